@@ -173,12 +173,6 @@ def check_outputs(
             )
 
 
-def is_flat(result: Any) -> bool:
-    """Check for a tensor or a plain sequence of tensors."""
-    items = result if isinstance(result, tuple | list) else (result,)
-    return all(isinstance(item, torch.Tensor) for item in items)
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the manifest's name of a torch dtype."""
     name = str(dtype).removeprefix("torch.")

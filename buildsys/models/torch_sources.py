@@ -83,7 +83,8 @@ def _from_torchvision(source: Mapping[str, Any], project: Path) -> SourceModule:
     if weights:
         _load_weights(module, weights, project, name)
         return SourceModule(module, f"from {weights['file']}")
-    return _draw(module, source)
+    draw_parameters(module, source["seed"])
+    return SourceModule(module, f"random, seed {source['seed']}", bool(batch_norms(module)))
 
 
 def _from_python(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -102,13 +103,9 @@ def _from_python(source: Mapping[str, Any], project: Path) -> SourceModule:
         _load_weights(module, weights, project, reference)
         return SourceModule(module, f"from {weights['file']}")
     if source["randomize"]:
-        return _draw(module, source)
+        draw_parameters(module, source["seed"])
+        return SourceModule(module, f"random, seed {source['seed']}", bool(batch_norms(module)))
     return SourceModule(module, f"initialized by {reference} (torch seed {source['seed']})")
-
-
-def _draw(module: nn.Module, source: Mapping[str, Any]) -> SourceModule:
-    draw_parameters(module, source["seed"])
-    return SourceModule(module, f"random, seed {source['seed']}", bool(batch_norms(module)))
 
 
 def _ensure_downloaded(chosen: Any, name: str) -> None:

@@ -86,7 +86,11 @@ class Event(Resource):
         call(cuda.cuEventSynchronize, self.handle)
 
     def elapsed_ns(self, begin: Event) -> int:
-        """Return the GPU time between two passed events. CUDA resolves about 500 ns."""
+        """Wait for the event; return the GPU time since an earlier one.
+
+        CUDA resolves about 500 ns.
+        """
+        self.wait()
         elapsed_ms: float = call(cuda.cuEventElapsedTime, begin.handle, self.handle)
         return round(elapsed_ms * 1e6)
 
@@ -104,7 +108,13 @@ class Buffer(Resource):
         except CudaError as failure:
             if failure.status != cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise
-            raise out_of_memory(size_bytes, *call(cuda.cuMemGetInfo)) from failure
+            free, total = map(format_size, call(cuda.cuMemGetInfo))
+            raise StageError(
+                f"the GPU is out of memory: {format_size(size_bytes)} were requested, and"
+                f" {free} of its {total} are free (CUDA_ERROR_OUT_OF_MEMORY)",
+                "end other programs on this GPU (nvidia-smi lists them), or use smaller dims or"
+                " fewer in flight",
+            ) from failure
         self.address = int(self.handle)
         self.size_bytes = size_bytes
         self._stream = stream
@@ -261,14 +271,3 @@ class Device:
         finally:
             self._context = None
             call(cuda.cuDevicePrimaryCtxRelease, self._device)
-
-
-def out_of_memory(requested_bytes: int, free_bytes: int, total_bytes: int) -> StageError:
-    """Return the error for a too large allocation."""
-    return StageError(
-        f"the GPU is out of memory: {format_size(requested_bytes)} were requested, and"
-        f" {format_size(free_bytes)} of its {format_size(total_bytes)} are free"
-        " (CUDA_ERROR_OUT_OF_MEMORY)",
-        "end other programs on this GPU (nvidia-smi lists them), or use smaller dims or fewer in"
-        " flight",
-    )

@@ -64,17 +64,16 @@ class Pace:
     settle_runs: int = 2  # uncounted calls at the start of a turn
 
 
+@dataclass(frozen=True)
 class LocalCall:
     """A contender in this process: a function call."""
 
-    def __init__(self, call: Callable[[], object], clock: Clock = time.perf_counter_ns) -> None:
-        """Time ``call``; it must return after its work is complete."""
-        self._call = call
-        self._clock = clock
+    call: Callable[[], object]  # returns after its work is complete
+    clock: Clock = time.perf_counter_ns
 
     def block(self, at_least_s: float, at_least_runs: int) -> Samples:
         """Call repeatedly; return the duration of every call."""
-        call, clock = self._call, self._clock
+        call, clock = self.call, self.clock
         times: list[int] = []
         end = clock() + at_least_s * _NS
         while True:

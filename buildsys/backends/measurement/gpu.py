@@ -141,14 +141,15 @@ class GpuContender:
         count = 0
         while clock() < deadline or count <= at_least_runs:  # one more: the first does not count
             if len(queue) == len(self._events):
-                times.append(_gpu_time_ns(*queue.popleft()))
+                begin, end = queue.popleft()
+                times.append(end.elapsed_ns(begin))
             begin, end = self._events[count % len(self._events)]
             begin.record(stream)
             launch()
             end.record(stream)
             queue.append((begin, end))
             count += 1
-        times += [_gpu_time_ns(*pair) for pair in queue]
+        times += [end.elapsed_ns(begin) for begin, end in queue]
         # the first inference found an idle stream
         return Samples(gpu_ns=times[1:], queued_ns=clock() - first)
 
@@ -159,7 +160,7 @@ class GpuContender:
 
         def finish_oldest() -> None:
             slot, begin, end = running.popleft()
-            samples.gpu_ns.append(_gpu_time_ns(begin, end))
+            samples.gpu_ns.append(end.elapsed_ns(begin))
             samples.wall_ns.append(clock() - slot.started_ns)
             idle.append((slot, begin, end))
 
@@ -178,9 +179,3 @@ class GpuContender:
             finish_oldest()
         samples.elapsed_ns = clock() - first
         return samples
-
-
-def _gpu_time_ns(begin: Event, end: Event) -> int:
-    """Wait for an inference; return the GPU time between its events."""
-    end.wait()
-    return end.elapsed_ns(begin)

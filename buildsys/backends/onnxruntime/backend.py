@@ -241,7 +241,8 @@ def _open(
 
 def _source(request: BuildRequest, folder: Path) -> Path:
     """Return the graph to optimize; emulated bfloat16 is float32 with rounding."""
-    if not _is_emulated(request.options):
+    # the CPU provider has few bfloat16 kernels
+    if request.options["precision"] != "bf16" or request.options["provider"] != "cpu":
         return request.onnx
     # these need onnx, unlike running an engine
     from buildsys.onnx_graphs.emulation import emulate
@@ -250,11 +251,6 @@ def _source(request: BuildRequest, folder: Path) -> Path:
     emulated = folder / "model.onnx"
     save_model(emulate(load_model(request.onnx), "bf16"), emulated)
     return emulated
-
-
-def _is_emulated(options: Options) -> bool:
-    # the CPU provider has few bfloat16 kernels
-    return bool(options["precision"] == "bf16" and options["provider"] == "cpu")
 
 
 def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
@@ -289,6 +285,6 @@ def _messages(options: Options) -> list[str]:
         "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed is"
         " not meaningful": precision == "fp8",
         "bfloat16 is emulated: computed in float32, every result rounded; its speed is not"
-        " meaningful": _is_emulated(options),
+        " meaningful": is_cpu and precision == "bf16",
     }
     return [text for text, applies in messages.items() if applies]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+_DOMAINS = {"ai.onnx": ""}
 _OPEN = 2**31 - 1  # a kernel for this version until a newer one is registered
 
 
@@ -26,15 +27,15 @@ class Kernel(NamedTuple):
     # type parameter, input or output -> e.g. tensor(float); none for all types
     types: Mapping[str, frozenset[str]]
 
-    def supports_version(self, since_version: int) -> bool:
-        """Return True if ONNX Runtime's registry selects it for a version."""
-        return self.first == since_version or (
+    def supports(self, since_version: int, types: Mapping[str, str]) -> bool:
+        """Return True if ONNX Runtime selects it for a schema version and these types.
+
+        Unknown types count as supported.
+        """
+        is_selected = self.first == since_version or (
             self.last != _OPEN and self.first <= since_version <= self.last
         )
-
-    def supports_types(self, types: Mapping[str, str]) -> bool:
-        """Return True if it implements these types; unknown ones count as supported."""
-        return all(
+        return is_selected and all(
             name not in types or types[name] in allowed for name, allowed in self.types.items()
         )
 
@@ -48,7 +49,7 @@ def kernels() -> Mapping[Operator, tuple[Kernel, ...]]:
         if kernel.provider == "CPUExecutionProvider":
             types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
             first, last = kernel.version_range
-            operator = Operator(_domain(kernel.domain), kernel.op_name)
+            operator = Operator(_DOMAINS.get(kernel.domain, kernel.domain), kernel.op_name)
             found.setdefault(operator, []).append(Kernel(first, last, types))
     return {operator: tuple(several) for operator, several in found.items()}
 
@@ -58,7 +59,7 @@ def schema_versions() -> Mapping[Operator, tuple[int, ...]]:
     """Return the known opsets with a new version of each operator."""
     found: dict[Operator, set[int]] = {}
     for schema in ort_state.get_all_operator_schema():
-        operator = Operator(_domain(schema.domain), schema.name)
+        operator = Operator(_DOMAINS.get(schema.domain, schema.domain), schema.name)
         found.setdefault(operator, set()).add(int(schema.since_version))
     return {operator: tuple(sorted(versions)) for operator, versions in found.items()}
 
@@ -67,10 +68,6 @@ def kernel_types(operator: Operator, since_version: int) -> tuple[str, ...]:
     """Return the implemented types of the first type parameter, e.g. float, double."""
     found: set[str] = set()
     for kernel in kernels().get(operator, ()):
-        if kernel.supports_version(since_version):
+        if kernel.supports(since_version, {}):
             found |= next(iter(kernel.types.values()), frozenset({"all"}))
     return tuple(sorted(name.removeprefix("tensor(").removesuffix(")") for name in found))
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else str(domain)

@@ -122,7 +122,7 @@ def _has_own_kernel(node: Any, opset: int, tensors: Mapping[str, int]) -> bool:
                 types.setdefault(formal.type_str, f"tensor({_type_name(tensors[name])})")
                 types.setdefault(formal.name, f"tensor({_type_name(tensors[name])})")
     return any(
-        kernel.supports_version(int(schema.since_version)) and kernel.supports_types(types)
+        kernel.supports(int(schema.since_version), types)
         for kernel in kernels.kernels().get(Operator("", node.op_type), ())
     )
 

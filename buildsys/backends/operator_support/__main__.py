@@ -11,6 +11,9 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
+import torch
+from torch.onnx._internal.torchscript_exporter.registration import registry
+
 from buildsys.backends.operator_support import onnx_operators
 from buildsys.backends.operator_support import torch_registries as registries
 
@@ -18,30 +21,27 @@ SCHEMA = "buildsys/operators/1"
 _NAMESPACES = ("aten", "torchvision", "prims", "quantized")
 
 
-def make_table() -> dict[str, Any]:
-    """Return the table for the installed libraries, as JSON values.
-
-    ``torch``: operator -> {torchscript: opset or None, dynamo: opset or None, by_parts, writes,
-    schemas}.
-    ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
-    """
-    return {"schema": SCHEMA, "torch": _torch_rows(), "onnx": _onnx_rows()}
-
-
 def _torch_rows() -> dict[str, Any]:
     with suppress(ImportError, RuntimeError):
         import torchvision  # noqa: F401 (registers its operators)
 
     overloads: dict[str, list[str]] = {}
-    for overload in registries.dynamo_operators():
+    translated = {
+        name for opset in registries.DYNAMO_OPSETS for name in registries.translations(opset)
+    }
+    for overload in sorted(translated):
         overloads.setdefault(overload.partition(".")[0], []).append(overload)
-    schemas = registries.schemas()
+    # in-place variants (``add_``) are translated like the operator without the underscore
+    schemas: dict[str, list[str]] = {}
+    for schema in torch._C._jit_get_all_schemas():
+        schemas.setdefault(schema.name, []).append(str(schema))
     names = {
         name
         for name in schemas
         if name.partition("::")[0] in _NAMESPACES and not name.endswith("_")
     }
-    names |= overloads.keys() | set(registries.torchscript_operators())
+    registries.load_symbolics()
+    names |= overloads.keys() | registry.all_functions()
     rows = {}
     for name in sorted(names):
         if name.startswith(("onnx::", "onnx_symbolic::")):
@@ -61,7 +61,13 @@ def _torch_rows() -> dict[str, Any]:
     return rows
 
 
-def _onnx_rows() -> dict[str, Any]:
+def make_table() -> dict[str, Any]:
+    """Return the table for the installed libraries, as JSON values.
+
+    ``torch``: operator -> {torchscript: opset or None, dynamo: opset or None, by_parts, writes,
+    schemas}.
+    ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
+    """
     rows: dict[str, Any] = {}
     for (domain, name), since in onnx_operators.versions().items():
         rows[f"{domain}::{name}" if domain else name] = {
@@ -72,7 +78,7 @@ def _onnx_rows() -> dict[str, Any]:
     for name, types in onnx_operators.ort_operators().items():
         support = [{"opset": 1, "types": types, "body": False}]
         rows[name] = {"opsets": [], "onnxruntime": support, "tensorrt_rtx": False}
-    return rows
+    return {"schema": SCHEMA, "torch": _torch_rows(), "onnx": rows}
 
 
 if __name__ == "__main__":

@@ -31,18 +31,6 @@ class Translation(NamedTuple):
     by_parts: bool = False  # below that opset torch decomposes it and translates the parts
 
 
-def schemas() -> dict[str, list[str]]:
-    """Return operator -> schemas of every operator in this process.
-
-    E.g. aten::asinh -> [aten::asinh(Tensor self) …]. In-place variants (``add_``) are translated
-    like the operator without the underscore.
-    """
-    found: dict[str, list[str]] = {}
-    for schema in torch._C._jit_get_all_schemas():
-        found.setdefault(schema.name, []).append(str(schema))
-    return found
-
-
 def operator_schemas(operator: str) -> tuple[str, ...]:
     """Return the schemas of one operator; none if unknown."""
     return tuple(str(schema) for schema in torch._C._jit_get_schemas_for_operator(operator))
@@ -54,12 +42,6 @@ def load_symbolics() -> None:
     for module in pkgutil.iter_modules(torchscript_exporter.__path__):
         if module.name.startswith("symbolic_opset"):
             importlib.import_module(f"{torchscript_exporter.__name__}.{module.name}")
-
-
-def torchscript_operators() -> list[str]:
-    """Return the operators with a symbolic function in TorchScript's exporter."""
-    load_symbolics()
-    return sorted(registry.all_functions())
 
 
 def torchscript_from(operator: str) -> int | None:
@@ -77,11 +59,6 @@ def torchscript_from(operator: str) -> int | None:
     return lowest
 
 
-def dynamo_operators() -> list[str]:
-    """Return the overloads with a dynamo translation at some opset."""
-    return sorted({name for opset in DYNAMO_OPSETS for name in _translations(opset)})
-
-
 def dynamo_translation(operator: str) -> Translation | None:
     """Return dynamo's translation of an overload (``aten::add.Tensor``), if any.
 
@@ -89,7 +66,7 @@ def dynamo_translation(operator: str) -> Translation | None:
     there; so their opsets count as well.
     """
     for opset in DYNAMO_OPSETS:
-        functions = _translations(opset).get(operator, ())
+        functions = translations(opset).get(operator, ())
         if functions:
             newer = {
                 name: since for function in functions for name, since in _newer_operators(function)
@@ -110,7 +87,8 @@ def _only_refuses(function: Callable[..., Any]) -> bool:
 
 
 @cache
-def _translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
+def translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
+    """Return dynamo's translations of each overload at an opset."""
     found = ONNXRegistry.from_torchlib(opset).functions
     return {
         name: tuple(meta.onnx_function for meta in metas)

@@ -12,8 +12,6 @@ from buildsys.backends.tensorrt.enum_tables import (
     PRECISION_FLAGS,
     TACTIC_SOURCES,
     VERBOSITY,
-    join_or,
-    unsupported_fields,
 )
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages
@@ -29,20 +27,6 @@ _FLAG_FIELDS = {  # field of an engine -> flag
 _QUANTIZED = ("int8", "fp8")
 # precisions that a builder may use in addition to fp32; fp16 for layers without an int8 kernel
 _ALLOWED = {"int8": ("int8", "fp16")}
-
-
-def check_fields(library: Library, options: Options) -> None:
-    """Check an engine's fields against the library.
-
-    Raises: StageError: all unsupported fields, with the versions that support them.
-    """
-    found: dict[str, None] = {}
-    for field, versions in unsupported_fields(library, options):
-        own = [v for v in versions if options["backend"] != "tensorrt" or "RTX" not in v]
-        found[f"{field} ({join_or(own or versions)} can)"] = None
-    if found:
-        text = f"{library.release} does not support {' and '.join(found)}"
-        raise StageError(text, "use another version, or remove the field from the engine")
 
 
 def is_strong(options: Options) -> bool:
@@ -102,7 +86,11 @@ def configure(
         config.default_device_type = library.trt.DeviceType.DLA
         config.DLA_core = core
     ignored = []
-    flags = [(name, FLAGS.of(library, name), wanted) for name, wanted in _flags(options).items()]
+    given = {flag: bool(options[name]) for name, flag in _FLAG_FIELDS.items() if name in options}
+    # tf32 is the only flag that is on by default
+    changed = {flag: value for flag, value in given.items() if value or flag == "tf32"}
+    wanted_flags = {**changed, **options["flags"]}
+    flags = [(name, FLAGS.of(library, name), wanted) for name, wanted in wanted_flags.items()]
     flags += [(name, PRECISION_FLAGS.of(library, name), True) for name in precision_flags(options)]
     for name, flag, wanted in flags:
         if wanted:
@@ -148,13 +136,3 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
         **{field: options[field] for field in ("io", "network") if options.get(field)},
         **({"layer_precisions": list(layers)} if layers else {}),
     }
-
-
-def _flags(options: Options) -> dict[str, bool]:
-    """Return the flags of an engine's fields, and its own ``flags``."""
-    fields = {
-        flag: bool(options[field]) for field, flag in _FLAG_FIELDS.items() if field in options
-    }
-    # tf32 is the only flag that is on by default
-    changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}
-    return {**changed, **options["flags"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.backends.cuda.gpus import find_driver
@@ -15,8 +16,9 @@ from buildsys.backends.interface import (
     UnsupportedNode,
 )
 from buildsys.backends.tensorrt import gpu_requirements
-from buildsys.backends.tensorrt.builder_config import check_fields, is_strong, quantization_of
+from buildsys.backends.tensorrt.builder_config import is_strong, quantization_of
 from buildsys.backends.tensorrt.engine_contenders import TimedSession
+from buildsys.backends.tensorrt.enum_tables import check_fields
 from buildsys.backends.tensorrt.inspector import precision_problem
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import log_of
@@ -36,11 +38,11 @@ def precision_hint(options: Options) -> str:
     return "lower precision_share to accept this engine, or see docs/manifest.md, Typing"
 
 
+@dataclass(frozen=True)
 class TensorRtBackend:
     """The functions of ``backends.interface.Backend`` as methods."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    library: Library
 
     def prepare(self, options: Options) -> None:
         """Check the engine's fields against the library and this machine.

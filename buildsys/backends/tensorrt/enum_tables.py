@@ -149,12 +149,14 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "layer_precisions": UNTIL_10,
 }
 _REQUESTS_NOTHING: tuple[object, ...] = (None, False, "none", (), [])
-_FieldNeeds = list[tuple[str, tuple[str, ...]]]
 
 
-def unsupported_fields(library: Library, options: Mapping[str, Any]) -> _FieldNeeds:
-    """Return unsupported fields of an engine, with the generations supporting each."""
-    needs: _FieldNeeds = [
+def check_fields(library: Library, options: Mapping[str, Any]) -> None:
+    """Check an engine's fields against the library.
+
+    Raises: StageError: all unsupported fields, with the versions that support them.
+    """
+    needs: list[tuple[str, tuple[str, ...]]] = [
         (field, generations)
         for field, generations in _FIELDS.items()
         if options.get(field, None) not in _REQUESTS_NOTHING
@@ -166,15 +168,22 @@ def unsupported_fields(library: Library, options: Mapping[str, Any]) -> _FieldNe
         values: Iterable[str] = options.get(field) or ()
         values = (values,) if isinstance(values, str) else values
         needs += [(f"{field}: {value}", table.members[value].generations) for value in values]
-    is_strong = options.get("typing", "strong") == "strong"
-    needs.append(("typing: strong", SINCE_10) if is_strong else ("typing: weak", UNTIL_10))
+    strong = options.get("typing", "strong") == "strong"
+    needs.append(("typing: strong", SINCE_10) if strong else ("typing: weak", UNTIL_10))
     if options.get("quantization") == "implicit":
         needs.append(("quantization: implicit", UNTIL_10))
-    if not is_strong:
+    if not strong:
         layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
         needs += [
             (f"precision: {name}", PRECISION_FLAGS.members[name].generations)
             for name in (options["precision"], *layers)
             if name != "fp32"
         ]
-    return [need for need in needs if library.generation not in need[1]]
+    found: dict[str, None] = {}
+    for field, generations in needs:
+        if library.generation not in generations:
+            own = [v for v in generations if options["backend"] != "tensorrt" or v != RTX]
+            found[f"{field} ({join_or(own or generations)} can)"] = None
+    if found:
+        text = f"{library.release} does not support {' and '.join(found)}"
+        raise StageError(text, "use another version, or remove the field from the engine")

@@ -104,10 +104,7 @@ class Log:
             self.messages = before
 
 
-@cache
-def log_of(library: Library) -> Log:
-    """Return the log of a library."""
-    return Log(library)
+log_of = cache(Log)  # the log of a library
 
 
 def clean_message(message: str) -> str:

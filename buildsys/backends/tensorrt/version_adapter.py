@@ -8,10 +8,10 @@ libraries.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from buildsys.backends.tensorrt.library import (
     UNTIL_10,
     Library,
 )
-from buildsys.errors import StageError
+from buildsys.backends.tensorrt.log import log_of
 from buildsys.system.files import replace_file
 
-_PARSER_LIBRARY = "libtensorrt_rtx.so"
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -81,22 +80,6 @@ def runtime_cache(library: Library, engine: Any, file: Path | None) -> Iterator[
     replace_file(file, bytes(kernels.serialize()))
 
 
-def check_plugin_library(library: Library) -> None:
-    """Check for the library of TensorRT-RTX's parser, or it aborts.
-
-    Raises: StageError: it is not found under the parser's name for it, which no wheel contains.
-    """
-    if library.generation != RTX:
-        return
-    try:
-        ctypes.CDLL(_PARSER_LIBRARY)
-    except OSError as error:
-        raise StageError(
-            f"TensorRT-RTX needs {_PARSER_LIBRARY} for graphs with plugins, and it is missing",
-            "add a folder with a link of this name to TensorRT-RTX's library to LD_LIBRARY_PATH",
-        ) from error
-
-
 def find_creator(library: Library, name: str, version: str, namespace: str) -> Any:
     """Return a registered plugin creator or None."""
     registry = library.trt.get_plugin_registry()
@@ -105,18 +88,24 @@ def find_creator(library: Library, name: str, version: str, namespace: str) -> A
     return registry.get_creator(name, version, namespace)
 
 
-def all_creators(library: Library) -> list[Any]:
-    """Return all registered plugin creators."""
+def creator_names(library: Library) -> list[str]:
+    """Return namespace, name and version of all registered plugin creators."""
     registry = library.trt.get_plugin_registry()
     if library.generation == TRT_8:
-        return list(registry.plugin_creator_list)
-    return list(registry.all_creators)
+        creators = registry.plugin_creator_list
+    else:
+        creators = registry.all_creators
+    return [
+        f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
+        for creator in creators
+    ]
 
 
-def register_bundled_plugins(library: Library, logger: Any) -> None:
-    """Register TensorRT's own plugins for its parser and engines."""
+@cache
+def register_bundled_plugins(library: Library) -> None:
+    """Register TensorRT's own plugins for its parser and engines, once."""
     if library.generation != RTX:
-        library.trt.init_libnvinfer_plugins(logger, "")
+        library.trt.init_libnvinfer_plugins(log_of(library).logger, "")
 
 
 def monitor_progress(library: Library, config: Any, report: Callable[[str], None]) -> Any:

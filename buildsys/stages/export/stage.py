@@ -128,7 +128,6 @@ def _export_request(network: Network, options: Mapping[str, Any], path: Path) ->
         FlatCall,
         check_outputs,
         example_inputs,
-        is_flat,
         name_outputs,
     )
     from buildsys.stages.export.request import ExportRequest, named_axes
@@ -146,7 +145,9 @@ def _export_request(network: Network, options: Mapping[str, Any], path: Path) ->
                 "pass real and imaginary parts and convert them inside the network with"
                 " torch.view_as_complex and view_as_real",
             )
-    by_position = is_flat(result) and not any(network.keywords.values())
+    results = result if isinstance(result, tuple | list) else (result,)
+    is_flat = all(isinstance(each, torch.Tensor) for each in results)
+    by_position = is_flat and not any(network.keywords.values())
     return ExportRequest(
         module=network.module if by_position else FlatCall(network),
         arguments=tuple(inputs.values()),

@@ -115,9 +115,8 @@ def test_what_tensorrt_takes() -> None:
 
 def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
     kernel = kernels.Kernel(22, 2**31 - 1, {"T": frozenset({"tensor(float)"})})
-    assert kernel.supports_version(22)
-    assert not kernel.supports_version(23)
-    assert kernels.Kernel(9, 21, {}).supports_version(13)
-    assert kernel.supports_types({"T": "tensor(float)"})
-    assert kernel.supports_types({})
-    assert not kernel.supports_types({"T": "tensor(double)"})
+    assert kernel.supports(22, {})
+    assert not kernel.supports(23, {})
+    assert kernels.Kernel(9, 21, {}).supports(13, {})
+    assert kernel.supports(22, {"T": "tensor(float)"})
+    assert not kernel.supports(22, {"T": "tensor(double)"})

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from buildsys.backends.cuda.device import out_of_memory
-from buildsys.backends.cuda.gpus import format_size
+from buildsys.backends.cuda import device
+from buildsys.backends.cuda.gpus import CudaError, format_size
 from buildsys.backends.measurement import gpu
 from buildsys.backends.measurement.gpu import GpuContender, Slot
+from buildsys.errors import StageError
 
 US = 1000
 
@@ -68,6 +70,7 @@ class SimulatedEvent:
         self.machine.now = max(self.machine.now, self.at)
 
     def elapsed_ns(self, begin: SimulatedEvent) -> int:
+        self.wait()
         return self.at - begin.at
 
 
@@ -141,8 +144,17 @@ def test_sizes_have_units(size: int, text: str) -> None:
     assert format_size(size) == text
 
 
-def test_gpu_out_of_memory_is_a_sentence_with_both_amounts() -> None:
-    error = out_of_memory(20 << 30, 3 << 29, 16 << 30)
+def test_gpu_out_of_memory_is_a_sentence_with_both_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(function: Any, *arguments: Any) -> Any:
+        if function is device.cuda.cuMemAlloc:
+            assert arguments == (20 << 30,)
+            raise CudaError("full", status=device.cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        assert function is device.cuda.cuMemGetInfo
+        return 3 << 29, 16 << 30
+
+    monkeypatch.setattr(device, "call", call)
+    with pytest.raises(StageError) as caught:
+        device.Buffer(20 << 30, device.Stream(1))
     amounts = "20 GiB were requested, and 1.5 GiB of its 16 GiB are free (CUDA_ERROR_OUT_OF_MEMORY)"
-    assert error.problem == f"the GPU is out of memory: {amounts}"
-    assert "nvidia-smi" in error.hint
+    assert caught.value.problem == f"the GPU is out of memory: {amounts}"
+    assert "nvidia-smi" in caught.value.hint

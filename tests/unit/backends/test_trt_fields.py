@@ -10,9 +10,10 @@ import pytest
 
 from buildsys.backends.cuda.gpus import Driver, Gpu
 from buildsys.backends.interface import OperatorUse
-from buildsys.backends.tensorrt import gpu_requirements
-from buildsys.backends.tensorrt.builder_config import check_fields, precision_flags, quantization_of
+from buildsys.backends.tensorrt import gpu_requirements, version_adapter
+from buildsys.backends.tensorrt.builder_config import precision_flags, quantization_of
 from buildsys.backends.tensorrt.common_backend import precision_hint
+from buildsys.backends.tensorrt.enum_tables import check_fields
 from buildsys.backends.tensorrt.library import (
     GENERATIONS,
     RTX,
@@ -280,7 +281,7 @@ def test_plugins_in_python_need_a_later_version(
 ) -> None:
     having = [each for each in GENERATIONS if library(each).has("plugins in Python")]
     assert having == [TRT_10, TRT_11, RTX]
-    monkeypatch.setattr(load, "_register_bundled", lambda _: None)
+    monkeypatch.setattr(version_adapter, "register_bundled_plugins", lambda _: None)
     use = OperatorUse("own::Clip", "plugin", tmp_path / "plugins/ops/clip.py", tmp_path)
     with pytest.raises(StageError) as caught:
         load.load_plugins(library(TRT_8), [use])

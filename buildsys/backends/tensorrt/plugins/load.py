@@ -6,7 +6,6 @@ import ctypes
 import faulthandler
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from buildsys.backends.interface import Figures, OperatorUse
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import join_or
 from buildsys.backends.tensorrt.library import FEATURES, Library
-from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.plugins.python import (
     VERSION,
     Guard,
@@ -25,6 +23,7 @@ from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")  # for the registry, the first for V3 plugins
+_PARSER_LIBRARY = "libtensorrt_rtx.so"  # of TensorRT-RTX, by the parser's name for it
 # in this process: the registry accepts each name once
 _LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
 
@@ -35,16 +34,27 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
     A failing callback ends the stage, see ``Guard``.
     Raises: StageError: a file has no such plugin, cannot be loaded, or is not for this machine.
     """
-    _register_bundled(library)
+    version_adapter.register_bundled_plugins(library)
     plugins = [use for use in operators if use.kind == "plugin"]
     new = [use for use in plugins if (library, use) not in _LOADED]
     if new:
-        version_adapter.check_plugin_library(library)
+        if library.has("parser in a library"):
+            try:
+                ctypes.CDLL(_PARSER_LIBRARY)  # in no wheel; without it, the parser aborts
+            except OSError as error:
+                raise StageError(
+                    f"TensorRT-RTX needs {_PARSER_LIBRARY} for graphs with plugins, and it is"
+                    " missing",
+                    "add a folder with a link of this name to TensorRT-RTX's library to"
+                    " LD_LIBRARY_PATH",
+                ) from error
         # prints the Python line of a plugin that crashes
         faulthandler.enable(sys.__stderr__ or sys.stderr)
     for path in dict.fromkeys(use.path for use in new):
         uses = [use for use in new if use.path == path]
-        names, first, shown = [use.op for use in uses], uses[0], _shown_path(uses[0])
+        names, first = [use.op for use in uses], uses[0]
+        is_own = path.is_relative_to(first.project)
+        shown = str(path.relative_to(first.project)) if is_own else path.name
         if path.suffix == ".py":
             if not library.has("plugins in Python"):
                 having = join_or(FEATURES["plugins in Python"])
@@ -65,16 +75,6 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
                 "file_sha256": sha256_of(use.path),
             }
     return [_LOADED[library, use] for use in plugins]
-
-
-@cache
-def _register_bundled(library: Library) -> None:
-    version_adapter.register_bundled_plugins(library, log_of(library).logger)
-
-
-def _shown_path(use: OperatorUse) -> str:
-    is_own = use.path.is_relative_to(use.project)
-    return str(use.path.relative_to(use.project)) if is_own else use.path.name
 
 
 def _load_library(file: Path, shown: str, operators: Sequence[str], library: Library) -> list[Any]:
@@ -98,7 +98,7 @@ def _load_library(file: Path, shown: str, operators: Sequence[str], library: Lib
         text = f"{shown} has neither {' nor '.join(_ENTRY_POINTS)}"
         raise StageError(text, "a plugin library exports one of them")
     registry = library.trt.get_plugin_registry()
-    before = set(_creator_names(library))
+    before = set(version_adapter.creator_names(library))
     if registry.load_library(str(file)) is None:
         text = f"{shown}: {library.title} takes no plugin from it"
         raise StageError(text, "it has none, or one with a name that is taken")
@@ -107,7 +107,7 @@ def _load_library(file: Path, shown: str, operators: Sequence[str], library: Lib
         creator = registered_creator(library, operator)
         if creator is None:
             domain, _, name = operator.rpartition("::")
-            found = [each for each in _creator_names(library) if each not in before]
+            found = [each for each in version_adapter.creator_names(library) if each not in before]
             raise StageError(
                 f"{shown} has no plugin creator for the operator {operator};"
                 f" it has {', '.join(found) or 'none'}",
@@ -116,10 +116,3 @@ def _load_library(file: Path, shown: str, operators: Sequence[str], library: Lib
             )
         creators.append(creator)
     return creators
-
-
-def _creator_names(library: Library) -> list[str]:
-    return [
-        f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
-        for creator in version_adapter.all_creators(library)
-    ]
