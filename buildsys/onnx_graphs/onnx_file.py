@@ -12,16 +12,7 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    checker,
-)
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 
 from buildsys.errors import StageError
@@ -36,7 +27,7 @@ INLINE_LIMIT = 64 * 2**20  # bytes
 _EXTERNAL_FROM = 1024  # bytes; shape inference needs shapes and other small constants inline
 _COPY_BYTES = 1 << 20  # at a time
 _ALIGNMENT = 4096  # bytes; a page, so that tensors can be mapped
-_INVALID = (checker.ValidationError, onnx.shape_inference.InferenceError)
+_INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
 WeightsOf = Path | Mapping[str, bytes]
 _DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
@@ -48,7 +39,7 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
     """
     try:
         return onnx.load(path, load_external_data=external_data)
-    except (DecodeError, OSError, ValueError, checker.ValidationError) as error:
+    except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
         raise StageError(f"{path.name} cannot be read as ONNX: {first_line(error)}") from error
 
 
@@ -138,7 +129,7 @@ def check_file(path: Path, what: str) -> None:
     """
     try:
         # by path: a proto would be serialized again, with a limit of 2 GiB
-        checker.check_model(str(path), full_check=True)
+        onnx.checker.check_model(str(path), full_check=True)
     except (*_INVALID, ValueError, RuntimeError) as error:
         raise StageError(f"{what} is not valid ONNX: {first_line(error)}") from error
 
@@ -292,7 +283,7 @@ def first_line(error: BaseException) -> str:
     return text if len(text) <= 400 else text[:400] + "…"
 
 
-def port_of(value: ValueInfoProto) -> TensorPort:
+def port_of(value: onnx.ValueInfoProto) -> TensorPort:
     """Return name, dtype and shape of a tensor."""
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")), "shape": None}

@@ -18,13 +18,7 @@ from buildsys.onnx_graphs.inspection.load import (
     with_shapes,
     with_sizes,
 )
-from buildsys.onnx_graphs.inspection.macs import (
-    COUNTED,
-    Macs,
-    count_macs,
-    formula,
-    macs_per_node,
-)
+from buildsys.onnx_graphs.inspection.macs import COUNTED, Macs, count_macs, formula, macs_per_node
 from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainModel
 
 _FALLBACK = 2  # size of dimensions without one; 1 would broadcast
@@ -41,6 +35,7 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     model = plain_model(with_shapes(proto))
     sized = plain_model(with_sizes(proto, dims))
     histogram = model.operators
+    initializers, parameters = _stored(model)
     custom_domains: dict[str, dict[str, int]] = {}  # domain -> operator -> nodes
     for operator, count in histogram.items():
         domain, _, name = operator.rpartition("::")
@@ -53,8 +48,8 @@ def describe(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
         "inputs": [_port(model.body, name) for name in model.body.inputs],
         "outputs": [_port(model.body, name) for name in model.body.outputs],
         "operators": histogram,
-        "initializers": _initializers(model),
-        "parameters": _parameters(model),
+        "initializers": initializers,
+        "parameters": parameters,
         "macs": _macs(proto, dims),
         "custom_domains": custom_domains,
         "functions": [
@@ -93,16 +88,17 @@ def report_facts(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
     """
     drop_weights(proto)
     model = plain_model(proto)
+    initializers, parameters = _stored(model)
     return {
         "opsets": dict(model.opsets),
-        "initializers": _initializers(model),
-        "weights": _parameters(model),
+        "initializers": initializers,
+        "weights": parameters,
         "macs": _mac_formulas(proto, dims),
     }
 
 
-def _initializers(model: PlainModel) -> dict[str, Any]:
-    """Return the sizes of the initializers, and the largest ones."""
+def _stored(model: PlainModel) -> tuple[dict[str, Any], int]:
+    """Return the sizes of all initializers and the number of weights."""
     stored = model.initializers
     dtypes: dict[str, dict[str, int]] = {}
     for one in stored:
@@ -110,18 +106,13 @@ def _initializers(model: PlainModel) -> dict[str, Any]:
         found["count"] += 1
         found["bytes"] += one.bytes
     largest = sorted(stored, key=lambda one: (-one.bytes, one.name))[:_LARGEST]
-    return {
+    sizes = {
         "count": len(stored),
         "bytes": sum(one.bytes for one in stored),
         "dtypes": dict(sorted(dtypes.items(), key=lambda item: (-item[1]["bytes"], item[0]))),
         "largest": [one.as_json() for one in largest],
     }
-
-
-def _parameters(model: PlainModel) -> int:
-    """Return the number of elements in floating-point and quantized initializers."""
-    weights = (one for one in model.initializers if one.dtype not in _NOT_WEIGHTS)
-    return sum(math.prod(one.shape) for one in weights)
+    return sizes, sum(math.prod(one.shape) for one in stored if one.dtype not in _NOT_WEIGHTS)
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
@@ -196,14 +187,11 @@ def _mac_formulas(model: ModelProto, base: Mapping[str, int]) -> dict[str, Any]:
     missing = dict(sorted((first.unknown + first.opaque).items()))
     if not first.is_complete:  # a partial total would look complete
         return {"formula": None, "operators": {}, "not_counted": missing}
-
-    def macs_of(name: str, dims: Mapping[str, int]) -> int:
-        return at(*dims.values()).by_operator[name]
-
     return {
         "formula": formula(lambda dims: at(*dims.values()).total, sizes),
         "operators": {
-            name: formula(partial(macs_of, name), sizes) for name in sorted(first.by_operator)
+            name: formula(partial(lambda n, dims: at(*dims.values()).by_operator[n], name), sizes)
+            for name in sorted(first.by_operator)
         },
         "not_counted": missing,
     }

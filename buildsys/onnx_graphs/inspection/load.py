@@ -10,15 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from blake3 import blake3
-from onnx import (
-    AttributeProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    numpy_helper,
-    shape_inference,
-)
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from buildsys.onnx_graphs.inspection.plain_graph import (
     Body,
@@ -70,13 +62,12 @@ def drop_weights(
         elif with_digests and mapped is not None:
             begin = int({e.key: e.value for e in tensor.external_data}.get("offset", 0))
             digest = _digest(tensor, mapped[begin : begin + size])
-        entries = {"length": str(size), _DIGEST: digest}
         name, dtype, dims = tensor.name, tensor.data_type, list(tensor.dims)
         tensor.Clear()
         tensor.name, tensor.data_type, tensor.data_location = name, dtype, TensorProto.EXTERNAL
         tensor.dims.extend(dims)
-        for key, value in entries.items():
-            tensor.external_data.add(key=key, value=value)
+        tensor.external_data.add(key="length", value=str(size))
+        tensor.external_data.add(key=_DIGEST, value=digest)
 
 
 def with_shapes(model: ModelProto) -> ModelProto:
@@ -85,8 +76,8 @@ def with_shapes(model: ModelProto) -> ModelProto:
     Inference fails on types of a later ONNX and on contradictory shapes. Large weights are removed.
     """
     try:
-        return shape_inference.infer_shapes(model, data_prop=True)
-    except (shape_inference.InferenceError, RuntimeError, ValueError):
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
         return model
 
 

@@ -8,8 +8,6 @@ from functools import partial
 
 from buildsys.onnx_graphs.inspection.plain_graph import CONSTANT, Body, PlainNode
 
-_EQUAL = (True, True)  # attributes, stored inputs
-
 
 class Matching:
     """Pairs of equivalent nodes and tensors of two graphs.
@@ -93,7 +91,7 @@ class Matching:
             candidates = waiting.get((node.operator, *taken), []) if all(taken) else []
             if candidates and (taken or node.operator == CONSTANT):
                 best = max(candidates, key=partial(similarity, node))
-                if taken or similarity(node, best) == _EQUAL:
+                if taken or similarity(node, best) == (True, True):
                     candidates.remove(best)
                     self._pair(node, best)
         return len(self.nodes) > before

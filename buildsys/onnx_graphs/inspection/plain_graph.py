@@ -10,8 +10,8 @@ from typing import Any
 
 CONSTANT = "Constant"
 TIMES = "\N{MULTIPLICATION SIGN}"
-Size = int | str | None  # a number, the name of a dynamic dimension, None: unknown
-Shape = tuple[Size, ...]
+# sizes: a number, the name of a dynamic dimension, None: unknown
+Shape = tuple[int | str | None, ...]
 
 
 @dataclass(frozen=True)
