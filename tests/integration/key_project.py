@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from stat import S_ISDIR
 from threading import Lock
 
 import numpy as np
@@ -370,6 +371,7 @@ class KeyProject:
         self.save_images()
         assert set(self.build()) == set(self.session().actions)
         shutil.copytree(self.root, self._kept)
+        self._stamps = self._current_stamps()
 
     def write(self, path: str, text: str) -> None:
         file = self.root / path
@@ -517,11 +519,37 @@ class KeyProject:
         try:
             yield
         finally:
-            shutil.rmtree(self.root)
-            shutil.copytree(self._kept, self.root)
+            self._restore()
             for package in ("numpy", "onnxruntime"):
                 self.environment.relabel(package, metadata.version(package))
             forget_facts()
+
+    def _restore(self) -> None:
+        """Replace what has changed; copying all 800 entries takes longer than most builds."""
+        now = self._current_stamps()
+        for path in sorted(now.keys() - self._stamps.keys(), reverse=True):
+            found = self.root / path
+            found.rmdir() if found.is_dir() else found.unlink()
+        for path, stamp in sorted(self._stamps.items()):
+            kept, copy = self._kept / path, self.root / path
+            if now.get(path) == stamp:
+                continue
+            if kept.is_dir():
+                copy.mkdir()
+            else:
+                copy.unlink(missing_ok=True)
+                shutil.copy2(kept, copy)
+        self._stamps = self._current_stamps()
+
+    def _current_stamps(self) -> dict[Path, tuple[int, ...]]:
+        """Return a stamp of each file, and an empty one of each folder."""
+        found = {path.relative_to(self.root): path.lstat() for path in self.root.rglob("*")}
+        return {
+            path: ()
+            if S_ISDIR(stat.st_mode)
+            else (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            for path, stat in found.items()
+        }
 
     def close(self) -> None:
         self._pool.close()

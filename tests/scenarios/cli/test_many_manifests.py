@@ -1,4 +1,4 @@
-"""A project of fifty manifests: only edited, added, renamed and broken ones matter.
+"""A project of twenty manifests: only edited, added, renamed and broken ones matter.
 
 One model is built by its real stages. The others are copied into the build folder through the
 executor (``tests/bench/_scale_project.py``), as building them all would take minutes.
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from _scale_project import fill, model_name, write_manifests
 
-COUNT = 50
+COUNT = 20
 STAGES = ("export", "reference", "simplify", "validate", "engine", "verify", "bench", "report")
 UP_TO_DATE = f"everything is up to date ({8 * COUNT} targets)\n"
 ONE, OTHER = model_name(1), model_name(COUNT - 1)
