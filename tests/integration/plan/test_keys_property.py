@@ -28,8 +28,8 @@ from test_keys_table import PARTS
 
 from buildsys.execution.executor import Executor
 from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan import dependencies
 from buildsys.plan.action import Action
-from buildsys.plan.dependencies import source_tree
 from buildsys.plan.project_plan import plan_model
 from buildsys.store.object_store import Store
 from buildsys.workers.client.pool import JobReply
@@ -143,7 +143,7 @@ def plan(world: World) -> tuple[dict[str, Any], dict[str, Action]]:
     return spec, {action.target: action for action in plan_model(spec)}
 
 
-_parsed = cache(source_tree.parse_python)
+_parsed = cache(dependencies.parse_python)
 
 
 class StandIns:
@@ -324,7 +324,7 @@ def test_incremental_builds_equal_clean_builds(
     patch = pytest.MonkeyPatch()
     patch.setenv("BUILDSYS_MACHINE_LOCK", str(folder))  # do not wait for other benchmarks
     # a new project parses all our modules, which would take most of the time of a clean build
-    patch.setattr(source_tree, "parse_python", _parsed)
+    patch.setattr(dependencies, "parse_python", _parsed)
     try:
         root, model = folder / "project", Model(folder / "project")
         world, past = dict(first), [dict(first)]

@@ -180,8 +180,8 @@ def with_the_weight_as_output() -> ModelProto:
 @pytest.mark.parametrize(
     "make",
     [
-        with_batch_norm, with_matmul_and_bias, with_equal_weights, with_a_constant_product, with_another_use,
-        with_a_use_in_a_branch, with_the_weight_as_output,
+        with_batch_norm, with_matmul_and_bias, with_equal_weights, with_a_constant_product,
+        with_another_use, with_a_use_in_a_branch, with_the_weight_as_output,
     ],
 )  # fmt: skip
 def test_what_a_rewrite_may_use_stays(tmp_path: Path, make: Any) -> None:

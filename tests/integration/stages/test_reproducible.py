@@ -66,7 +66,7 @@ def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
     }
     done = subprocess.run(
-        [sys.executable, str(SUPPORT / "export_elsewhere.py"), str(root), str(root / "build"), *models],
+        [sys.executable, SUPPORT / "export_elsewhere.py", root, root / "build", *models],
         capture_output=True, text=True, env=environment, cwd=root, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from project_folder import TIMEOUT_S, ProjectFolder, processes_of_session, wait_until
+from ready_project import VALUES, ReadyProject
 
 BY_PROCESS = '''
 
@@ -36,18 +36,23 @@ def by_folder():
 
 
 @pytest.fixture
-def temporary(project: ProjectFolder, tmp_path: Path) -> Path:
-    """The folder for temporary files of the processes of ``project``."""
+def temporary(empty_place: ProjectFolder, tmp_path: Path) -> Path:
+    """The folder for temporary files of the processes of a project."""
     folder = tmp_path / "tmp"
     folder.mkdir()
-    project.environment |= {
+    empty_place.environment |= {
         "TMPDIR": str(folder),
         "BUILDSYS_WORKER_IDLE": "0",  # a server might write into the folder
         "BUILDSYS_MACHINE_LOCK": str(tmp_path / "machine"),
     }
+    return folder
+
+
+def add_model(project: ProjectFolder, make: str) -> None:
+    """Add the model ``lin``, made by a function or class of ``BY_PROCESS``."""
     with (project.root / "plugins/models/small.py").open("a") as file:
         file.write(BY_PROCESS)
-    return folder
+    project.add_model("lin", make)
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -57,16 +62,12 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def test_a_model_is_built_twice_and_nothing_else_is_touched(
-    project: ProjectFolder, temporary: Path
+    built: ProjectFolder, temporary: Path
 ) -> None:
-    project.add_model("lin")
-    assert project.doit("export:lin").code == 0
-    state = project.root / ".buildsys/state.db"
-    before, built = contents(project.root / "build"), state.read_bytes()
-    shutil.rmtree(temporary)
-    temporary.mkdir()
+    state = built.root / ".buildsys/state.db"
+    before, recorded = contents(built.root / "build"), state.read_bytes()
 
-    ran = project.doit("repro", "lin")
+    ran = built.doit("repro", "lin")
     assert ran.code == 0, ran.out + ran.err
     for line in (
         "equal                     export:lin      export/model.onnx ",
@@ -81,13 +82,13 @@ def test_a_model_is_built_twice_and_nothing_else_is_touched(
     assert "first build, 1 of 4: export:lin …\n" in ran.err
     assert "second build, 4 of 4: engine:lin:ort passed" in ran.err
 
-    assert contents(project.root / "build") == before
-    assert state.read_bytes() == built
+    assert contents(built.root / "build") == before
+    assert state.read_bytes() == recorded
     assert not list(temporary.iterdir())
 
 
 def test_a_dependence_on_the_process_is_found(project: ProjectFolder, temporary: Path) -> None:
-    project.add_model("lin", "ByProcess")
+    add_model(project, "ByProcess")
     ran = project.doit("repro", "lin", "--until", "simplify", "--json", "--keep")
     assert ran.code == 1, ran.out + ran.err
     answer = json.loads(ran.out)
@@ -110,7 +111,7 @@ def test_a_dependence_on_the_process_is_found(project: ProjectFolder, temporary:
 
 
 def test_a_dependence_on_the_folder_is_found(project: ProjectFolder, temporary: Path) -> None:
-    project.add_model("lin", "by_folder")
+    add_model(project, "by_folder")
     ran = project.doit("repro", "--until=export", "lin")
     assert ran.code == 1, ran.out + ran.err
     line = next(line for line in ran.out.splitlines() if "DIFFERENT" in line)
@@ -132,9 +133,11 @@ def test_a_model_that_cannot_be_built_ends_with_2(project: ProjectFolder, tempor
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_wrong_usage_ends_with_3_and_builds_nothing(
+    project: ProjectFolder, temporary: Path
+) -> None:
+    project.add_model("lin")
+    for arguments, sentence in (
         (("lon",), "there is no model 'lon'; nearest: lin"),
         ((), "repro takes the name of one model; models: lin"),
         (("lin", "simplfy"), "there is no stage 'simplfy'; nearest: simplify"),
@@ -142,29 +145,29 @@ def test_a_model_that_cannot_be_built_ends_with_2(project: ProjectFolder, tempor
         (("lin", "export", "--until", "simplify"), "name stages or --until, not both"),
         (("lin", "convert"), "lin has no targets of the stage convert"),
         (("lin", "--jsn"), "option --jsn not recognized"),
-    ],
-)
-def test_wrong_usage_ends_with_3_and_builds_nothing(
-    project: ProjectFolder, temporary: Path, arguments: tuple[str, ...], sentence: str
-) -> None:
-    project.add_model("lin")
-    ran = project.doit("repro", *arguments)
-    assert (ran.code, ran.out) == (3, "")
-    assert sentence in ran.err
-    assert ran.err.count("\n") == 1
-    assert not list(temporary.iterdir())
+    ):
+        ran = project.doit("repro", *arguments)
+        assert (ran.code, ran.out) == (3, "")
+        assert sentence in ran.err
+        assert ran.err.count("\n") == 1
+        assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize(("number", "to_all", "code"), [
     (signal.SIGINT, True, 130), (signal.SIGINT, False, 130), (signal.SIGTERM, False, 143),
 ])  # fmt: skip
 def test_an_interrupted_comparison_leaves_no_files(
-    project: ProjectFolder, temporary: Path, number: signal.Signals, to_all: bool, code: int
+    ready: ReadyProject, tmp_path: Path, number: signal.Signals, to_all: bool, code: int
 ) -> None:
-    project.add_model("lin", "slow")
-    process = project.start("repro", "lin")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    ready.environment |= {"TMPDIR": str(temporary), "BUILDSYS_WORKER_IDLE": "0"}
+    ready.edit(
+        VALUES, "    hold = ", "    print('sleeping', flush=True)\n    time.sleep(600)\n    hold = "
+    )
+    process = ready.start("repro", "a")
     try:
-        logs = "*/a/project/build/lin/export/export.log"
+        logs = "*/a/project/build/a/reference/reference.log"
         wait_until(
             lambda: any("sleeping" in log.read_text() for log in temporary.glob(logs)),
             "the stage has begun",
@@ -181,9 +184,7 @@ def test_an_interrupted_comparison_leaves_no_files(
             os.kill(left, signal.SIGKILL)
 
 
-def test_a_new_export_of_the_same_graph_stops_there(
-    project: ProjectFolder, temporary: Path
-) -> None:
+def test_a_new_export_of_the_same_graph_stops_there(project: ProjectFolder) -> None:
     """Only the report runs again, as it contains times."""
     for exporter in ("torchscript", "dynamo"):
         project.add_model(exporter)

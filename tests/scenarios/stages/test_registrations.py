@@ -42,13 +42,13 @@ def asinh(g, x):
 
 @deform_inputs
 def deform(
-    g, x, weight, offset, mask, bias, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, group, offset_group,
-    use_mask,
+    g, x, weight, offset, mask, bias, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    group, offset_group, use_mask,
 ):
     return g.op(
-        "DeformConv", x, weight, offset, bias, *([mask] if use_mask else []), strides_i=[stride_h, stride_w],
-        pads_i=[pad_h, pad_w, pad_h, pad_w], dilations_i=[dilation_h, dilation_w], group_i=group,
-        offset_group_i=offset_group,
+        "DeformConv", x, weight, offset, bias, *([mask] if use_mask else []),
+        strides_i=[stride_h, stride_w], pads_i=[pad_h, pad_w, pad_h, pad_w],
+        dilations_i=[dilation_h, dilation_w], group_i=group, offset_group_i=offset_group,
     )
 
 

@@ -9,8 +9,12 @@ import pytest
 from project_folder import REPOSITORY, ProjectFolder
 
 MODELS = (
-    "clamp_swish", "clamp_swish_library", "clamp_swish_dynamo", "deform_conv", "deform_conv_decomposed",
-)  # fmt: skip
+    "clamp_swish",
+    "clamp_swish_library",
+    "clamp_swish_dynamo",
+    "deform_conv",
+    "deform_conv_decomposed",
+)
 RTX = {
     "clamp_swish": "rtx-fp16",
     "clamp_swish_library": "rtx-fp16",

@@ -12,7 +12,8 @@ from buildsys.errors import StageError
 
 def project(root: Path) -> Path:
     for name in ("dodo.py", "plugins/net.py", "build/old.onnx", ".git/HEAD",
-                 "plugins/__pycache__/net.pyc", "venv/pyvenv.cfg", "data/small.txt", "elsewhere/deep/dodo.py"):  # fmt: skip
+                 "plugins/__pycache__/net.pyc", "venv/pyvenv.cfg", "data/small.txt",
+                 "elsewhere/deep/dodo.py"):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     (root / "data/weights.pth").write_bytes(bytes(2 << 20))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_the_exit_code_is_that_of_the_worst_failure(tmp_path: Path) -> None:
         ("engine:net:ort", ZeroDivisionError(), 2),
     ):
         throw = (_ for _ in ()).throw
-        executor.actions[target] = lambda throw=throw, error=error: throw(error)  # type: ignore[misc]
+        executor.actions[target] = partial(throw, error)
         with pytest.raises(type(error)):
             session.build(target)
         assert session.exit_code == code

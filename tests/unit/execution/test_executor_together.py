@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -190,48 +189,52 @@ is_bench = target == tiny_project.BENCH
 changed = {"exclusive": False, "alone_on_gpu": is_bench, "measures": is_bench}
 graph = {**actions, target: replace(actions[target], **changed)}
 executor, pool = tiny_project.make_executor(root, graph)
+hold = Path(sys.argv[3])
 def work(job):
     print("begin", time.monotonic(), flush=True)
     time.sleep(0.4)
+    while hold.exists():
+        time.sleep(0.01)
     print("end", time.monotonic(), flush=True)
 pool.meanwhile = work
 executor.run(target)
 """
 
 
-def spans(tmp_path: Path, *targets: str) -> list[tuple[float, float]]:
-    """Build one target per process; return the times of the stages."""
-    running = []
-    for number, target in enumerate(targets):
-        folder = make_project(tmp_path / f"{number}")
-        if before := {name: actions()[name] for name in ALL[: ALL.index(target)]}:
-            build(folder, before)
-        command = [sys.executable, "-c", TIMED, str(folder), target]
-        path = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-        }
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=path))
-    found = []
-    for process in running:
-        words = process.communicate(timeout=30)[0].split()
-        assert process.returncode == 0
-        found.append((float(words[1]), float(words[3])))
-    return sorted(found)
+def start(folder: Path, target: str, hold: Path = Path("/nowhere")) -> subprocess.Popen[str]:
+    """Build a target of a new project in a process; its stage ends once ``hold`` is gone."""
+    make_project(folder)
+    if before := {name: actions()[name] for name in ALL[: ALL.index(target)]}:
+        build(folder, before)
+    command = [sys.executable, "-c", TIMED, str(folder), target, str(hold)]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.usefixtures("root")
 def test_two_benchmarks_on_one_gpu_run_one_after_the_other(tmp_path: Path) -> None:
-    (_, first_ends), (second_begins, _) = spans(tmp_path, BENCH, BENCH)
+    spans = []
+    for process in [start(tmp_path / name, BENCH) for name in ("one", "two")]:
+        words = process.communicate(timeout=120)[0].split()
+        assert process.returncode == 0
+        spans.append((float(words[1]), float(words[3])))
+    (_, first_ends), (second_begins, _) = sorted(spans)
     assert first_ends <= second_begins
 
 
 @pytest.mark.usefixtures("root")
 def test_a_stage_on_the_cpu_runs_during_a_benchmark_on_a_gpu(tmp_path: Path) -> None:
-    for _ in range(5):  # processes of a busy machine start at their own pace
-        (tmp_path / "once").mkdir()
-        (_, first_ends), (second_begins, _) = spans(tmp_path / "once", BENCH, EXPORT)
-        shutil.rmtree(tmp_path / "once")
-        if second_begins < first_ends:
-            return
-    raise AssertionError("they never ran side by side")
+    hold = tmp_path / "hold"
+    hold.touch()
+    benchmark = start(tmp_path / "one", BENCH, hold)
+    try:
+        assert benchmark.stdout is not None
+        assert benchmark.stdout.readline().startswith("begin")
+        export = start(tmp_path / "two", EXPORT)
+        export.communicate(timeout=120)
+        assert (export.returncode, benchmark.poll()) == (0, None)
+    finally:
+        hold.unlink()
+        benchmark.communicate(timeout=120)
+    assert benchmark.returncode == 0
