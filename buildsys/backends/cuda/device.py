@@ -28,7 +28,7 @@ class Resource:
     """Something allocated on a device."""
 
     def __init__(self, free: Callable[..., tuple[Any, ...]] | None, handle: Any) -> None:
-        """Keep the driver's handle and the function that frees it, if it is ours."""
+        """Keep the driver's handle; ``free`` is None for those of another library."""
         self._free = free
         self.handle = handle
 
@@ -167,7 +167,7 @@ class HostBuffer(Resource):
 
 
 class CudaGraph(Resource):
-    """Captured work, launched by one call; it must have finished when it is released."""
+    """Captured work, launched by one call; release it after it has finished."""
 
     def __init__(self, stream: Stream, work: Callable[[], object]) -> None:
         """Capture the calls of ``work`` on ``stream``; nothing runs yet.

@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
     types: Mapping[str, frozenset[str]]
 
     def supports(self, since_version: int, types: Mapping[str, str]) -> bool:
-        """Return True if ONNX Runtime selects it for a schema version and these types.
+        """Return True if ONNX Runtime selects it for version and types.
 
         Unknown types count as supported.
         """

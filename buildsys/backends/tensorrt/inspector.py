@@ -75,7 +75,7 @@ def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
 def precision_facts(
     layers: list[EngineLayer], times_ms: Mapping[str, float], precision: str
 ) -> dict[str, Any]:
-    """Return the kinds of layers and the shares per type, or a warning.
+    """Return the layers by kind, and shares per type or a warning.
 
     Of the time, ``other`` has copies and shapes, ``unknown`` parts compiled as a whole without a
     known type.

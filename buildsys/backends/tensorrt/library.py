@@ -38,7 +38,7 @@ class Library:
         return TRT_8 if self.version < (10,) else TRT_10 if self.version < (11,) else TRT_11
 
     def has(self, feature: str) -> bool:
-        """Return True for one of ``FEATURES`` that this generation has."""
+        """Return True if this generation has one of ``FEATURES``."""
         return self.generation in FEATURES[feature]
 
     @property

@@ -1,4 +1,4 @@
-"""TensorRT's log, and the errors that it explains.
+"""TensorRT's log, and errors explained by it.
 
 Errors of TensorRT do not raise; they appear in its log alone. TensorRT keeps the first logger that
 a process gives it, whatever later objects are given, so there is one per library, which is never

@@ -139,7 +139,7 @@ def network_facts(library: Library, network: Any) -> Figures:
 def _with_all_nodes(
     library: Library, parser: Any, onnx: OnnxNodes, refused: Sequence[UnsupportedNode]
 ) -> list[UnsupportedNode]:
-    """Add names to nodes reported by number, and unreported nodes of unknown operators."""
+    """Add names of reported nodes, and unreported nodes of unknown operators."""
     found = []
     for each in refused:
         if each.index is not None and each.index < len(onnx.nodes):
@@ -161,7 +161,7 @@ def _with_all_nodes(
 
 
 def read_nodes(onnx: Path) -> OnnxNodes:
-    """Return the nodes of a file, read without the library onnx; none if it is not ONNX."""
+    """Return a file's nodes, without the library onnx; none if not ONNX."""
     nodes: list[OnnxNode] = []
     functions = set()
     with opened(onnx) as content:

@@ -249,7 +249,7 @@ class TensorRtSession:
             raise StageError(f"the engine does not take the memory for {name}")
 
     def _dtype(self, name: str) -> tuple[str, np.dtype[np.generic]]:
-        """Return a tensor's type, and the one that stores it."""
+        """Return a tensor's type, and the type of its storage."""
         dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
         if dtype in _PACKED:
             text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"

@@ -54,9 +54,11 @@ def test_the_walk_finds_known_uses() -> None:
         ("def f(library):\n    return library.trt.BuilderFlag.NO_SUCH", list(library.GENERATIONS)),
         ("def f(library):\n    return library.trt.NoSuchClass", list(library.GENERATIONS)),
         ("def f(library, config):\n    config.int8_calibrator = 1", [library.TRT_11, library.RTX]),
-        ("def f(library, config):\n    if library.generation in UNTIL_10:\n        config.int8_calibrator = 1", []),
+        ("def f(library, config):\n    if library.generation in UNTIL_10:\n"
+         "        config.int8_calibrator = 1", []),
         ('ONLY = FEATURES["calibrators"]\ndef f(config):\n    config.int8_calibrator = 1', []),
-        ('ONLY = FEATURES["calibrators"]\ndef f(engine):\n    engine.device_memory_size_v2', [library.TRT_8]),
+        ('ONLY = FEATURES["calibrators"]\ndef f(engine):\n    engine.device_memory_size_v2',
+         [library.TRT_8]),
         ("def f(library, engine):\n    if library.generation in UNTIL_10:\n        def g():\n"
          "            engine.device_memory_size_v2\n        g()",
          [library.TRT_8]),
