@@ -15,7 +15,7 @@ from typing import Any
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.system import devices, distributions, versions
+from buildsys.system import devices, versions
 from buildsys.system.files import sha256_of
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.text_cache import TextCache
@@ -66,7 +66,8 @@ class KeyBuilder:
         self._texts = texts
         self._listings = FolderListings()
         self._facts: dict[tuple[object, ...], Parts] = {}
-        self._providers: dict[tuple[ToolchainRef | None, str], distributions.Provider] = {}
+        # versions of the distributions with a module, or its folder outside of all libraries
+        self._providers: dict[tuple[ToolchainRef | None, str], tuple[Parts, str | None]] = {}
         self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
 
     def build(self, action: Action) -> ActionKey:
@@ -128,12 +129,12 @@ class KeyBuilder:
             if wanted not in self._providers:
                 interpreter = self._located(action.runs_in)
                 path = versions.module_path(interpreter, self._texts) if interpreter else None
-                providing = distributions.distributions_of(
+                providing = versions.distributions_of(
                     [module], self._texts, known=_KNOWN_LIBRARIES, path=path
                 )
-                self._providers[wanted] = distributions.Provider(
+                self._providers[wanted] = (
                     versions.tool_versions(providing, interpreter, self._texts),
-                    distributions.source_root(module, path),
+                    versions.source_root(module, path),
                 )
             tools, root = self._providers[wanted]
             parts |= {f"tool:{name}": version for name, version in tools.items()}

@@ -1,4 +1,7 @@
-"""Versions of Python and of installed libraries, found without importing them."""
+"""Versions of Python and of installed libraries, found without importing them.
+
+Also the distributions of modules imported by a user's file.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import util
+from importlib.machinery import PathFinder
+from inspect import getmodulename
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +65,9 @@ _WRITTEN_VERSION = re.compile(
     re.MULTILINE,
 )
 _READ_BYTES = 1 << 16
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_EXTRA = re.compile(r";.*\bextra\b")
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
 
 def tool_versions(
@@ -69,38 +78,37 @@ def tool_versions(
     ``python`` is the interpreter's major and minor version; ``cc`` and ``c++`` are compilers.
     With a ``toolchain`` they are those of its interpreter; ``texts`` caches what it reported.
     """
+    found = {}
     if toolchain is None:
-        return {name: _version(name) for name in names}
+        for name in names:
+            if name in compilers.LANGUAGES:
+                found[name] = compilers.compiler_identity(name)
+            else:
+                found[name] = python_version() if name == "python" else distribution_version(name)
+        return found
     from buildsys.system.interpreters.interpreter import check_interpreter
 
     interpreter = check_interpreter(toolchain, texts).interpreter
     if interpreter is None:
         python = UNUSABLE if toolchain.python.exists() else ABSENT
         return {name: python if name == "python" else ABSENT for name in names}
-
-    def version(name: str) -> str:
-        if name == "python":
-            return interpreter.release
-        module = name.replace("-", "_")
-        return (
-            _listed_version(name, _installed(interpreter.path))
-            or _package_version(module, interpreter.path, toolchain, texts)
-            or ABSENT
+    for name in names:
+        found[name] = (
+            interpreter.release
+            if name == "python"
+            else (
+                _listed_version(name, installed_versions(interpreter.path))
+                or _package_version(name.replace("-", "_"), interpreter.path, toolchain, texts)
+                or ABSENT
+            )
         )
-
-    return {name: version(name) for name in names}
-
-
-def _version(name: str) -> str:
-    if name in compilers.LANGUAGES:
-        return compilers.compiler_identity(name)
-    return python_version() if name == "python" else distribution_version(name)
+    return found
 
 
 @cache
 def distribution_version(name: str) -> str:
     """Return the version of a distribution in any spelling, or ``absent``."""
-    listed = _listed_version(name, installed_versions())
+    listed = _listed_version(name, installed_versions(tuple(sys.path)))
     if listed:
         return listed
     from importlib import metadata  # slow; only needed for eggs, zip files and custom finders
@@ -150,13 +158,9 @@ def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -
     }
 
 
-def installed_versions(path: tuple[str, ...] | None = None) -> Mapping[str, str]:
-    """Return normalized name -> version of the distributions on ``path`` (default: sys.path)."""
-    return _installed(tuple(sys.path) if path is None else path)
-
-
 @cache
-def _installed(search_path: tuple[str, ...]) -> Mapping[str, str]:
+def installed_versions(search_path: tuple[str, ...]) -> Mapping[str, str]:
+    """Return normalized name -> version of the distributions on a module path."""
     # ten times as fast as importlib.metadata, which parses a page of metadata per distribution
     versions: dict[str, str] = {}
     for folder in search_path:
@@ -213,3 +217,90 @@ def _package_version(
     if texts is not None:
         texts.set(f"{_MODULE_SCHEMA}:{state}", version)
     return version
+
+
+def distributions_of(
+    modules: Iterable[str],
+    texts: TextCache,
+    *,
+    known: Collection[str],
+    path: tuple[str, ...] | None = None,
+) -> list[str]:
+    """Return the distributions of top-level ``modules`` and their requirements.
+
+    Requirements of ``known`` distributions are not followed: stages name those they depend on.
+    ``path`` is the module path of another interpreter.
+    """
+    versions = installed_versions(tuple(sys.path) if path is None else path)
+    state = hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()
+    found: dict[str, None] = {}
+    for module in sorted(set(modules)):
+        name = f"libraries/1:{state}:{'+'.join(sorted(known))}:{module}"
+        text = texts.get(name)
+        if text is None:
+            providers = _providers(module, versions, path)
+            text = json.dumps(list(_with_requirements(providers, known, versions, path)))
+            texts.set(name, text)
+        found.update(dict.fromkeys(json.loads(text)))
+    return list(found)
+
+
+def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
+    """Return the folder of a module outside all libraries, or None."""
+    try:
+        spec = util.find_spec(module) if path is None else PathFinder.find_spec(module, list(path))
+    except (ImportError, ValueError, AttributeError):  # third-party finders raise any of these
+        return None
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    file = Path(spec.origin)
+    if any(part in _LIBRARY_FOLDERS for part in file.parts):
+        return None
+    return str(file.parent.parent if spec.submodule_search_locations else file.parent)
+
+
+def _providers(module: str, versions: Collection[str], path: tuple[str, ...] | None) -> list[str]:
+    """Return the distributions of a top-level module.
+
+    metadata.packages_distributions misses many before Python 3.11.
+    """
+    if normalized(module) in versions:
+        return [normalized(module)]
+    from importlib import metadata  # slow, but needed only once per environment and module
+
+    found = set()
+    every = metadata.distributions() if path is None else metadata.distributions(path=list(path))
+    for distribution in every:
+        declared = (distribution.read_text("top_level.txt") or "").split()
+        files = () if declared else distribution.files or ()
+        tops = (f.parts[0] if len(f.parts) > 1 else getmodulename(f) or "" for f in files)
+        if module in declared or module in tops:
+            found.add(normalized(distribution.metadata["Name"]))
+    return sorted(found)
+
+
+def _with_requirements(
+    names: list[str],
+    known: Collection[str],
+    versions: Collection[str],
+    path: tuple[str, ...] | None,
+) -> Iterator[str]:
+    from importlib import metadata
+
+    seen: set[str] = set()
+    waiting = list(reversed(names))
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in versions:
+            continue
+        seen.add(name)
+        yield name
+        if name in known:
+            continue
+        if path is None:
+            requires = metadata.requires(name)
+        else:
+            found = next(iter(metadata.distributions(name=name, path=list(path))), None)
+            requires = found.requires if found is not None else None
+        matches = (_REQUIREMENT.match(line) for line in requires or () if not _EXTRA.search(line))
+        waiting += sorted((normalized(match[1]) for match in matches if match), reverse=True)

@@ -25,7 +25,7 @@ from buildsys.system.gpus import selection
 from buildsys.workers.client.pool import WorkerPool
 
 _CACHED = (
-    versions.distribution_version, versions._installed, cpu.cpu_facts, selection.gpu_facts,
+    versions.distribution_version, versions.installed_versions, cpu.cpu_facts, selection.gpu_facts,
     selection._find_gpus,
 )  # fmt: skip
 NET = """\

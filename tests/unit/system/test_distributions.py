@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.system import distributions, versions
+from buildsys.system import versions
 
 
 class Texts(dict[str, str]):
@@ -42,7 +42,7 @@ def install(
 
 
 def found(*modules: str, texts: Texts | None = None) -> list[str]:
-    return distributions.distributions_of(
+    return versions.distributions_of(
         modules, Texts() if texts is None else texts, known=("torch", "numpy")
     )
 
@@ -76,7 +76,7 @@ def test_another_environment_is_looked_up_separately(site: Path) -> None:
     texts = Texts()
     assert found("kept_late", texts=texts) == []
     install(site, "kept_late")
-    versions._installed.cache_clear()
+    versions.installed_versions.cache_clear()
     assert found("kept_late", texts=texts) == ["kept-late"]
 
 
@@ -88,10 +88,8 @@ def test_only_a_module_outside_of_library_folders_has_sources(
         (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lib" / name).write_text("")
     monkeypatch.syspath_prepend(tmp_path / "lib")
-    assert distributions.source_root("kept_pack") is None
+    assert versions.source_root("kept_pack") is None
     assert (
-        distributions.source_root("loose_pack")
-        == distributions.source_root("loose")
-        == str(tmp_path / "lib")
+        versions.source_root("loose_pack") == versions.source_root("loose") == str(tmp_path / "lib")
     )
-    assert distributions.source_root("no_such_module") is distributions.source_root("sys") is None
+    assert versions.source_root("no_such_module") is versions.source_root("sys") is None

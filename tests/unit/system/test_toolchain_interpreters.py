@@ -32,7 +32,7 @@ class Texts(dict[str, str]):
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_known", {})
-    versions._installed.cache_clear()
+    versions.installed_versions.cache_clear()
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget all probes, as another process would."""
     monkeypatch.setattr(module, "_known", {})
-    versions._installed.cache_clear()
+    versions.installed_versions.cache_clear()
 
 
 def named(python: Path, **env: str) -> Toolchain:

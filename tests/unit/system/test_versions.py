@@ -16,7 +16,7 @@ from buildsys.system import versions
 def fresh_caches() -> None:
     for function in (
         versions.distribution_version,
-        versions._installed,
+        versions.installed_versions,
     ):
         function.cache_clear()
 

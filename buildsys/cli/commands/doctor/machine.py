@@ -97,7 +97,7 @@ def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
 
 def check_extras() -> Iterator[Check]:
     """Yield the optional extras with their missing packages."""
-    installed = installed_versions()
+    installed = installed_versions(tuple(sys.path))
     for extra, requirements in declared_extras().items():
         matches = (_REQUIREMENT.match(line) for line in requirements)
         names = [normalized(match[1]) for match in matches if match]
