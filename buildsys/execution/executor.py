@@ -24,7 +24,7 @@ from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.state_db import StateDb, warn_on_stderr
-from buildsys.system.gpus.selection import gpu_uuids
+from buildsys.system.devices import gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
 

@@ -65,11 +65,6 @@ def cpu_facts() -> Mapping[str, str]:
     }
 
 
-def core_facts() -> Mapping[str, str]:
-    """Return an action key's part about the number of logical processors."""
-    return {"cpu.cores": str(len(usable_processors()))}
-
-
 def usable_processors() -> list[int]:
     """Return the logical processors available to this process."""
     if hasattr(os, "sched_getaffinity"):

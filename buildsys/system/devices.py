@@ -1,19 +1,70 @@
-"""Facts about the devices of an action."""
+"""Devices of actions: facts for action keys, and the UUIDs of the GPUs for locks.
+
+CUDA sorts GPUs by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the driver sorts them by PCI bus id.
+With GPUs of several models CUDA's choice is unknown here, so all of them count.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
-from buildsys.system.cpu import core_facts, cpu_facts
-from buildsys.system.gpus.selection import gpu_facts
+from buildsys.system.cpu import cpu_facts, usable_processors
 
-_FACTS: Mapping[str, Callable[[], Mapping[str, str]]] = {
-    "cpu": cpu_facts,
-    "cores": core_facts,
-    "gpu": gpu_facts,
-}
+NONE = "none"
+GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
+_Gpus = list[dict[str, str]]
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 
 
 def device_facts(devices: Iterable[str]) -> dict[str, str]:
     """Return the facts about each of ``devices``: ``cpu``, ``cores``, ``gpu``."""
-    return {label: value for device in devices for label, value in _FACTS[device]().items()}
+    facts: Mapping[str, Callable[[], Mapping[str, str]]] = {
+        "cpu": cpu_facts,
+        "cores": lambda: {"cpu.cores": str(len(usable_processors()))},
+        "gpu": gpu_facts,
+    }
+    return {label: value for device in devices for label, value in facts[device]().items()}
+
+
+@cache
+def gpu_facts() -> Mapping[str, str]:
+    """Return the GPU's parts of an action key; ``none`` without one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    order = os.environ.get("CUDA_DEVICE_ORDER")
+    gpus, unordered = _find_gpus(visible, order)
+    if not gpus:
+        return {f"gpu.{fact}": NONE for fact in GPU_FACTS}
+    possible = unordered or gpus
+    facts = {f"gpu.{f}": " + ".join(dict.fromkeys(gpu[f] for gpu in possible)) for f in GPU_FACTS}
+    if unordered:
+        facts["gpu.chosen_by"] = f"CUDA_VISIBLE_DEVICES={visible} CUDA_DEVICE_ORDER={order}"
+    return facts
+
+
+def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
+    """Return UUIDs of CUDA's possible GPUs, here or with further variables."""
+    found: list[str] = []
+    for environment in (os.environ, {**os.environ, **dict(variables)}):
+        gpus, unordered = _find_gpus(
+            environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER")
+        )
+        found += [gpu["uuid"] for gpu in unordered or gpus[:1]]
+    return tuple(dict.fromkeys(found))
+
+
+@cache
+def _find_gpus(visible: str | None, order: str | None) -> tuple[_Gpus, _Gpus]:
+    """Return the visible GPUs, and all GPUs if CUDA's choice is unknown."""
+    # without importing ctypes
+    if not any(os.path.exists(path) for path in _DRIVER_FILES):  # noqa: PTH110
+        return [], []
+    from buildsys.system.gpus.nvml import GpuError, read_gpus
+
+    try:
+        gpus, every = read_gpus(visible), read_gpus(None)
+    except GpuError:
+        return [], []
+    is_mixed = len({gpu["name"] for gpu in every}) > 1 and order != "PCI_BUS_ID"
+    return gpus, every if is_mixed else []

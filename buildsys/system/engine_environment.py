@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.system.cpu import cpu_model, engine_instructions
-from buildsys.system.gpus.devices import GpuError, read_gpus
+from buildsys.system.gpus.nvml import GpuError, read_gpus
 
 # backend -> module
 LIBRARIES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}

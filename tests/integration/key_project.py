@@ -20,13 +20,12 @@ from python_environments import Environment
 
 from buildsys.cli.session import Session
 from buildsys.manifest.project import load_project
-from buildsys.system import cpu, versions
-from buildsys.system.gpus import selection
+from buildsys.system import cpu, devices, versions
 from buildsys.workers.client.pool import WorkerPool
 
 _CACHED = (
-    versions.distribution_version, versions.installed_versions, cpu.cpu_facts, selection.gpu_facts,
-    selection._find_gpus,
+    versions.distribution_version, versions.installed_versions, cpu.cpu_facts, devices.gpu_facts,
+    devices._find_gpus,
 )  # fmt: skip
 NET = """\
 import os

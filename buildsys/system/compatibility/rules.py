@@ -146,46 +146,38 @@ def _check_version(record: Record, here: str) -> Iterator[Reason]:
 
 
 def _check_gpu(record: Record) -> Iterator[Reason]:
-    gpu, built_for = first_gpu(), _supported_capabilities(record)
+    gpu, built_with = first_gpu(), record.map("built_with")
+    built = str(built_with.get("compute_capability") or "")
+    is_rtx, supported = record.backend == "tensorrt_rtx", [built]
+    later_too = record.map("portability").get("hardware_compatibility") == "ampere_plus"
+    if is_rtx:
+        supported = _rtx_capabilities(record)
+    elif later_too:
+        supported = ["8.0 or later"]
+    *others, last = supported or [""]
+    built_for = f"{', '.join(others)} or {last}" if others else last
     if not gpu:
         target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
         yield Reason("gpu", f"it needs an NVIDIA GPU, but {why_no_gpu()}", f"run it on {target}")
         return
-    if record.backend in ("tensorrt", "tensorrt_rtx"):
-        yield from _check_driver(record, gpu)
+    if record.backend == "onnxruntime":
+        return
+    yield from _check_driver(record, gpu)
     here = gpu["compute_capability"]
-    built = str(record.map("built_with").get("compute_capability") or "")
-    if record.backend == "tensorrt":
-        if record.map("portability").get("hardware_compatibility") == "ampere_plus":
-            fits = version_numbers(here) >= _AMPERE
-        else:
-            fits = not built or built == here
-        if not fits:
-            built_on = record.map("built_with").get("gpu") or "another GPU"
-            problem = f"it was built on {built_on} for compute capability {built_for}"
-            wider = "ampere_plus on GPUs from 8.0 on (one of these two is older)"
-            if min(version_numbers(here), version_numbers(built)) >= _AMPERE:
-                wider = "ampere_plus, which is for 8.0 and all later ones"
-            remedy = f"build it on a GPU like this one, or with hardware_compatibility: {wider}"
-            yield Reason(
-                "compute capability", f"{problem}, but {gpu['gpu']} here has {here}", remedy
-            )
-    elif record.backend == "tensorrt_rtx" and here not in _rtx_capabilities(record):
-        problem = (
-            f"it was built for compute capability {built_for}, but {gpu['gpu']} here has {here}"
-        )
+    if is_rtx:
+        fits, where = here in supported, ""
         remedy = f"add '{here}' to its compute_capabilities and build it again"
+    else:
+        fits = version_numbers(here) >= _AMPERE if later_too else not built or built == here
+        where = f"on {built_with.get('gpu') or 'another GPU'} "
+        wider = "ampere_plus on GPUs from 8.0 on (one of these two is older)"
+        if min(version_numbers(here), version_numbers(built)) >= _AMPERE:
+            wider = "ampere_plus, which is for 8.0 and all later ones"
+        remedy = f"build it on a GPU like this one, or with hardware_compatibility: {wider}"
+    if not fits:
+        problem = f"it was built {where}for compute capability {built_for}"
+        problem = f"{problem}, but {gpu['gpu']} here has {here}"
         yield Reason("compute capability", problem, remedy)
-
-
-def _supported_capabilities(record: Record) -> str:
-    """Return the compute capabilities of an engine, in words."""
-    if record.backend == "tensorrt_rtx":
-        *others, last = _rtx_capabilities(record) or [""]
-        return f"{', '.join(others)} or {last}" if others else last
-    if record.map("portability").get("hardware_compatibility") == "ampere_plus":
-        return "8.0 or later"
-    return str(record.map("built_with").get("compute_capability") or "")
 
 
 def _rtx_capabilities(record: Record) -> list[str]:
@@ -228,10 +220,9 @@ def _check_processor(record: Record) -> Iterator[Reason]:
 
 def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterator[Reason]:
     """Yield a reason per plugin neither registered nor found."""
-    for plugin in _needed_plugins(record):
+    for plugin in _unregistered_plugins(record):
         file = Path(str(plugin.get("file")))
-        # a shared library in the engine's folder was checked with its other files
-        if _is_registered(record, plugin) or file.name in record.files:
+        if file.name in record.files:  # it was checked with the other files in the folder
             continue
         places = [engine.with_name(file.name)]
         if project is not None and not file.is_absolute():
@@ -258,30 +249,22 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
 
 def plugin_notes(record: Record) -> Iterator[str]:
     """Yield the plugins to register before the engine is deserialized."""
-    names = [
-        f"{plugin.get('name')} ({plugin.get('file')})"
-        for plugin in _needed_plugins(record)
-        if not _is_registered(record, plugin)
-    ]
-    if names:
+    plugins = _unregistered_plugins(record)
+    if plugins:
+        names = (f"{plugin.get('name')} ({plugin.get('file')})" for plugin in plugins)
         yield f"register before deserializing: {', '.join(names)}"
 
 
-def _needed_plugins(record: Record) -> list[Mapping[str, Any]]:
+def _unregistered_plugins(record: Record) -> list[Mapping[str, Any]]:
+    """Return the plugins missing from the registry of the loaded library."""
     found = record.figures.get("plugins")
     entries = found if isinstance(found, list) else []
-    return [plugin for plugin in entries if isinstance(plugin, Mapping)]
-
-
-def _is_registered(record: Record, plugin: Mapping[str, Any]) -> bool:
-    """Return True if the registry of the loaded library has the plugin."""
+    plugins = [plugin for plugin in entries if isinstance(plugin, Mapping)]
     module: Any = sys.modules.get(LIBRARIES.get(record.backend, ""))
     registry = module.get_plugin_registry() if hasattr(module, "get_plugin_registry") else None
-    # the second name is that of TensorRT 8.6
-    look_up = getattr(registry, "get_creator", None) or getattr(
-        registry, "get_plugin_creator", None
-    )
+    look_up = getattr(registry, "get_creator", None)
+    look_up = look_up or getattr(registry, "get_plugin_creator", None)  # TensorRT 8.6
     if look_up is None:
-        return False
-    names = (plugin.get(key, "") for key in ("name", "version", "namespace"))
-    return look_up(*names) is not None
+        return plugins
+    keys = ("name", "version", "namespace")
+    return [each for each in plugins if look_up(*(each.get(key, "") for key in keys)) is None]

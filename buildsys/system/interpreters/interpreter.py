@@ -14,15 +14,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.files import stamp
 from buildsys.system.interpreters.toolchain import Toolchain, override_variable
 from buildsys.system.text_cache import TextCache
-
-if TYPE_CHECKING:
-    from buildsys.system.interpreters.probe import ProbeResult
 
 OLDEST = (3, 10)
 _SCHEMA = "interpreter/1"
@@ -69,8 +66,7 @@ class InterpreterCheck:
         raise (Unavailable if self.permanent else StageError)(self.problem, self.hint)
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(NamedTuple):
     check: InterpreterCheck
     stamps: Mapping[str, list[int] | None]  # of the files that the check depends on
 
@@ -84,9 +80,15 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
 
     Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
     """
-    problem = _check_file(toolchain)
-    if problem is not None:
-        return problem
+    python = toolchain.python
+    if not python.is_absolute():
+        return _unusable(toolchain, f"there is no program {python} on PATH")
+    if not python.exists():
+        return _unusable(toolchain, f"there is no {python}")
+    if python.is_dir():
+        return _unusable(toolchain, f"{python} is a folder, not a Python interpreter")
+    if not os.access(python, os.X_OK):
+        return _unusable(toolchain, f"{python} is not executable", f"chmod +x {python}")
     environment = toolchain.environment(os.environ)
     name = _cache_name(toolchain, environment)
     with _probing:  # threads that need the same interpreter wait for one probe
@@ -101,21 +103,8 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
     if interpreter is None or tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
         return known.check
     needed = ".".join(map(str, OLDEST))
-    reason = f"{toolchain.python} is Python {interpreter.version}, but {needed} or newer is needed"
+    reason = f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
     return replace(_unusable(toolchain, reason), interpreter=interpreter)
-
-
-def _check_file(toolchain: Toolchain) -> InterpreterCheck | None:
-    python = toolchain.python
-    if not python.is_absolute():
-        return _unusable(toolchain, f"there is no program {python} on PATH")
-    if not python.exists():
-        return _unusable(toolchain, f"there is no {python}")
-    if python.is_dir():
-        return _unusable(toolchain, f"{python} is a folder, not a Python interpreter")
-    if not os.access(python, os.X_OK):
-        return _unusable(toolchain, f"{python} is not executable", f"chmod +x {python}")
-    return None
 
 
 def _load(name: str, texts: TextCache | None) -> _Known | None:
@@ -131,7 +120,12 @@ def _load(name: str, texts: TextCache | None) -> _Known | None:
 
 def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
     # slow to import; a run with nothing to do finds the result in the cache
-    from buildsys.system.interpreters.probe import INTERPRETER_SCRIPT, probe_limit_s, run_probe
+    from buildsys.system.interpreters.probe import (
+        INTERPRETER_SCRIPT,
+        LIMIT_VARIABLE,
+        probe_limit_s,
+        run_probe,
+    )
 
     python, limit_s = toolchain.python, probe_limit_s(os.environ)
     try:
@@ -140,7 +134,15 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
         reason = (error.strerror or str(error)).lower()
         return _Known(_unusable(toolchain, f"{python} cannot be started: {reason}"), {})
     if result.fields is None:
-        return _Known(_explain_failure(toolchain, result), {})
+        if not result.timed_out and not result.crashed:
+            printed = f" and printed {result.last_line!r}" if result.last_line else ""
+            problem = f"{python} is not a working Python: it {result.ending}{printed}"
+            return _Known(replace(_unusable(toolchain, problem), output=result.output), {})
+        hint = f"try `{python} -c 'import sys'`"
+        if result.timed_out:
+            hint += f"; {LIMIT_VARIABLE}=2min allows more time"
+        check = _unusable(toolchain, f"{python} {result.ending} at startup", hint)
+        return _Known(replace(check, permanent=False, output=result.output), {})
     fields = dict(result.fields)
     if fields.pop("pid", result.pid) != result.pid:
         # exit code, signals and descriptors would be those of a shell
@@ -155,21 +157,6 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
             names = os.listdir(entry)  # noqa: PTH208 - no path is needed
             files += sorted(f"{entry}/{name}" for name in names if name.endswith(".pth"))
     return _Known(InterpreterCheck(interpreter), _stamps(files))
-
-
-def _explain_failure(toolchain: Toolchain, result: ProbeResult) -> InterpreterCheck:
-    python = toolchain.python
-    if not result.timed_out and not result.crashed:
-        printed = f" and printed {result.last_line!r}" if result.last_line else ""
-        problem = f"{python} is not a working Python: it {result.ending}{printed}"
-        return replace(_unusable(toolchain, problem), output=result.output)
-    from buildsys.system.interpreters.probe import LIMIT_VARIABLE
-
-    hint = f"try `{python} -c 'import sys'`"
-    if result.timed_out:
-        hint += f"; {LIMIT_VARIABLE}=2min allows more time"
-    check = _unusable(toolchain, f"{python} {result.ending} at startup", hint)
-    return replace(check, permanent=False, output=result.output)
 
 
 def _unusable(toolchain: Toolchain, problem: str, hint: str = "") -> InterpreterCheck:

@@ -28,7 +28,7 @@ from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
 from buildsys.backends.measurement.gpu import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
-from buildsys.system.gpus.devices import read_gpus
+from buildsys.system.gpus.nvml import read_gpus
 from buildsys.system.gpus.sampling import sampled
 from buildsys.system.interpreters.toolchain import Toolchain
 

@@ -82,7 +82,7 @@ def test_the_nvml_fallback_has_the_signatures_of_pynvml() -> None:
 
 
 def test_the_nvml_fallback_has_what_read_gpus_needs() -> None:
-    tree = ast.parse((PACKAGE / "system/gpus/devices.py").read_text())
+    tree = ast.parse((PACKAGE / "system/gpus/nvml.py").read_text())
     needed = {
         ast.unparse(node).removeprefix("nvml.")
         for function in ast.walk(tree)

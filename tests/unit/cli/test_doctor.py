@@ -28,7 +28,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_toolchain,
 )
 from buildsys.manifest.project import Project
-from buildsys.system.gpus.devices import GpuDetails, GpuError
+from buildsys.system.gpus.nvml import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
 

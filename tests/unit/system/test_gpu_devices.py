@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from buildsys.system.gpus import devices
-from buildsys.system.gpus.devices import GpuError, read_details, read_gpus
+from buildsys.system.gpus import nvml
+from buildsys.system.gpus.nvml import GpuError, read_details, read_gpus
 
 GPUS = {"GPU-aa11": "A", "GPU-bb22": "B", "MIG-cc33": "B MIG 1g.10gb"}
 
@@ -66,7 +66,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def session(*, fallback: bool = False) -> Iterator[SimulatedNvml]:
         yield SimulatedNvml()
 
-    monkeypatch.setattr(devices, "nvml_session", session)
+    monkeypatch.setattr(nvml, "nvml_session", session)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_unsupported_queries_are_unknown() -> None:
 def test_nvidia_ml_py_is_not_imported_without_a_driver() -> None:
     code = (
         "import sys\n"
-        "from buildsys.system.gpus import devices\n"
-        "devices._LIBRARY = 'libno-such-driver.so.1'\n"
-        "try: devices.read_gpus(None)\n"
-        "except devices.GpuError as error: print(error, 'pynvml' in sys.modules)\n"
+        "from buildsys.system.gpus import nvml\n"
+        "nvml._LIBRARY = 'libno-such-driver.so.1'\n"
+        "try: nvml.read_gpus(None)\n"
+        "except nvml.GpuError as error: print(error, 'pynvml' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("libno-such-driver.so.1: ")
@@ -115,7 +115,7 @@ def test_nvidia_ml_py_is_not_imported_without_a_driver() -> None:
 def test_an_nvml_error_is_a_gpu_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     pynvml = pytest.importorskip("pynvml")
-    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: None)
 
     def fail() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.system.gpus import selection
-from buildsys.system.gpus.devices import GpuError, read_gpus
+from buildsys.system import devices
+from buildsys.system.gpus.nvml import GpuError, read_gpus
 
 
 @pytest.fixture
 def fresh_caches() -> None:
-    for function in (selection.gpu_facts, selection._find_gpus):
+    for function in (devices.gpu_facts, devices._find_gpus):
         function.cache_clear()
 
 
@@ -22,8 +22,7 @@ def fresh_caches() -> None:
 def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys\nfrom buildsys.system import devices\n"
-        "from buildsys.system.gpus import selection\n"
-        "selection._DRIVER_FILES = ('/nowhere',)\n"
+        "devices._DRIVER_FILES = ('/nowhere',)\n"
         "print(set(devices.device_facts(['gpu']).values()), 'ctypes' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -32,12 +31,12 @@ def test_no_driver_means_no_gpu_and_no_ctypes(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("fresh_caches")
 def test_a_broken_driver_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.devices._LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.setattr(devices, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr("buildsys.system.gpus.nvml._LIBRARY", "libno-such-driver.so.1")
     with pytest.raises(GpuError):
         read_gpus(None)
-    assert set(selection.gpu_facts().values()) == {"none"}
-    assert selection.gpu_uuids() == ()
+    assert set(devices.gpu_facts().values()) == {"none"}
+    assert devices.gpu_uuids() == ()
 
 
 @pytest.mark.parametrize(
@@ -66,16 +65,16 @@ def test_the_locked_gpu_is_the_one_cuda_selects(
             else [gpus[int(number)] for number in chosen.split(",") if number]
         )
 
-    monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
-    monkeypatch.setattr("buildsys.system.gpus.devices.read_gpus", read)
+    monkeypatch.setattr(devices, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr("buildsys.system.gpus.nvml.read_gpus", read)
     for name, value in {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}.items():
         if value is None:
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    assert selection.gpu_uuids() == selection.gpu_uuids([("OTHER", "0")]) == expected
+    assert devices.gpu_uuids() == devices.gpu_uuids([("OTHER", "0")]) == expected
     elsewhere = [("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]
-    assert set(selection.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
+    assert set(devices.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
 
 
 @pytest.mark.usefixtures("fresh_caches")
@@ -84,9 +83,9 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
         {"name": name, "compute_capability": capability, "driver": "580.1", "cuda_driver": "13.0"}
         for name, capability in (("A", "8.9"), ("A", "8.9"), ("B", "12.0"))
     ]
-    monkeypatch.setattr(selection, "_DRIVER_FILES", ("/",))
+    monkeypatch.setattr(devices, "_DRIVER_FILES", ("/",))
     monkeypatch.setattr(
-        "buildsys.system.gpus.devices.read_gpus",
+        "buildsys.system.gpus.nvml.read_gpus",
         lambda visible: gpus if visible is None else gpus[:2],
     )
     everything = {
@@ -99,11 +98,11 @@ def test_several_kinds_of_gpu_are_all_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     # CUDA counts the fastest GPU first, so its 0 may be the driver's 2
     chosen_by = {"gpu.chosen_by": "CUDA_VISIBLE_DEVICES=0,1 CUDA_DEVICE_ORDER=None"}
-    assert selection.gpu_facts() == {**everything, **chosen_by}
-    selection.gpu_facts.cache_clear()
-    selection._find_gpus.cache_clear()
+    assert devices.gpu_facts() == {**everything, **chosen_by}
+    devices.gpu_facts.cache_clear()
+    devices._find_gpus.cache_clear()
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert selection.gpu_facts() == {**everything, "gpu.name": "A", "gpu.compute_capability": "8.9"}
+    assert devices.gpu_facts() == {**everything, "gpu.name": "A", "gpu.compute_capability": "8.9"}
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
 from buildsys.manifest.schema.engines import ComputeCapability
 from buildsys.report.formatting import plural, size
-from buildsys.system.gpus.devices import GpuError, read_details
+from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
@@ -168,7 +168,7 @@ def check_gpus() -> tuple[Gpus, list[Check]]:
             memory = f"{size(gpu.memory_bytes)} ({size(gpu.free_bytes)} free)"
         driver = f"driver {gpu.driver}, CUDA {gpu.cuda_driver}{mig}"
         text = f"compute capability {gpu.compute_capability}, {memory}, {driver}"
-        checks.append(Check("gpu", gpu.name, OK, text, facts=gpu.as_json()))
+        checks.append(Check("gpu", gpu.name, OK, text, facts=asdict(gpu)))
     return Gpus(tuple(gpu.compute_capability for gpu in found)), checks
 
 

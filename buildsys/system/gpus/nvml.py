@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -34,10 +34,6 @@ class GpuDetails:
     memory_bytes: int | None
     free_bytes: int | None
     mig: str  # "on", "off", or "" if the GPU does not support MIG
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 @contextmanager
