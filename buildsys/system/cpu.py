@@ -74,14 +74,13 @@ def usable_processors() -> list[int]:
 
 def usable_cores() -> int:
     """Return the number of usable physical cores."""
-
-    def siblings(processor: int) -> str:
+    cores = set[str]()
+    for processor in usable_processors():
         try:
-            return Path(_TOPOLOGY.format(processor)).read_text().strip()
+            cores.add(Path(_TOPOLOGY.format(processor)).read_text().strip())
         except OSError:
-            return str(processor)
-
-    return max(1, len(set(map(siblings, usable_processors()))))
+            cores.add(str(processor))
+    return max(1, len(cores))
 
 
 def load_average() -> list[float]:
@@ -98,32 +97,27 @@ class OtherLoad:
     def __init__(self, ours: Sequence[int] = ()) -> None:
         """Start measuring. The pids in ``ours`` count as this process."""
         self._ours = tuple(ours)
-        self._start = _machine_ticks()
-        self._own_start = self._own_ticks()
+        self._start = self._ticks()
 
     def share(self) -> float | None:
         """Return the share of CPU time used by others. None if unknown."""
-        now = _machine_ticks()
+        now = self._ticks()
         if now is None or self._start is None:
             return None
-        busy, total = now[0] - self._start[0], now[1] - self._start[1]
-        own = self._own_ticks() - self._own_start
-        return min(1.0, max(0.0, (busy - own) / total)) if total else 0.0
+        others, total = (end - start for end, start in zip(now, self._start, strict=True))
+        return min(1.0, max(0.0, others / total)) if total else 0.0
 
-    def _own_ticks(self) -> float:
+    def _ticks(self) -> tuple[float, float] | None:
+        """Return the time of others and the total time of all processors in ticks."""
+        try:
+            first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
+            fields = [int(field) for field in first_line.split()[1:9]]
+        except (OSError, ValueError):
+            return None
         own = time.process_time() * os.sysconf("SC_CLK_TCK")
         for pid in self._ours:
             with suppress(OSError):  # it has ended
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                own += int(fields[11]) + int(fields[12])
-        return own
-
-
-def _machine_ticks() -> tuple[int, int] | None:
-    """Return busy and total time of all processors in ticks."""
-    try:
-        first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
-        fields = [int(field) for field in first_line.split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    return sum(fields) - sum(fields[index] for index in _IDLE_FIELDS), sum(fields)
+                status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                own += int(status[11]) + int(status[12])
+        total = sum(fields)
+        return total - sum(fields[index] for index in _IDLE_FIELDS) - own, total

@@ -43,7 +43,8 @@ def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
         return {**facts, "cpu": cpu_model(), "instructions": engine_instructions()}
     runtime = cuda_of_library(module)
     used = {"gpu": device.get("name"), "compute_capability": device.get("compute_capability")}
-    gpu = {**first_gpu(), **{name: str(fact) for name, fact in used.items() if fact}}
+    first: dict[str, str] = next(iter(visible_gpus()), {})
+    gpu = {**first, **{name: str(fact) for name, fact in used.items() if fact}}
     return {**facts, **({"cuda_runtime": runtime} if runtime else {}), **gpu}
 
 
@@ -76,21 +77,16 @@ def cuda_of_library(module: str) -> str:
     return ""
 
 
-def first_gpu() -> dict[str, str]:
-    """Return the facts about CUDA's first GPU. {} without one.
+def visible_gpus() -> list[dict[str, str]]:
+    """Return the visible GPUs in the driver's order. [] without a working driver.
 
     ``cuda`` is the latest version that the driver supports.
     """
-    gpus = visible_gpus()
-    return {name: gpus[0][fact] for name, fact in _GPU_FACTS.items()} if gpus else {}
-
-
-def visible_gpus() -> list[dict[str, str]]:
-    """Return the visible GPUs in the driver's order. [] without a working driver."""
     try:
-        return read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = read_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     except GpuError:
         return []
+    return [{name: gpu[fact] for name, fact in _GPU_FACTS.items()} for gpu in gpus]
 
 
 def why_no_gpu() -> str:

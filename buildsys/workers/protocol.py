@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from buildsys.workers.job import Job
 
 Message = dict[str, Any]
 _PATHS = ("inputs", "outputs", "advisory")  # fields with paths by role
-
+_LOCAL = ("progress", "fail")
 _ERRORS = {kind.__name__: kind for kind in (StageError, CheckFailed, Unavailable, WorkerDied)}
 
 
@@ -37,11 +37,11 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
+@dataclass
 class LineBuffer:
     """A buffer to split received bytes into messages."""
 
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+    _pieces: list[bytes] = field(default_factory=list)
 
     def feed(self, piece: bytes) -> list[Message]:
         """Return the messages completed by ``piece``."""
@@ -55,19 +55,15 @@ class LineBuffer:
 
 
 def job_to_json(job: Job) -> Message:
-    """Return the fields of ``job`` as JSON values, without ``progress`` and ``fail``."""
+    """Return the fields of ``job`` as JSON values, without its callbacks."""
     toolchain = job.toolchain
     return {
-        "target": job.target,
-        "stage": job.stage,
-        "model": job.model,
-        "variant": job.variant,
+        **{name: value for name, value in vars(job).items() if name not in _LOCAL},
         "options": dict(job.options),
         "project": str(job.project),
         **{name: {role: str(path) for role, path in getattr(job, name).items()} for name in _PATHS},
         "toolchain": toolchain and {**asdict(toolchain), "python": str(toolchain.python)},
         "timing_caches": job.timing_caches and str(job.timing_caches),
-        "threads": job.threads,
     }
 
 

@@ -154,19 +154,16 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
             problem = f"it has {size} bytes instead of {recorded}"
             problem = f"{path.name} is not the file that was built: {problem}"
             yield Reason("digest", problem, _REPLACE)
-        elif digest:
-            yield from _check_digest(path, str(facts.get("sha256") or ""))
-    if not files and digest:
-        yield from _check_digest(engine, str(record.figures.get("engine_sha256") or ""))
+        else:
+            known = facts.get("sha256") if files else record.figures.get("engine_sha256")
+            recorded = str(known or "")
+            if digest and recorded and (found := sha256_of(path)) != recorded:
+                problem = f"its SHA-256 is {found[:16]}…, the recorded one is {recorded[:16]}…"
+                problem = f"{path.name} is not the file that was built: {problem}"
+                yield Reason("digest", problem, _REPLACE)
     if header.backend and header.backend != record.backend:
         problem = (
             f"{engine.name} is an engine of {header.backend},"
             f" but {RECORD_NAME} describes one of {record.backend}"
         )
         yield Reason("record", problem, _REPLACE)
-
-
-def _check_digest(path: Path, recorded: str) -> Iterator[Reason]:
-    if recorded and (found := sha256_of(path)) != recorded:
-        problem = f"its SHA-256 is {found[:16]}…, the recorded one is {recorded[:16]}…"
-        yield Reason("digest", f"{path.name} is not the file that was built: {problem}", _REPLACE)

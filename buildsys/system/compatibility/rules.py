@@ -19,7 +19,6 @@ from buildsys.system.engine_environment import (
     LIBRARIES,
     MissingLibraryError,
     cuda_of_library,
-    first_gpu,
     library_version,
     platform_name,
     version_numbers,
@@ -76,8 +75,9 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
 
 def machine_notes(record: Record) -> Iterator[str]:
     """Yield facts worth knowing before the engine runs here."""
-    gpu, built_on = first_gpu(), record.map("built_with")
-    models = list(dict.fromkeys(visible["name"] for visible in visible_gpus()))
+    gpus, built_on = visible_gpus(), record.map("built_with")
+    gpu = gpus[0] if gpus else {}
+    models = list(dict.fromkeys(visible["gpu"] for visible in gpus))
     same = gpu.get("compute_capability") == built_on.get("compute_capability")
     if record.backend == "tensorrt" and same and gpu and gpu["gpu"] != built_on.get("gpu"):
         yield (
@@ -146,7 +146,7 @@ def _check_version(record: Record, here: str) -> Iterator[Reason]:
 
 
 def _check_gpu(record: Record) -> Iterator[Reason]:
-    gpu, built_with = first_gpu(), record.map("built_with")
+    gpus, built_with = visible_gpus(), record.map("built_with")
     built = str(built_with.get("compute_capability") or "")
     is_rtx, supported = record.backend == "tensorrt_rtx", [built]
     later_too = record.map("portability").get("hardware_compatibility") == "ampere_plus"
@@ -156,12 +156,13 @@ def _check_gpu(record: Record) -> Iterator[Reason]:
         supported = ["8.0 or later"]
     *others, last = supported or [""]
     built_for = f"{', '.join(others)} or {last}" if others else last
-    if not gpu:
+    if not gpus:
         target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
         yield Reason("gpu", f"it needs an NVIDIA GPU, but {why_no_gpu()}", f"run it on {target}")
         return
     if record.backend == "onnxruntime":
         return
+    gpu = gpus[0]
     yield from _check_driver(record, gpu)
     here = gpu["compute_capability"]
     if is_rtx:

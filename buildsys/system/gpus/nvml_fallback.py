@@ -1,4 +1,4 @@
-# ruff: noqa: D103, N802 - functions are named and documented as in pynvml
+# ruff: noqa: D103, N802, N816 - functions are named and documented as in pynvml
 """NVML queries to identify GPUs and driver without nvidia-ml-py.
 
 ``buildsys.can_run`` and ``python -m buildsys.doctor`` need the standard library only.
@@ -8,6 +8,7 @@ Source: NVML API reference, "System Queries", "Device Queries".
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any
 
 
@@ -39,31 +40,16 @@ def nvmlDeviceGetCount() -> int:
     return count.value
 
 
-def nvmlDeviceGetHandleByIndex(index: int) -> Any:
-    return _handle("nvmlDeviceGetHandleByIndex_v2", index)
-
-
-def nvmlDeviceGetHandleByUUID(uuid: str) -> Any:
-    return _handle("nvmlDeviceGetHandleByUUID", uuid.encode())
-
-
-def nvmlDeviceGetName(device: Any) -> str:
-    return _text("nvmlDeviceGetName", device)
-
-
-def nvmlDeviceGetUUID(device: Any) -> str:
-    return _text("nvmlDeviceGetUUID", device)
-
-
 def nvmlDeviceGetCudaComputeCapability(device: Any) -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
     _call("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
 
 
-def _handle(function: str, identifier: int | bytes) -> ctypes.c_void_p:
+def _handle(function: str, identifier: int | str) -> ctypes.c_void_p:
     device = ctypes.c_void_p()
-    _call(function, identifier, ctypes.byref(device))
+    name = identifier.encode() if isinstance(identifier, str) else identifier
+    _call(function, name, ctypes.byref(device))
     return device
 
 
@@ -77,3 +63,9 @@ def _call(function: str, *arguments: Any) -> None:
     status = getattr(ctypes.CDLL("libnvidia-ml.so.1"), function)(*arguments)
     if status:
         raise NVMLError(f"{function} failed with NVML error {status}")
+
+
+nvmlDeviceGetHandleByIndex = partial(_handle, "nvmlDeviceGetHandleByIndex_v2")
+nvmlDeviceGetHandleByUUID = partial(_handle, "nvmlDeviceGetHandleByUUID")
+nvmlDeviceGetName = partial(_text, "nvmlDeviceGetName")
+nvmlDeviceGetUUID = partial(_text, "nvmlDeviceGetUUID")

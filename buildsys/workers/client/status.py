@@ -49,24 +49,21 @@ def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
             record = read_record(path)
             if record is None or not record.process.is_running:
                 remove(path)
-            else:
-                found.append(_inspect(path, record))
+                continue
+            process = Path("/proc", str(record.pid))
+            try:
+                uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+                pages = int((process / "statm").read_text().split()[1])
+                children = (process / "task" / str(record.pid) / "children").read_text().split()
+                idle_s = max(0.0, time.time() - record_path(path).stat().st_mtime)
+            except OSError:  # it has just ended
+                found.append(RunningServer(record, 0.0, 0.0, 0.0))
+                continue
+            age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
+            busy = bool(children) or not record.ready
+            memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+            found.append(RunningServer(record, age_s, None if busy else idle_s, memory_mib))
     return found
-
-
-def _inspect(path: Path, record: ServerRecord) -> RunningServer:
-    process = Path("/proc", str(record.pid))
-    try:
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        pages = int((process / "statm").read_text().split()[1])
-        children = (process / "task" / str(record.pid) / "children").read_text().split()
-        idle_s = max(0.0, time.time() - record_path(path).stat().st_mtime)
-    except OSError:  # it has just ended
-        return RunningServer(record, 0.0, 0.0, 0.0)
-    age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
-    busy = bool(children) or not record.ready
-    memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-    return RunningServer(record, age_s, None if busy else idle_s, memory_mib)
 
 
 def stop_servers(environment: Mapping[str, str]) -> list[RunningServer]:

@@ -102,14 +102,11 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
         log(message)
         send({"event": "progress", "message": message})
 
-    def end(answer: Message) -> NoReturn:
-        flush()
-        send(answer)
-        os._exit(0)
-
     def fail(error: BuildsysError) -> NoReturn:
         expected = error_to_json(_as_expected(error, job, log_file))
-        end({"event": "error", "error": expected, **_measure(clock)})
+        flush()
+        send({"event": "error", "error": expected, **_measure(clock)})
+        os._exit(0)
 
     send({"event": "started", "pid": os.getpid()})
     try:
@@ -123,7 +120,10 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
         send({"event": "error", "error": error_to_json(StageError(problem))})
         os._exit(0)
     clock = time.perf_counter()
-    end(_run_job(replace(job, progress=progress, fail=fail), log_file))
+    answer = _run_job(replace(job, progress=progress, fail=fail), log_file)
+    flush()
+    send(answer)
+    os._exit(0)
 
 
 def _run_job(job: Job, log_file: Path) -> Message:

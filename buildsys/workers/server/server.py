@@ -107,7 +107,7 @@ class Server:
         if self._listener is not None:
             self._listener.mark_ready()
         while True:
-            for key, _ in self._selector.select(self._time_to_next_deadline()):
+            for key, _ in self._selector.select(self._enforce_limits()):
                 if isinstance(key.data, _Connection):
                     self._receive(key.data)
                 elif isinstance(key.data, Listener):
@@ -120,7 +120,6 @@ class Server:
                     with contextlib.suppress(BlockingIOError):
                         self._wakeup.recv(4096)
             self._reap_children()
-            self._enforce_limits()
             self._end_if_idle()
 
     def _add_connection(self, control: socket.socket) -> None:
@@ -234,15 +233,8 @@ class Server:
         if self._listener is not None:
             self._listener.touch()
 
-    def _time_to_next_deadline(self) -> float | None:
-        deadlines = [job.kill_at or job.stop_at for job in self._jobs.values()]
-        if self._listener is not None and (self._retiring or not self._connections):
-            soon = time.monotonic() + _RETRY_S
-            deadlines.append(soon if self._retiring else max(self._end_at, soon))
-        known = [deadline for deadline in deadlines if deadline is not None]
-        return max(0.0, min(known) - time.monotonic()) if known else None
-
-    def _enforce_limits(self) -> None:
+    def _enforce_limits(self) -> float | None:
+        """Stop jobs that exceed their limit. Return the time to the next deadline."""
         now = time.monotonic()
         for job in self._jobs.values():
             if job.kill_at is not None and now >= job.kill_at:
@@ -251,6 +243,12 @@ class Server:
             elif job.kill_at is None and job.stop_at is not None and now >= job.stop_at:
                 job.timed_out, job.kill_at = True, now + _KILL_GRACE_S
                 signal_group(job.pid, signal.SIGTERM)
+        deadlines = [job.kill_at or job.stop_at for job in self._jobs.values()]
+        if self._listener is not None and (self._retiring or not self._connections):
+            soon = now + _RETRY_S
+            deadlines.append(soon if self._retiring else max(self._end_at, soon))
+        known = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(known) - now) if known else None
 
     def _end_if_idle(self) -> None:
         """End an idle server, unless a client connects at the last moment."""
