@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 ABSENT = "absent"
 C_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".def")
@@ -18,14 +17,10 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _TIMEOUT_S = 20
 
 
-class _Language(NamedTuple):
-    variable: str
-    programs: tuple[str, ...]
-
-
+# environment variable and programs
 LANGUAGES = {
-    "cc": _Language("CC", ("cc", "gcc", "clang")),
-    "c++": _Language("CXX", ("c++", "g++", "clang++")),
+    "cc": ("CC", ("cc", "gcc", "clang")),
+    "c++": ("CXX", ("c++", "g++", "clang++")),
 }
 # the compilers' own variables: they would change the output, and no key contains them
 _COMPILER_VARIABLES = (

@@ -32,6 +32,10 @@ _LOCAL = ("progress", "fail")
 _ERRORS = {kind.__name__: kind for kind in (StageError, CheckFailed, Unavailable, WorkerDied)}
 
 
+class JobNotStartedError(WorkerDied):
+    """A job not started by its server; another one can run it."""
+
+
 def encode(message: Mapping[str, Any]) -> bytes:
     """Return ``message`` as one line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

@@ -92,30 +92,25 @@ def check_interpreter(toolchain: Toolchain, texts: TextCache | None = None) -> I
     environment = toolchain.environment(os.environ)
     name = _cache_name(toolchain, environment)
     with _probing:  # threads that need the same interpreter wait for one probe
-        known = _known.get(name)
+        known, text = _known.get(name), texts.get(name) if texts is not None else None
+        if known is None and text is not None:
+            fields, stamps = json.loads(text)
+            known = _Known(
+                InterpreterCheck(Interpreter(**{**fields, "path": tuple(fields["path"])})), stamps
+            )
         if known is None or known.stamps != _stamps(known.stamps):
-            known = _known[name] = _load(name, texts) or _probe(toolchain, environment)
+            known = _probe(toolchain, environment)
+        _known[name] = known
         if texts is not None and known.check.interpreter is not None:
-            text = json.dumps([asdict(known.check.interpreter), known.stamps])
-            if texts.get(name) != text:
-                texts.set(name, text)
+            new = json.dumps([asdict(known.check.interpreter), known.stamps])
+            if new != text:
+                texts.set(name, new)
     interpreter = known.check.interpreter
     if interpreter is None or tuple(map(int, interpreter.version.split(".")[:2])) >= OLDEST:
         return known.check
     needed = ".".join(map(str, OLDEST))
     reason = f"{python} is Python {interpreter.version}, but {needed} or newer is needed"
     return replace(_unusable(toolchain, reason), interpreter=interpreter)
-
-
-def _load(name: str, texts: TextCache | None) -> _Known | None:
-    text = texts.get(name) if texts is not None else None
-    if text is None:
-        return None
-    fields, stamps = json.loads(text)
-    if stamps != _stamps(stamps):
-        return None
-    interpreter = Interpreter(**{**fields, "path": tuple(fields["path"])})
-    return _Known(InterpreterCheck(interpreter), stamps)
 
 
 def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:

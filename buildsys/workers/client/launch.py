@@ -18,11 +18,7 @@ from buildsys.system.interpreters.interpreter import Interpreter, check_interpre
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import Process
 from buildsys.workers import registry
-from buildsys.workers.client.environment import (
-    fingerprint,
-    server_environment,
-    split_environment,
-)
+from buildsys.workers.client.environment import fingerprint, server_environment, split_environment
 from buildsys.workers.client.server_handle import ServerHandle
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message
@@ -53,7 +49,15 @@ def start_server(
         # a full disk or a lock that is never released: an own server needs neither
         with contextlib.suppress(OSError):
             return launch.find_or_start_shared(shared, idle_s)
-    return launch.start_own()
+    control, remote = socket.socketpair()
+    try:
+        process = launch.spawn({"control": remote.fileno(), "parent": os.getpid()}, remote)
+    except OSError:
+        control.close()
+        raise
+    finally:
+        remote.close()
+    return ServerHandle(control, process, log=launch.log, environment=per_job, shared=False)
 
 
 @dataclass(frozen=True)
@@ -66,18 +70,6 @@ class _Launch:
     lasting: Mapping[str, str]  # environment variables of the server
     per_job: Mapping[str, str]  # those sent with each job
     interpreter: Interpreter | None  # None: that of this process
-
-    def start_own(self) -> ServerHandle:
-        """Start a server for the lifetime of this process."""
-        control, remote = socket.socketpair()
-        try:
-            process = self._spawn({"control": remote.fileno(), "parent": os.getpid()}, remote)
-        except OSError:
-            control.close()
-            raise
-        finally:
-            remote.close()
-        return ServerHandle(control, process, log=self.log, environment=self.per_job, shared=False)
 
     def find_or_start_shared(self, folder: Path, idle_s: float) -> ServerHandle:
         """Connect to the server with the same fingerprint, or start it."""
@@ -103,7 +95,7 @@ class _Launch:
                 listener.bind(str(address))
                 listener.listen(_BACKLOG)
                 start = {"listener": listener.fileno(), "path": str(address), "idle_s": idle_s}
-                process = self._spawn(start, listener)
+                process = self.spawn(start, listener)
             ticks = Process.of(process.pid).started
             record = registry.ServerRecord(
                 process.pid, ticks, self.kind.name, self.python, str(self.log)
@@ -119,7 +111,7 @@ class _Launch:
                 raise
         return ServerHandle(control, process, log=self.log, environment=self.per_job, shared=True)
 
-    def _spawn(self, start: Message, channel: socket.socket) -> subprocess.Popen[bytes]:
+    def spawn(self, start: Message, channel: socket.socket) -> subprocess.Popen[bytes]:
         start = {**start, "preload": self.kind.preload, "without": self.kind.without}
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:

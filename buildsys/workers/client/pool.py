@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.errors import StageError, WorkerDied
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
+from buildsys.workers.protocol import JobNotStartedError
 from buildsys.workers.server_kinds import LIGHT, TORCH, ServerKind, server_kind_of, toolchain_of
 
 if TYPE_CHECKING:
@@ -80,10 +81,8 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             server = self._server(kind, toolchain)
             try:
                 answer = server.run(job, log=log, timeout_s=timeout_s, on_event=forward)
-            except WorkerDied as error:
-                from buildsys.workers.client.server_handle import JobNotStartedError
-
-                if self._closed or not server.reused or not isinstance(error, JobNotStartedError):
+            except JobNotStartedError:
+                if self._closed or not server.reused:
                     raise
                 # a server of an earlier run that was about to end, or hung
                 server = self._server(kind, toolchain)

@@ -17,7 +17,14 @@ from pathlib import Path
 from buildsys.errors import WorkerDied
 from buildsys.system.processes import Process, describe_exit, kill_group
 from buildsys.workers.job import Job
-from buildsys.workers.protocol import LineBuffer, Message, encode, error_from_json, job_to_json
+from buildsys.workers.protocol import (
+    JobNotStartedError,
+    LineBuffer,
+    Message,
+    encode,
+    error_from_json,
+    job_to_json,
+)
 from buildsys.workers.server_kinds import late_preload
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
@@ -109,10 +116,6 @@ class JobChannels:
                     return message
                 self.pid = message.get("pid", self.pid)
                 on_event(message)
-
-
-class JobNotStartedError(WorkerDied):
-    """A job not started by its server; another one can run it."""
 
 
 class ServerHandle:

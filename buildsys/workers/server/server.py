@@ -59,22 +59,18 @@ class _RunningJob:
 class Server:
     """A server with one forked child per job.
 
-    With a ``parent`` it serves that process over one connection and ends with it. With a
-    ``listener`` it serves all that connect, and ends ``idle_s`` after the last one disconnected.
+    With ``start["listener"]`` it serves all that connect, and ends ``idle_s`` after the last one
+    disconnected. Otherwise it serves its ``parent`` over one connection and ends with it.
     """
 
-    def __init__(
-        self,
-        control: socket.socket | None = None,
-        *,
-        parent: int | None = None,
-        listener: Listener | None = None,
-        idle_s: float = 0.0,
-    ) -> None:
-        self._parent = parent
-        self._listener = listener
-        self._idle_s = idle_s
-        self._end_at = time.monotonic() + idle_s  # unless a connection is open then
+    def __init__(self, start: Message) -> None:
+        self._parent = parent = start.get("parent")
+        self._listener: Listener | None = None
+        if "listener" in start:
+            channel = socket.socket(fileno=start["listener"])
+            self._listener = Listener(channel, Path(start["path"]))
+        self._idle_s: float = start.get("idle_s", 0.0)
+        self._end_at = time.monotonic() + self._idle_s  # unless a connection is open then
         self._retiring = False  # accepts no new connections and ends after the last one
         self._problem = ""
         self._loaded_late: set[str] = set()  # or tried to
@@ -92,12 +88,11 @@ class Server:
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
         # the signal also arrives when only the *thread* that started this server ends
         signal.signal(signal.SIGUSR1, lambda *_: parent in (None, os.getppid()) or self._stop())
-        if parent is not None:
-            die_with_parent(parent, signal.SIGUSR1)
-        if control is not None:
-            self._add_connection(control)
-        if listener is not None:
-            self._selector.register(listener.socket, selectors.EVENT_READ, listener)
+        if self._listener is not None:
+            self._selector.register(self._listener.socket, selectors.EVENT_READ, self._listener)
+        else:
+            die_with_parent(start["parent"], signal.SIGUSR1)
+            self._add_connection(socket.socket(fileno=start["control"]))
 
     def serve(self, problem: str) -> NoReturn:
         """Run jobs until nobody can send one. A ``problem`` refuses every job."""
@@ -329,11 +324,7 @@ def main() -> NoReturn:
     here = str(Path.cwd())
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
     os.chdir("/")  # the project may be moved or deleted
-    if "listener" in start:
-        listener = Listener(socket.socket(fileno=start["listener"]), Path(start["path"]))
-        server = Server(listener=listener, idle_s=start["idle_s"])
-    else:
-        server = Server(socket.socket(fileno=start["control"]), parent=start["parent"])
+    server = Server(start)
     gc.disable()  # a collection would write to the pages shared with the children
     server.serve(_preload(start["preload"], start["without"]))
 
