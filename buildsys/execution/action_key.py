@@ -130,7 +130,7 @@ class KeyBuilder:
                 interpreter = self._located(action.runs_in)
                 path = versions.module_path(interpreter, self._texts) if interpreter else None
                 providing = versions.distributions_of(
-                    [module], self._texts, known=_KNOWN_LIBRARIES, path=path
+                    module, self._texts, known=_KNOWN_LIBRARIES, path=path
                 )
                 self._providers[wanted] = (
                     versions.tool_versions(providing, interpreter, self._texts),

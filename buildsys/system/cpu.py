@@ -108,7 +108,7 @@ class OtherLoad:
         return min(1.0, max(0.0, others / total)) if total else 0.0
 
     def _ticks(self) -> tuple[float, float] | None:
-        """Return the time of others and the total time of all processors in ticks."""
+        """Return the ticks used by others and those of all processors."""
         try:
             first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
             fields = [int(field) for field in first_line.split()[1:9]]

@@ -1,4 +1,4 @@
-"""Devices of actions: facts for action keys, and the UUIDs of the GPUs for locks.
+"""Devices of actions: facts for keys, UUIDs of GPUs for locks.
 
 CUDA sorts GPUs by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the driver sorts them by PCI bus id.
 With GPUs of several models CUDA's choice is unknown here, so all of them count.

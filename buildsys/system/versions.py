@@ -11,14 +11,14 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import util
 from importlib.machinery import PathFinder
 from inspect import getmodulename
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from buildsys.system import compilers
 
@@ -220,28 +220,50 @@ def _package_version(
 
 
 def distributions_of(
-    modules: Iterable[str],
+    module: str,
     texts: TextCache,
     *,
     known: Collection[str],
     path: tuple[str, ...] | None = None,
 ) -> list[str]:
-    """Return the distributions of top-level ``modules`` and their requirements.
+    """Return the distributions of a top-level module and their requirements.
 
     Requirements of ``known`` distributions are not followed: stages name those they depend on.
     ``path`` is the module path of another interpreter.
     """
     versions = installed_versions(tuple(sys.path) if path is None else path)
     state = hashlib.sha256(json.dumps(sorted(versions.items())).encode()).hexdigest()
+    cached = f"libraries/1:{state}:{'+'.join(sorted(known))}:{module}"
+    text = texts.get(cached)
+    if text is not None:
+        return list(json.loads(text))
+    from importlib import metadata  # slow, but needed only once per environment and module
+
+    where: dict[str, Any] = {} if path is None else {"path": list(path)}
+    waiting = [normalized(module)]
+    if waiting[0] not in versions:
+        # metadata.packages_distributions misses many before Python 3.11
+        providers = set()
+        for distribution in metadata.distributions(**where):
+            declared = (distribution.read_text("top_level.txt") or "").split()
+            files = () if declared else distribution.files or ()
+            tops = (f.parts[0] if len(f.parts) > 1 else getmodulename(f) or "" for f in files)
+            if module in declared or module in tops:
+                providers.add(normalized(distribution.metadata["Name"]))
+        waiting = sorted(providers, reverse=True)
     found: dict[str, None] = {}
-    for module in sorted(set(modules)):
-        name = f"libraries/1:{state}:{'+'.join(sorted(known))}:{module}"
-        text = texts.get(name)
-        if text is None:
-            providers = _providers(module, versions, path)
-            text = json.dumps(list(_with_requirements(providers, known, versions, path)))
-            texts.set(name, text)
-        found.update(dict.fromkeys(json.loads(text)))
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in versions:
+            continue
+        found[name] = None
+        installed = next(iter(metadata.distributions(name=name, **where)), None)
+        if name in known or installed is None:
+            continue
+        requires = (line for line in installed.requires or () if not _EXTRA.search(line))
+        matches = filter(None, map(_REQUIREMENT.match, requires))
+        waiting += sorted((normalized(match[1]) for match in matches), reverse=True)
+    texts.set(cached, json.dumps(list(found)))
     return list(found)
 
 
@@ -257,50 +279,3 @@ def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
     if any(part in _LIBRARY_FOLDERS for part in file.parts):
         return None
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)
-
-
-def _providers(module: str, versions: Collection[str], path: tuple[str, ...] | None) -> list[str]:
-    """Return the distributions of a top-level module.
-
-    metadata.packages_distributions misses many before Python 3.11.
-    """
-    if normalized(module) in versions:
-        return [normalized(module)]
-    from importlib import metadata  # slow, but needed only once per environment and module
-
-    found = set()
-    every = metadata.distributions() if path is None else metadata.distributions(path=list(path))
-    for distribution in every:
-        declared = (distribution.read_text("top_level.txt") or "").split()
-        files = () if declared else distribution.files or ()
-        tops = (f.parts[0] if len(f.parts) > 1 else getmodulename(f) or "" for f in files)
-        if module in declared or module in tops:
-            found.add(normalized(distribution.metadata["Name"]))
-    return sorted(found)
-
-
-def _with_requirements(
-    names: list[str],
-    known: Collection[str],
-    versions: Collection[str],
-    path: tuple[str, ...] | None,
-) -> Iterator[str]:
-    from importlib import metadata
-
-    seen: set[str] = set()
-    waiting = list(reversed(names))
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name not in versions:
-            continue
-        seen.add(name)
-        yield name
-        if name in known:
-            continue
-        if path is None:
-            requires = metadata.requires(name)
-        else:
-            found = next(iter(metadata.distributions(name=name, path=list(path))), None)
-            requires = found.requires if found is not None else None
-        matches = (_REQUIREMENT.match(line) for line in requires or () if not _EXTRA.search(line))
-        waiting += sorted((normalized(match[1]) for match in matches if match), reverse=True)

@@ -1,4 +1,4 @@
-"""The files of an engine: the first bytes of its file, its ``engine.json``, damage to both.
+"""The files of an engine: its header, its ``engine.json``, damage to them.
 
 They are read without any library. The header of TensorRT-RTX engines was found by inspection:
 ``vtrt``, at byte 16 the size of the file in 8 bytes, at byte 24 the version in 4. A TensorRT engine

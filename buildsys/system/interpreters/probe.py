@@ -53,11 +53,9 @@ try:
     module = __import__(name)
     answer["version"] = str(getattr(module, "__version__", ""))
     answer["file"] = str(getattr(module, "__file__", ""))
-except ImportError as error:
-    if getattr(error, "name", None) == name:
-        answer["missing"] = True
-    answer["problem"] = "%s: %s" % (type(error).__name__, error)
 except Exception as error:
+    if isinstance(error, ImportError) and getattr(error, "name", None) == name:
+        answer["missing"] = True
     answer["problem"] = "%s: %s" % (type(error).__name__, error)
 if "problem" not in answer and name == "onnxruntime":
     answer["providers"] = list(module.get_available_providers())

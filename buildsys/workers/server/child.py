@@ -175,7 +175,7 @@ def _as_expected(error: Exception, job: Job, log_file: Path) -> BuildsysError:
 
 
 def _measure(clock: float) -> dict[str, float]:
-    """Return the time since ``clock`` and the peak memory, with the server's pages."""
+    """Return the time since ``clock`` and the peak memory, including the server's."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mib = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
     return {"seconds": round(time.perf_counter() - clock, 4), "peak_rss_mib": round(mib, 1)}

@@ -229,7 +229,7 @@ class Server:
             self._listener.touch()
 
     def _enforce_limits(self) -> float | None:
-        """Stop jobs that exceed their limit. Return the time to the next deadline."""
+        """Stop jobs at their time limits. Return the time to the next deadline."""
         now = time.monotonic()
         for job in self._jobs.values():
             if job.kill_at is not None and now >= job.kill_at:

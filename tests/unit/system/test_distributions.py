@@ -41,9 +41,9 @@ def install(
         (site / file).write_text("")
 
 
-def found(*modules: str, texts: Texts | None = None) -> list[str]:
+def found(module: str, texts: Texts | None = None) -> list[str]:
     return versions.distributions_of(
-        modules, Texts() if texts is None else texts, known=("torch", "numpy")
+        module, Texts() if texts is None else texts, known=("torch", "numpy")
     )
 
 
