@@ -182,7 +182,7 @@ def another_compiler(bench: Bench, patch: Patch) -> None:
 
 def fewer_cores(bench: Bench, patch: Patch) -> None:
     one_more = [*os.sched_getaffinity(0), 4096]
-    patch.setattr("buildsys.system.cpu.usable_processors", lambda: one_more)
+    patch.setattr("buildsys.system.devices.usable_processors", lambda: one_more)
 
 
 def another_gpu(bench: Bench, patch: Patch) -> None:
