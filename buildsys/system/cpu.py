@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -24,17 +25,13 @@ _ENGINE_INSTRUCTIONS = (
 
 def read_cpuinfo() -> dict[str, str]:
     """Return the first processor's fields in /proc/cpuinfo. {} without that file."""
-    fields: dict[str, str] = {}
     try:
         with Path("/proc/cpuinfo").open(errors="replace") as lines:
-            for line in lines:  # reading on would make the kernel describe every other processor
-                if not line.strip():
-                    break
-                name, _, value = line.partition(":")
-                fields[name.strip()] = value.strip()
+            # reading on would make the kernel describe every other processor
+            parts = (line.partition(":") for line in takewhile(str.strip, lines))
+            return {name.strip(): value.strip() for name, _, value in parts}
     except OSError:
         return {}
-    return fields
 
 
 def cpu_model() -> str:

@@ -193,9 +193,8 @@ def check_libraries(
             return Library(name, problem=f"the interpreter {result.ending} on import{printed}")
         facts = dict(result.fields)
         version, missing = str(facts.pop("version", "")), bool(facts.pop("missing", False))
-        problem = "" if missing else str(facts.pop("problem", ""))
-        facts.pop("problem", None)
-        return Library(name, version, missing, problem, facts)
+        problem = str(facts.pop("problem", ""))
+        return Library(name, version, missing, "" if missing else problem, facts)
 
     distinct = list(dict.fromkeys(names))
     with ThreadPoolExecutor(_CONCURRENT_IMPORTS) as threads:

@@ -237,11 +237,10 @@ class ServerHandle:
 
     def _server_died(self, job: Job, log: Path, pid: int | None) -> WorkerDied:
         self._given_up = True
-        if pid is not None:
-            kill_group(pid)  # the processes that the child had started
-            problem = f"the worker server that ran {job.target} {self._end_server()}"
-            return WorkerDied(problem, f"full log: {job.display_path(log)}")
-        problem = (
-            f"the worker server for {job.target} {self._end_server()} before it started the job"
-        )
-        return JobNotStartedError(problem, f"full log: {job.display_path(self.log)}")
+        if pid is None:
+            problem = f"the worker server for {job.target} {self._end_server()}"
+            hint = f"full log: {job.display_path(self.log)}"
+            return JobNotStartedError(f"{problem} before it started the job", hint)
+        kill_group(pid)  # the processes that the child had started
+        problem = f"the worker server that ran {job.target} {self._end_server()}"
+        return WorkerDied(problem, f"full log: {job.display_path(log)}")
