@@ -24,9 +24,8 @@ from buildsys.system.compatibility.engine_files import (
 from buildsys.system.compatibility.rules import (
     TITLES,
     built_version,
-    machine_notes,
+    engine_notes,
     machine_reasons,
-    plugin_notes,
     plugin_reasons,
 )
 
@@ -79,33 +78,29 @@ def can_run(
     if path.is_dir():
         existing = (path / name for name in _ENGINES if (path / name).is_file())
         path = next(existing, path / _ENGINES[0])
+    name = str(engine)
     try:
-        return _check(path, str(engine), digest, None if project is None else Path(project))
+        if not path.is_file():
+            # the record may say that no engine could be built
+            found = read_record(path) if path.with_name(RECORD_NAME).is_file() else None
+            remedy = "build it, or pass the path of the engine file or its folder"
+            missing = Reason("file", f"there is no engine file {path}", remedy)
+            return CompatibilityResult(name, "", (found if isinstance(found, Reason) else missing,))
+        header, record = read_header(path), read_record(path)
+        if isinstance(record, Reason):
+            unknown = f"no known engine ({path.stat().st_size} bytes)"
+            built = f"{TITLES[header.backend]} {header.version}" if header.backend else unknown
+            facts = tuple(_check_without_record(path, header, record))
+            return CompatibilityResult(name, built.rstrip(), facts)
+        reasons = (
+            *find_damage(path, record, header, digest=digest),
+            *machine_reasons(record),
+            *plugin_reasons(record, path, None if project is None else Path(project)),
+        )
+        return CompatibilityResult(name, _describe(record), reasons, tuple(engine_notes(record)))
     except OSError as error:
         problem = f"{error.filename or path} cannot be read: {error.strerror or error}"
-        return CompatibilityResult(str(engine), "", (Reason("file", problem, ""),))
-
-
-def _check(path: Path, name: str, digest: bool, project: Path | None) -> CompatibilityResult:
-    if not path.is_file():
-        # the record may say that no engine could be built
-        found = read_record(path) if path.with_name(RECORD_NAME).is_file() else None
-        remedy = "build it, or pass the path of the engine file or its folder"
-        missing = Reason("file", f"there is no engine file {path}", remedy)
-        return CompatibilityResult(name, "", (found if isinstance(found, Reason) else missing,))
-    header, record = read_header(path), read_record(path)
-    if isinstance(record, Reason):
-        unknown = f"no known engine ({path.stat().st_size} bytes)"
-        built = f"{TITLES[header.backend]} {header.version}" if header.backend else unknown
-        reasons = tuple(_check_without_record(path, header, record))
-        return CompatibilityResult(name, built.rstrip(), reasons)
-    reasons = (
-        *find_damage(path, record, header, digest=digest),
-        *machine_reasons(record),
-        *plugin_reasons(record, path, project),
-    )
-    notes = (*machine_notes(record), *plugin_notes(record))
-    return CompatibilityResult(name, _describe(record), reasons, notes)
+        return CompatibilityResult(name, "", (Reason("file", problem, ""),))
 
 
 def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[Reason]:

@@ -73,7 +73,7 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
         yield from _check_processor(record)
 
 
-def machine_notes(record: Record) -> Iterator[str]:
+def engine_notes(record: Record) -> Iterator[str]:
     """Yield facts worth knowing before the engine runs here."""
     gpus, built_on = visible_gpus(), record.map("built_with")
     gpu = gpus[0] if gpus else {}
@@ -98,6 +98,10 @@ def machine_notes(record: Record) -> Iterator[str]:
     if record.map("portability").get("exclude_lean_runtime"):
         library = f"{TITLES['tensorrt']} {built_version(record)}"
         yield f"it does not contain its lean runtime: load that of {library} first"
+    plugins = _unregistered_plugins(record)
+    if plugins:
+        names = (f"{plugin.get('name')} ({plugin.get('file')})" for plugin in plugins)
+        yield f"register before deserializing: {', '.join(names)}"
 
 
 def needs_gpu(record: Record) -> bool:
@@ -246,14 +250,6 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
                 f" {digest[:_SHOWN_DIGITS]}…, the recorded one is {recorded}…"
             )
             yield Reason("plugin", problem, "use the file that it was built with")
-
-
-def plugin_notes(record: Record) -> Iterator[str]:
-    """Yield the plugins to register before the engine is deserialized."""
-    plugins = _unregistered_plugins(record)
-    if plugins:
-        names = (f"{plugin.get('name')} ({plugin.get('file')})" for plugin in plugins)
-        yield f"register before deserializing: {', '.join(names)}"
 
 
 def _unregistered_plugins(record: Record) -> list[Mapping[str, Any]]:
