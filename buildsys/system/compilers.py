@@ -18,10 +18,7 @@ _TIMEOUT_S = 20
 
 
 # environment variable and programs
-LANGUAGES = {
-    "cc": ("CC", ("cc", "gcc", "clang")),
-    "c++": ("CXX", ("c++", "g++", "clang++")),
-}
+LANGUAGES = {"cc": ("CC", ("cc", "gcc", "clang")), "c++": ("CXX", ("c++", "g++", "clang++"))}
 # the compilers' own variables: they would change the output, and no key contains them
 _COMPILER_VARIABLES = (
     "CCC_OVERRIDE_OPTIONS", "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH",
@@ -50,18 +47,18 @@ def compiler_identity(language: str) -> str:
     command = compiler_command(language)
     if not command:
         return ABSENT
-
-    def output(option: str) -> str:
+    printed = []
+    for option in ("--version", "-dumpmachine"):
         try:
-            return subprocess.run(
+            done = subprocess.run(
                 [*command, option], capture_output=True, text=True, errors="replace",
                 timeout=_TIMEOUT_S, env=compiler_environment(), check=False,
-            ).stdout  # fmt: skip
+            )  # fmt: skip
+            printed.append(done.stdout.strip())
         except (OSError, subprocess.TimeoutExpired):
-            return ""
-
-    version = output("--version").splitlines() or [command[0]]
-    machine = output("-dumpmachine").strip() or "this machine"
+            printed.append("")
+    version = printed[0].splitlines() or [command[0]]
+    machine = printed[1] or "this machine"
     arguments = f" {shlex.join(command[1:])}" if command[1:] else ""
     return f"{version[0]} for {machine}{arguments}"
 

@@ -220,11 +220,7 @@ def _package_version(
 
 
 def distributions_of(
-    module: str,
-    texts: TextCache,
-    *,
-    known: Collection[str],
-    path: tuple[str, ...] | None = None,
+    module: str, texts: TextCache, *, known: Collection[str], path: tuple[str, ...] | None = None
 ) -> list[str]:
     """Return the distributions of a top-level module and their requirements.
 

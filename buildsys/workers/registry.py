@@ -169,6 +169,7 @@ class Listener:
         self.socket = listener
         self._path = path
         self._stamp = stamp(path)
+        self.record = record_path(path)
 
     def accept(self) -> list[socket.socket]:
         """Return new connections of this user; close those of others."""
@@ -193,11 +194,6 @@ class Listener:
             record = read_record(self._path)
             if record is not None and record.pid == os.getpid():
                 write_record(self._path, dataclasses.replace(record, ready=True))
-
-    def touch(self) -> None:
-        """Record the time of the last job, for display only."""
-        with contextlib.suppress(OSError):
-            os.utime(record_path(self._path))
 
     def close(self) -> list[socket.socket]:
         """Retire the address. Return the connections made before.

@@ -168,12 +168,8 @@ def _cache_name(toolchain: Toolchain, environment: Mapping[str, str]) -> str:
     python = toolchain.python
     configs = (python.parent / "pyvenv.cfg", python.parent.parent / "pyvenv.cfg")
     files = _stamps(map(str, (python, python.resolve(), *configs)))
-    variables = sorted(
-        (key, value)
-        for key, value in environment.items()
-        if key.startswith("PYTHON") or key == "HOME"
-    )
-    parts = [list(files.items()), variables, sorted(toolchain.env.items())]
+    used = {k: v for k, v in environment.items() if k.startswith("PYTHON") or k == "HOME"}
+    parts = [list(files.items()), sorted(used.items()), sorted(toolchain.env.items())]
     return f"{_SCHEMA}:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 

@@ -136,12 +136,8 @@ def fingerprint(
         version, path = interpreter.full_version, interpreter.path
         standard = interpreter.standard
     # not where this process looks for modules only because of how it was called
-    ours = {
-        "",
-        str(Path.cwd()),
-        str(folder.parent.parent),
-        str(Path(sys.argv[0]).absolute().parent),
-    }
+    program = str(Path(sys.argv[0]).absolute().parent)
+    ours = {"", str(Path.cwd()), str(folder.parent.parent), program}
     named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
     unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter

@@ -226,7 +226,8 @@ class Server:
         if connection not in self._connections and not in_use:
             connection.control.close()  # its orchestrator waits for that
         if self._listener is not None:
-            self._listener.touch()
+            with contextlib.suppress(OSError):  # the time of the last job, for display only
+                os.utime(self._listener.record)
 
     def _enforce_limits(self) -> float | None:
         """Stop jobs at their time limits. Return the time to the next deadline."""
