@@ -7,7 +7,6 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -191,14 +190,14 @@ def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]
     """
     for ref in report.outputs.values():
         kept = str(PurePosixPath(ref.path).with_stem(KEPT))
-        found: dict[str, bytes] = {}
         for path in (ref.path, kept):
-            with suppress(FileNotFoundError):
-                found[path] = (build / path).read_bytes()
-        if ref.path in found and not _is_on_failure(found[ref.path], ref.path):
-            yield kept, found[ref.path]
-        elif kept in found:
-            yield kept, found[kept]
+            try:
+                content = (build / path).read_bytes()
+            except FileNotFoundError:
+                continue
+            if path == kept or not _is_on_failure(content, path):
+                yield kept, content
+                break
 
 
 def _is_on_failure(content: bytes, path: str) -> bool:

@@ -1,7 +1,7 @@
-"""The project at a git revision, and the stored builds reached by revisions.
+"""The project at a git revision, and the stored builds of revisions.
 
-A revision is checked out into a temporary folder. The repository may be read-only: `git worktree
-add` would write into it.
+A revision is checked out into a temporary folder, because `git worktree add` would write into the
+repository, which may be read-only.
 
 To find builds, manifest fields and sources are compared, as a repository has them. Versions of
 libraries, devices and buildsys itself are not: builds from other machines are kept as well.

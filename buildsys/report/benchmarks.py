@@ -102,8 +102,22 @@ def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
 
 def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
     """Return notes on the benchmarks, each sentence once."""
-    found = of_type(results, BenchResult)
-    return tuple(dict.fromkeys(note for result in found for note in _notes(result)))
+    notes: list[str] = []
+    for result in of_type(results, BenchResult):
+        content = result.content
+        notes += [f"Interleaving: {content['interleaving']}"] if "interleaving" in content else []
+        notes += [f"CPU: {content['cpu']}"] if "cpu" in content else []
+        for name, reason in content.get("left_out", {}).items():
+            notes.append(f"{contender_title(name)} was not timed: {reason}")
+        settings = {n: value for n, value in content.get("settings", {}).items() if n != "device"}
+        notes += [f"Settings: {plain(settings, between=' ')}"] if settings else []
+        counts = [line.samples for line in timings([result]) if line.samples]
+        if counts and min(counts) < _FEW_SAMPLES:
+            notes.append(
+                f"{result.target}: only {min(counts)} samples;"
+                f" with fewer than {_FEW_SAMPLES}, p99 is the largest sample"
+            )
+    return tuple(dict.fromkeys(notes))
 
 
 def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], str, BenchCase]]:
@@ -126,22 +140,3 @@ def _span(span: Span, unit: str) -> str:
     values = [span.get("min"), span.get("median"), span.get("max")]
     text = " / ".join(f"{value:.0f}" for value in values if value is not None)
     return f"{text} {unit}" if span else ""
-
-
-def _notes(result: Result[BenchResult]) -> Iterator[str]:
-    content = result.content
-    if "interleaving" in content:
-        yield f"Interleaving: {content['interleaving']}"
-    if "cpu" in content:
-        yield f"CPU: {content['cpu']}"
-    for name, reason in content.get("left_out", {}).items():
-        yield f"{contender_title(name)} was not timed: {reason}"
-    settings = {name: v for name, v in content.get("settings", {}).items() if name != "device"}
-    if settings:
-        yield f"Settings: {plain(settings, between=' ')}"
-    counts = [line.samples for line in timings([result]) if line.samples]
-    if counts and min(counts) < _FEW_SAMPLES:
-        yield (
-            f"{result.target}: only {min(counts)} samples;"
-            f" with fewer than {_FEW_SAMPLES}, p99 is the largest sample"
-        )

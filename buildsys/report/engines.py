@@ -17,14 +17,9 @@ _SHOWN_DIGITS = 16
 NOT_SETTINGS = ("name", "backend", "precision", "required", "tolerance", "profiles", "toolchain")
 # TensorRT's come from the manifest's schema; this copy spares most reports the import of pydantic
 ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {
-    "provider": "cpu",
-    "intra_op_threads": 0,
-    "inter_op_threads": 1,
-    "graph_optimization_level": "all",
-    "execution_mode": "sequential",
-    "spinning": True,
-    "session_config": {},
-}
+    "provider": "cpu", "intra_op_threads": 0, "inter_op_threads": 1, "execution_mode": "sequential",
+    "graph_optimization_level": "all", "spinning": True, "session_config": {},
+}  # fmt: skip
 
 
 def engine_lines(

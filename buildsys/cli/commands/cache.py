@@ -70,20 +70,14 @@ def _show(_project: Project, store: Store, timing_caches: Path, _options: Option
         timings = garbage_collection.timing_cache_usage(timing_caches)
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
     total = sum(row.bytes for row in found)
-    stages = {
-        row.stage or "unreferenced": {"actions": row.actions, "bytes": row.bytes} for row in found
-    }
+    stages = {row.stage or "unreferenced": row for row in found}
     document = {
-        "stages": stages,
+        "stages": {n: {"actions": row.actions, "bytes": row.bytes} for n, row in stages.items()},
         "bytes": total,
         "quarantined": quarantined,
         "timing_caches": {"folder": str(timing_caches), **asdict(timings)},
     }
-    rows = [
-        (row.stage or "unreferenced", count(row.actions), size(row.bytes))
-        for row in found
-        if row.bytes
-    ]
+    rows = [(n, count(row.actions), size(row.bytes)) for n, row in stages.items() if row.bytes]
     lines = [f"{store.folder}: {size(total)}"]
     lines += format_table(("stage", "records>", "size>"), rows) if rows else []
     if quarantined:

@@ -47,21 +47,14 @@ class Explain(ProjectCommand):
 def explanation_json(one: Explanation) -> dict[str, Any]:
     """Return an explanation as JSON, reasons as data and text."""
     last = one.last
+    last_run = last and {
+        "status": last.status, "started": last.started, "seconds": last.seconds,
+        "reason": last.reason, "reasons": reasons_json(decode_reasons(last.why)),
+    }  # fmt: skip
     return {
-        "target": one.target,
-        "state": one.state.replace(" ", "-"),
-        "restorable": one.restorable,
-        "reasons": reasons_json(one.reasons),
-        "expected_s": one.expected_s,
-        "last_run": last
-        and {
-            "status": last.status,
-            "started": last.started,
-            "seconds": last.seconds,
-            "reason": last.reason,
-            "reasons": reasons_json(decode_reasons(last.why)),
-        },
-    }
+        "target": one.target, "state": one.state.replace(" ", "-"), "restorable": one.restorable,
+        "reasons": reasons_json(one.reasons), "expected_s": one.expected_s, "last_run": last_run,
+    }  # fmt: skip
 
 
 def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:

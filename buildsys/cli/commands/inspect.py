@@ -271,15 +271,9 @@ def _node_table(document: Document) -> list[str]:
             known = tensor.get("shape") is not None
             outputs.append(f"{name} {_shape(tensor['shape'])}" if known else name)
         indent = "  " * (node["inside"].count("/") + 1 if node["inside"] else 0)
-        rows.append(
-            (
-                indent + node["operator"],
-                node["name"] or "-",
-                ", ".join(node["inputs"]),
-                f"→ {', '.join(outputs)}",
-                large(node["macs"]) if node["macs"] else "",
-            )
-        )
+        inputs, macs = ", ".join(node["inputs"]), large(node["macs"]) if node["macs"] else ""
+        name = node["name"] or "-"
+        rows.append((indent + node["operator"], name, inputs, f"→ {', '.join(outputs)}", macs))
     return format_table(("operator", "name", "inputs", "outputs", "MACs>"), rows)
 
 

@@ -131,14 +131,10 @@ def print_since(root: Path, names: Sequence[str], revision: str, *, as_json: boo
         found = [one for one in _differences(before, now) if one.target in chosen]
     if as_json:
         states = {DOWNSTREAM: "behind"}  # its name in JSON since the first version
-        targets = [
-            {
-                "target": one.target,
-                "state": states.get(one.state, one.state),
-                "reasons": reasons_json(one.reasons),
-            }
-            for one in found
-        ]
+        targets = []
+        for one in found:
+            state, reasons = states.get(one.state, one.state), reasons_json(one.reasons)
+            targets.append({"target": one.target, "state": state, "reasons": reasons})
         fields = {"since": revision, "commit": there.commit, "targets": targets}
         print_json({"schema": SINCE_SCHEMA, **fields})
         return

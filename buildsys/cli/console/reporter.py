@@ -46,8 +46,6 @@ class Reporter:
         self._is_rich_loading = False
         self._began = time.monotonic()
 
-    # --- doit's events, by doit's names -----------------------------------------------------------
-
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """List all targets of this run, in plan order."""
         reached: set[str] = set()
@@ -145,8 +143,6 @@ class Reporter:
             self._print_end(interrupted=interrupted, broken=error is not None)
         finally:
             self.session.close()
-
-    # --- their implementation ---------------------------------------------------------------------
 
     def _print_end(self, *, interrupted: bool, broken: bool) -> None:
         lines = list(self._lines.values())

@@ -228,17 +228,10 @@ def _stages(graph: GraphHistory) -> Lines:
         formula = ""
         if any(stage.formula):  # else no dimension is dynamic
             formula = " + ".join(f"{n} {q.TIMES} {term}" if term else n for n, term in factors)
-        rows.append(
-            (
-                stage.stage,
-                escape(opsets) or q.NOTHING,
-                q.count(stage.weights),
-                q.count(stage.initializers),
-                q.size(stage.initializer_bytes),
-                q.large(stage.macs),
-                escape(formula) or q.NOTHING,
-            )
-        )
+        numbers = q.count(stage.weights), q.count(stage.initializers)
+        amounts = q.size(stage.initializer_bytes), q.large(stage.macs)
+        texts = escape(opsets) or q.NOTHING, escape(formula) or q.NOTHING
+        rows.append((stage.stage, texts[0], *numbers, *amounts, texts[1]))
     yield from ("", *table(_STAGE_COLUMNS, rows))
 
 

@@ -59,12 +59,8 @@ def checks(report: Report) -> Lines:
         if check.failures:
             rows = [
                 (
-                    escape(line.subject),
-                    escape(line.case),
-                    code(line.output),
-                    code(line.index),
-                    code(line.actual),
-                    code(line.expected),
+                    *map(escape, (line.subject, line.case)),
+                    *map(code, (line.output, line.index, line.actual, line.expected)),
                     escape(line.problem),
                 )
                 for line in check.failures[:_MOST_FAILURES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import buildsys
 from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
@@ -25,7 +27,6 @@ from buildsys.cli.commands.doctor.machine import (
     check_folders,
     check_gpus,
     check_libraries_here,
-    check_python,
     check_toolchain,
 )
 from buildsys.cli.console.rows import Row, print_rows
@@ -151,7 +152,14 @@ def _checks(needs: _Needs) -> Iterator[Check]:
         }
     environments[None] = own = Environment(None, libraries=libraries)
     gpus, gpu_checks = check_gpus()
-    yield check_python()
+    version, folder = platform.python_version(), Path(buildsys.__file__).resolve().parent
+    text = f"{platform.python_implementation()} {version}, {sys.executable}; "
+    text += f"buildsys {buildsys.__version__} in {folder}"
+    facts = {
+        "version": version, "executable": sys.executable, "buildsys": buildsys.__version__,
+        "folder": str(folder),
+    }  # fmt: skip
+    yield Check("python", "python", OK, text, facts=facts)
     yield needs.check
     yield from check_libraries_here(libraries)
     yield from check_backends(own, gpus, needs.users(None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import shutil
 import sys
@@ -59,27 +58,10 @@ class Check:
     def as_json(self) -> dict[str, Any]:
         """Return the check under the field names of the JSON output."""
         fields = {
-            "about": self.kind,
-            "name": self.name,
-            "state": self.state,
-            "text": self.text,
+            "about": self.kind, "name": self.name, "state": self.state, "text": self.text,
             "mend": self.remedy,
-        }
+        }  # fmt: skip
         return {**fields, "facts": dict(self.facts)} if self.facts else fields
-
-
-def check_python() -> Check:
-    """Return the interpreter and the installed buildsys."""
-    version, folder = platform.python_version(), Path(buildsys.__file__).resolve().parent
-    python = f"{platform.python_implementation()} {version}, {sys.executable}"
-    facts = {
-        "version": version,
-        "executable": sys.executable,
-        "buildsys": buildsys.__version__,
-        "folder": str(folder),
-    }
-    text = f"{python}; buildsys {buildsys.__version__} in {folder}"
-    return Check("python", "python", OK, text, facts=facts)
 
 
 def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
@@ -310,34 +292,32 @@ def check_folders(project: Project) -> Iterator[Check]:
     """Yield the folders written by a build, and the shared cache."""
     store = store_folder(project.state)
     for name, folder in (("build", project.build), ("state", project.state), ("store", store)):
-        yield _check_folder(name, folder)
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        facts: dict[str, Any] = {"path": str(folder), "exists": folder.exists()}
+        try:
+            if not existing.is_dir():
+                raise NotADirectoryError(20, "is not a folder", str(existing))
+            with tempfile.TemporaryFile(dir=existing) as file:
+                file.write(b"x")
+                file.flush()
+            free = shutil.disk_usage(existing).free
+        except OSError as error:
+            text = f"{folder} is not writable: {(error.strerror or str(error)).lower()}"
+            remedy = f"sudo chown -R $USER {existing}"
+            yield Check("folder", name, BROKEN, text, remedy, {**facts, "writable": False})
+            continue
+        facts |= {"writable": True, "free_bytes": free}
+        used = f", {size(_bytes_in(folder))} in use" if name == "store" and folder.exists() else ""
+        text = f"{folder}, {size(free)} free{used}"
+        if free < _LOW_SPACE_BYTES:
+            remedy = "doit cache gc --max-size 10GiB"
+            yield Check("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
+        else:
+            yield Check("folder", name, OK, text, facts=facts)
     remote = project.shared_cache()
     if remote is not None:
         text = f"{remote['url']}, {remote['mode']}"
         yield Check("folder", "shared cache", OK, text, facts=remote)
-
-
-def _check_folder(name: str, folder: Path) -> Check:
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    facts = {"path": str(folder), "exists": folder.exists()}
-    try:
-        if not existing.is_dir():
-            raise NotADirectoryError(20, "is not a folder", str(existing))
-        with tempfile.TemporaryFile(dir=existing) as file:
-            file.write(b"x")
-            file.flush()
-        free = shutil.disk_usage(existing).free
-    except OSError as error:
-        text = f"{folder} is not writable: {(error.strerror or str(error)).lower()}"
-        remedy = f"sudo chown -R $USER {existing}"
-        return Check("folder", name, BROKEN, text, remedy, {**facts, "writable": False})
-    facts |= {"writable": True, "free_bytes": free}
-    used = f", {size(_bytes_in(folder))} in use" if name == "store" and folder.exists() else ""
-    text = f"{folder}, {size(free)} free{used}"
-    if free < _LOW_SPACE_BYTES:
-        remedy = "doit cache gc --max-size 10GiB"
-        return Check("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
-    return Check("folder", name, OK, text, facts=facts)
 
 
 def _bytes_in(folder: Path) -> int:

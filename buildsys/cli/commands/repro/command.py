@@ -192,16 +192,10 @@ class Artifact:
     def as_json(self) -> dict[str, Any]:
         """Return the artifact under the field names of the JSON output."""
         return {
-            "target": self.target,
-            "file": self.file,
-            "state": self.state,
-            "expected": not self.exemption,
-            "why": self.exemption,
-            "bytes": list(self.sizes),
-            "first_byte": self.first_byte,
-            "difference": self.difference,
-            "field": self.field,
-        }
+            "target": self.target, "file": self.file, "state": self.state,
+            "expected": not self.exemption, "why": self.exemption, "bytes": list(self.sizes),
+            "first_byte": self.first_byte, "difference": self.difference, "field": self.field,
+        }  # fmt: skip
 
 
 def compare_builds(

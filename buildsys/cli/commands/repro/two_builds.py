@@ -152,22 +152,18 @@ def _running(
     command: Sequence[str], environment: Mapping[str, str], cwd: Path
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a doit process; stop it if the block is left early."""
-    process = subprocess.Popen(
-        command, env=dict(environment), cwd=cwd, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-        process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()  # SIGINT may have reached it already, and a second one kills it
-            try:
-                process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if process.stdout:
-            process.stdout.close()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, cwd=cwd, stdout=pipe, text=True) as process:
+        try:
+            yield process
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()  # SIGINT may have reached it, and a second one kills it
+                try:
+                    process.wait(_END_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
 
 def copy_project(root: Path, target: Path, *, without: Collection[Path]) -> None:
