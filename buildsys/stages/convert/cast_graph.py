@@ -8,6 +8,7 @@ Graph inputs and outputs keep their types; subgraphs and local functions keep th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from onnx import (
@@ -205,25 +206,21 @@ def _hoist_constants(graph: GraphProto) -> None:
     """Turn float32 Constant nodes into initializers."""
     nodes = []
     for node in graph.node:
-        values = _constant_values(node)
+        values: Any = None
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            for attribute in node.attribute:
+                if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+                    values = numpy_helper.to_array(attribute.t)
+                elif attribute.name in ("value_float", "value_floats"):
+                    values = helper.get_attribute_value(attribute)
         if values is None:
             nodes.append(node)
         else:
+            values = np.asarray(values, np.float32)
             graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
     if len(nodes) < len(graph.node):
         del graph.node[:]
         graph.node.extend(nodes)
-
-
-def _constant_values(node: NodeProto) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    for attribute in node.attribute:
-        if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-            return np.asarray(numpy_helper.to_array(attribute.t), dtype=np.float32)
-        if attribute.name in ("value_float", "value_floats"):
-            return np.asarray(helper.get_attribute_value(attribute), dtype=np.float32)
-    return None
 
 
 def _name(node: NodeProto) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -29,18 +29,11 @@ class OverflowOrigin:
         return f"{self.tensor}, of {self.operator} ({node}),"
 
 
-@dataclass
-class Probes:
-    """A graph with one scalar output per tensor: 0 or NaN."""
+def add_probes(model: ModelProto) -> dict[str, str]:
+    """Replace the outputs of ``model`` by probes of its float tensors.
 
-    model: ModelProto
-    tensors: dict[str, str] = field(default_factory=dict)  # output of ``model`` -> tensor
-
-
-def add_probes(model: ModelProto) -> Probes:
-    """Probe every float tensor of the main graph of ``model``, in place.
-
-    The outputs are scalars, so probing needs no extra memory.
+    Return probe -> tensor. A probe is a scalar, so it needs no extra memory: 0, or NaN for a tensor
+    of the main graph with a value that is not finite.
     """
     graph, fresh = model.graph, FreshNames(model.graph)
     zero = fresh.new("zero")
@@ -51,7 +44,7 @@ def add_probes(model: ModelProto) -> Probes:
         if elem_type in _FLOATS and name != zero
     ]
     del graph.output[:]
-    probes = Probes(model)
+    probes = {}
     for name in names:
         number, product, probe = (
             fresh.new(f"{name}_{step}") for step in ("number", "product", "probe")
@@ -64,7 +57,7 @@ def add_probes(model: ModelProto) -> Probes:
             )
         )
         graph.output.append(helper.make_tensor_value_info(probe, TensorProto.FLOAT, []))
-        probes.tensors[probe] = name
+        probes[probe] = name
     return probes
 
 

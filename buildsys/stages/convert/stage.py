@@ -160,10 +160,11 @@ def _origin(job: Job, golden: Case) -> OverflowOrigin | None:
     """Rerun one case to find the origin of an overflow."""
     typed = load_model(job.outputs["model"])
     nodes = list(typed.graph.node)
-    probes = add_probes(emulate(typed, job.options["precision"]))
-    found = open_graph(job, probes.model).run(golden.inputs)
-    finite = {tensor for probe, tensor in probes.tensors.items() if found[probe].array == 0}
-    return find_origin(nodes, finite, set(probes.tensors.values()) - finite)
+    emulated = emulate(typed, job.options["precision"])
+    probes = add_probes(emulated)
+    found = open_graph(job, emulated).run(golden.inputs)
+    finite = {tensor for probe, tensor in probes.items() if found[probe].array == 0}
+    return find_origin(nodes, finite, set(probes.values()) - finite)
 
 
 def _figures(model: ModelProto, method: str) -> dict[str, Any]:

@@ -35,6 +35,11 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
     Raises: CheckFailed: ``verify`` is set and found a difference.
     """
     messages: list[str] = []
+    dynamic_shapes: dict[str, Any] | None = None
+    if request.dynamic_inputs:  # by parameter of forward, as torch.export expects
+        axes = [dict(request.dynamic_inputs.get(name, {})) for name in request.input_names]
+        signature = inspect.signature(request.module.forward)
+        dynamic_shapes = dict(signature.bind(*axes).arguments)
     with tempfile.TemporaryDirectory(dir=request.path.parent) as name:
         folder = Path(name)
         file = folder / request.path.name
@@ -47,7 +52,7 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
                 opset_version=request.options["opset"],
                 input_names=list(request.input_names),
                 output_names=list(request.output_names),
-                dynamic_shapes=_dynamic_shapes(request),
+                dynamic_shapes=dynamic_shapes,
                 external_data=request.weight_bytes >= INLINE_LIMIT,  # of this temporary file only
                 verbose=bool(request.options["verbose"]),
                 artifacts_dir=str(folder),
@@ -62,11 +67,3 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
         for message in messages:  # collected to find mismatches; the caller reports them
             warnings.warn(message, stacklevel=2)
         return load_model(file), {}
-
-
-def _dynamic_shapes(request: ExportRequest) -> dict[str, Any] | None:
-    """Return dimension names by parameter of forward, as torch.export expects."""
-    if not request.dynamic_inputs:
-        return None
-    axes = [dict(request.dynamic_inputs.get(name, {})) for name in request.input_names]
-    return dict(inspect.signature(request.module.forward).bind(*axes).arguments)

@@ -7,6 +7,7 @@ it was translating is still in the frames of its exception, so all of them are l
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,9 @@ class UntranslatedOperator:
 
 def untranslated_operators(error: BaseException, project: Path) -> list[UntranslatedOperator]:
     """Return the operators in program order; none if no program is found."""
-    frames = list(_frames(error))
+    frames = _frames(error)
     calls = [_call(node, project) for node in (*_traced(frames), *_captured(frames))]
-    failing = next((frame.f_locals["node"] for frame in frames if _has_node(frame)), None)
+    failing = _failing_node(frames)
     if failing is not None:
         call = _call(failing, project)
         if call[0] not in {known[0] for known in calls}:
@@ -81,25 +82,23 @@ def untranslated_operators(error: BaseException, project: Path) -> list[Untransl
 
 def failing_line(error: BaseException, project: Path) -> str:
     """Return the user's line of the failing node, or ""."""
-    found = next((frame for frame in _frames(error) if _has_node(frame)), None)
-    return _call(found.f_locals["node"], project)[2] if found else ""
+    node = _failing_node(_frames(error))
+    return "" if node is None else _call(node, project)[2]
 
 
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    """Yield the frames of an exception and its causes, innermost first."""
+def _frames(error: BaseException) -> list[FrameType]:
+    """Return the frames of an exception and its causes, innermost first."""
     frames: list[FrameType] = []
     current: BaseException | None = error
     while current is not None:
-        traceback = current.__traceback__
-        while traceback is not None:
-            frames.append(traceback.tb_frame)
-            traceback = traceback.tb_next
+        frames += [frame for frame, _ in traceback.walk_tb(current.__traceback__)]
         current = current.__cause__
-    yield from reversed(frames)
+    return frames[::-1]
 
 
-def _has_node(frame: FrameType) -> bool:
-    return isinstance(frame.f_locals.get("node"), torch._C.Node | torch.fx.Node)
+def _failing_node(frames: Sequence[FrameType]) -> Any:
+    nodes = (frame.f_locals.get("node") for frame in frames)
+    return next((node for node in nodes if isinstance(node, torch._C.Node | torch.fx.Node)), None)
 
 
 def _call(node: Any, project: Path) -> tuple[str, str, str]:
@@ -163,7 +162,10 @@ def export_failure(
         if found := _UNSUPPORTED.search(str(cause)):
             operators = untranslated_operators(error, project)
             if not operators:
-                operators = [_operator_by_name(next(filter(None, found.groups())))]
+                name = next(filter(None, found.groups()))
+                name = name.replace(".", "::", 1) if "::" not in name else name
+                schema = next(iter(operator_schemas(name)), "")
+                operators = [UntranslatedOperator(schema.partition("(")[0] or name, schema, "")]
             return _untranslated_failure(operators, exporter, opset, project, declared)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
@@ -245,9 +247,3 @@ def _backend_note(operator: str) -> str:
     if in_rtx is not None:
         notes.append(f"TensorRT-RTX {'supports it' if in_rtx else 'does not'}")
     return f"as {operator}: {', '.join(notes)}" if notes else f"as {operator}"
-
-
-def _operator_by_name(found: str) -> UntranslatedOperator:
-    name = found.replace(".", "::", 1) if "::" not in found else found
-    schema = next(iter(operator_schemas(name)), "")
-    return UntranslatedOperator(schema.partition("(")[0] or name, schema, "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -106,16 +106,6 @@ def describe_result(result: Any) -> str:
     return "None" if result is None else with_article(type(result).__name__)
 
 
-def unused_warnings(registrations: Iterable[Registration]) -> list[str]:
-    """Return a warning per unused registration."""
-    absent = "the exporter found no such operator in the network"
-    return [
-        f"{one.described} was never used: {one.why_unused or absent}"
-        for one in registrations
-        if not one.calls
-    ]
-
-
 def unknown_operator(op: str, known: Sequence[str]) -> StageError:
     """Return the error for an operator unknown to torch, with similar names."""
     namespace, _, name = op.partition("::")
@@ -143,10 +133,6 @@ class Arity:
 
     least: int
     most: int | None  # None: unlimited
-
-    def accepts(self, count: int) -> bool:
-        """Check a number of inputs."""
-        return self.least <= count and (self.most is None or count <= self.most)
 
     def __str__(self) -> str:
         """Return e.g. ``1 input``, ``2 to 3 inputs``."""

@@ -1,10 +1,15 @@
-"""Export stage: the manifest's network as a checked ONNX file."""
+"""Export stage: the manifest's network as a checked ONNX file.
+
+Exporters do not refuse unsupported requests: they leave another opset in the file, write static
+shapes for dynamic names they did not understand, and drop names beyond the last output. So the file
+is read back and compared with the manifest.
+"""
 
 from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,19 +31,82 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 from buildsys.report.results.export import ExportResult
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
-from buildsys.stages.export.signature import check_opset, check_signature
 from buildsys.stages.operators.function_placement import add_functions
+from buildsys.stages.remedies.remedies import format_remedies, higher_opset_remedies
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
+
+Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
+Port = Mapping[str, Any]  # name, dtype and shape in the file
+_OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
+# larger weights go to a separate file; by external_data: unset, false, true
+_INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
+
+
+def check_signature(
+    model: onnx.ModelProto,
+    inputs: Declared,
+    outputs: Declared,
+    output_names: Sequence[str] | None = None,
+) -> None:
+    """Compare names, order, dtypes and dimensions of inputs and outputs.
+
+    ``output_names`` are the expected names if ``outputs`` declares none. A named dimension must be
+    dynamic in the file; a fixed one may be unknown there, but not different.
+    Raises: StageError: lists all differences.
+    """
+    found_inputs, found_outputs = ports(model)
+    problems = [
+        *_differences("input", found_inputs, inputs, list(inputs)),
+        *_differences("output", found_outputs, outputs, list(outputs) or output_names),
+    ]
+    if problems:
+        raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems))
+
+
+def _differences(
+    kind: str, found_ports: Sequence[Port], declared: Declared, expected: Sequence[str] | None
+) -> Iterator[str]:
+    found = [port["name"] for port in found_ports]
+    missing = [name for name in expected or () if name not in found]
+    if kind == "input" and missing and set(found) < set(expected or ()):
+        names = f"input{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        verb, pronoun = ("are", "them") if len(missing) > 1 else ("is", "it")
+        yield f"{names} {verb} not in the file: forward does not use {pronoun}"
+    elif expected is not None and found != list(expected):
+        yield (
+            f"its {kind}s are {', '.join(found) or 'none'},"
+            f" the manifest declares {', '.join(expected)}"
+        )
+    for port in found_ports:
+        if port["name"] not in declared:
+            continue
+        what, tensor = f"{kind} {port['name']}", declared[port["name"]]
+        if tensor["dtype"] not in (None, port["dtype"]):
+            yield f"{what} is {port['dtype']}, the manifest declares {tensor['dtype']}"
+        sizes, wanted = port["shape"], tensor["shape"]
+        if sizes is None or wanted is None:
+            continue
+        if len(sizes) != len(wanted):
+            yield (
+                f"{what} has {len(sizes)} dimensions {list(sizes)},"
+                f" the manifest declares {len(wanted)} {list(wanted)}"
+            )
+            continue
+        for axis, (size, dim) in enumerate(zip(sizes, wanted, strict=True)):
+            if isinstance(dim, str) and isinstance(size, int):
+                yield (
+                    f"{what}: axis {axis} is fixed to {size} in the file,"
+                    f" the manifest declares the dynamic dimension {dim}"
+                )
+            elif isinstance(dim, int) and isinstance(size, int) and dim != size:
+                yield f"{what}: axis {axis} is {size} in the file, the manifest declares {dim}"
+
 
 # torch is imported lazily: a given ONNX file does not need it
 if TYPE_CHECKING:
     from buildsys.models.torch_model import Network
     from buildsys.stages.export.request import ExportRequest
-
-_OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
-# larger weights go to a separate file; by external_data: unset, false, true
-_INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
 
 
 def run(job: Job) -> StageResult:
@@ -81,7 +149,7 @@ def _export_network(
     import torch
 
     from buildsys.models.torch_model import make_network
-    from buildsys.stages.export.registrations import Registration, unused_warnings
+    from buildsys.stages.export.registrations import Registration
     from buildsys.stages.export.request import collect_warnings
 
     options, exporter = job.options, job.options["export"]["exporter"]
@@ -103,8 +171,19 @@ def _export_network(
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings):
         model, weights = _export(request, job)
-    warnings += unused_warnings(registrations)
-    check_opset(model, options["export"]["opset"], exporter)
+    absent = "the exporter found no such operator in the network"
+    warnings += [
+        f"{one.described} was never used: {one.why_unused or absent}"
+        for one in registrations
+        if not one.calls
+    ]
+    opset, written = options["export"]["opset"], opsets(model).get("ai.onnx", 0)
+    if written != opset:
+        problem = f"the {exporter} exporter wrote opset {written} instead of {opset}"
+        if exporter != "dynamo" or written < opset:
+            raise StageError(problem)
+        remedies = format_remedies([("", higher_opset_remedies(written, opset))])
+        raise StageError(f"{problem}: it cannot convert this network down", remedies)
     inputs = options["inputs"]
     if options["export"]["export_params"] is False:  # weights are inputs, after the network's own
         extra = list(model.graph.input)[len(inputs) :]

@@ -147,7 +147,8 @@ def _check_signature(registration: Registration) -> None:
         return
     # an out= variant does not occur in a graph
     relevant = [s for s in schemas if not any(a.is_out for a in s.arguments)] or schemas
-    if not any(arity.accepts(len(schema.arguments)) for schema in relevant):
+    counts = [len(schema.arguments) for schema in relevant]
+    if not any(arity.least <= n and (arity.most is None or n <= arity.most) for n in counts):
         takes = f"takes the graph and {arity}" if arity.least >= 0 else "does not take the graph"
         raise StageError(
             f"{described} {takes}, which fits no schema of the operator",

@@ -122,22 +122,20 @@ def _converted_options(request: ExportRequest) -> dict[str, Any]:
     if "operator_export_type" in given:
         name = given["operator_export_type"].upper()
         given["operator_export_type"] = getattr(torch.onnx.OperatorExportTypes, name)
-    paths = given.get("export_modules_as_functions")
-    if isinstance(paths, list | tuple):
-        given["export_modules_as_functions"] = {_module_class(path) for path in paths}
+    field = "export_modules_as_functions"
+    if isinstance(given.get(field), list | tuple):
+        classes = set()
+        for path in given[field]:
+            module, _, name = path.rpartition(".")
+            try:
+                found = getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise StageError(f"export.{field}: there is no class {path} ({error})") from error
+            if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+                raise StageError(f"export.{field}: {path} is not a subclass of torch.nn.Module")
+            classes.add(found)
+        given[field] = classes
     return given
-
-
-def _module_class(path: str) -> type[torch.nn.Module]:
-    field = "export.export_modules_as_functions"
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise StageError(f"{field}: there is no class {path} ({error})") from error
-    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise StageError(f"{field}: {path} is not a subclass of torch.nn.Module")
-    return found
 
 
 def normalize_functions(model: onnx.ModelProto) -> None:

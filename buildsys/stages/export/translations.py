@@ -41,8 +41,7 @@ def make_translations(
             raise StageError(
                 f"{registration.described} is registered already", "keep one of the two"
             )
-        _check_annotation(registration, overload)
-        _check_arity(registration, overload)
+        _check(registration, overload)
         table[overload] = _monitored_translation(registration, overload, project)
         registrations.append(registration)
     return table, registrations
@@ -60,7 +59,14 @@ def _overload(op: str) -> Any:
         raise unknown_operator(name, sorted(names)) from None
     if overload in overloads:
         return getattr(packet, overload)
-    captured = [known for known in overloads if _is_captured(getattr(packet, known)._schema)]
+    # operators on numbers are evaluated during the capture
+    schemas = {known: getattr(packet, known)._schema for known in overloads}
+    captured = [
+        known
+        for known, schema in schemas.items()
+        if any("Tensor" in str(argument.type) for argument in schema.arguments)
+        and not schema.is_mutable
+    ]
     if not overload and "default" in (captured or overloads):
         return packet.default
     missing = f"overload {overload}" if overload else "default overload for tensors"
@@ -68,39 +74,29 @@ def _overload(op: str) -> Any:
     raise StageError(f"{name} has no {missing}", f"name one of {choices}")
 
 
-def _is_captured(schema: Any) -> bool:
-    """Check for tensors: operators on numbers are evaluated during the capture."""
-    has_tensor = any("Tensor" in str(argument.type) for argument in schema.arguments)
-    return has_tensor and not schema.is_mutable
-
-
-def _check_annotation(registration: Registration, overload: Any) -> None:
-    """Refuse a script function without annotated outputs: the exporter would drop them."""
-    function = registration.function
-    if not isinstance(function, OnnxFunction):
-        return
-    if function.op_signature and function.op_signature.outputs:
-        return
-    returns = len(overload._schema.returns)
-    several = f"tuple[{', '.join(['FLOAT[...]'] * returns)}]"
-    raise StageError(
-        f"{registration.described} is an onnxscript function without an annotated result;"
-        " the exporter takes it for one without outputs",
-        f"annotate it: -> {'FLOAT[...]' if returns == 1 else several}",
+def _check(registration: Registration, overload: Any) -> None:
+    """Compare annotation and arity with the schema; calls may omit inputs with a default."""
+    function, schema = registration.function, overload._schema
+    is_annotated = not isinstance(function, OnnxFunction) or (
+        function.op_signature and function.op_signature.outputs
     )
-
-
-def _check_arity(registration: Registration, overload: Any) -> None:
-    """Compare with the schema; calls may omit inputs with a default."""
-    arguments = overload._schema.arguments
+    if not is_annotated:
+        returns = len(schema.returns)
+        several = f"tuple[{', '.join(['FLOAT[...]'] * returns)}]"
+        raise StageError(
+            f"{registration.described} is an onnxscript function without an annotated result;"
+            " the exporter takes it for one without outputs",
+            f"annotate it: -> {'FLOAT[...]' if returns == 1 else several}",
+        )
+    arguments = schema.arguments
     required = sum(not a.kwarg_only and not a.has_default_value() for a in arguments)
-    arity = arity_of(registration.function)
+    arity = arity_of(function)
     if arity is None:
         return
     if arity.least > len(arguments) or (arity.most is not None and arity.most < required):
         raise StageError(
             f"{registration.described} takes {arity}, which does not fit the operator",
-            f"its schema: {overload._schema}",
+            f"its schema: {schema}",
         )
 
 

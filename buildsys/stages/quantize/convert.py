@@ -7,7 +7,8 @@ computes in int8 or fp8 and accumulates exactly.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
-from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.onnx_graphs.tensors import Array, Case, load_case
 from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
@@ -34,7 +35,7 @@ from buildsys.stages.common.golden_check import (
 from buildsys.stages.convert.cast_graph import raise_opset
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
-from buildsys.stages.quantize.batches import load_batches
+from buildsys.stages.quantize.batches import Batch, load_batches
 from buildsys.stages.quantize.insert_qdq import (
     GRIDS,
     insert_quantizers,
@@ -42,7 +43,6 @@ from buildsys.stages.quantize.insert_qdq import (
     set_kernel_shapes,
 )
 from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
-from buildsys.stages.quantize.layer_losses import Loss, largest_losses
 from buildsys.stages.quantize.node_selection import HEAVY, Selection, named_nodes, select_nodes
 from buildsys.stages.quantize.ranges import load_ranges
 from buildsys.workers.job import Job, StageResult
@@ -84,7 +84,7 @@ def run(job: Job) -> StageResult:
     )
     uncut = _uncut(job, worst, case) if is_cut and tool != "modelopt" else None
     figures["with_minmax"] = None if uncut is None else uncut.comparison.figures()
-    hint = "; ".join((*_beyond(job, case), *_whole_ranges(worst, uncut), *_steps(job, losses)))
+    hint = "; ".join(_hints(job, case, worst, uncut, losses))
     return StageResult("failed", failed[0].sentence() + and_more(failed), hint, figures)
 
 
@@ -99,17 +99,6 @@ def _uncut(job: Job, worst: OutputCheck, case: Case) -> OutputCheck:
         save_model(model, path)
         found = _check(job, {worst.case: case}, path)
     return next(finding for finding in found if finding.output == worst.output)
-
-
-def _whole_ranges(worst: OutputCheck, uncut: OutputCheck | None) -> list[str]:
-    if uncut is None:
-        return []
-    cut, whole = worst.comparison, uncut.comparison
-    if whole.cosine is None or not whole.relative < cut.relative:
-        return []
-    result = "passes" if whole.passed else "is closer"
-    figures = f"relative error {whole.relative:.1e}, cosine {whole.cosine:.6g} in case {worst.case}"
-    return [f"calibration.algorithm: minmax, which clips nothing, {result} ({figures})"]
 
 
 def _convert(job: Job) -> dict[str, Any]:
@@ -130,9 +119,25 @@ def _convert(job: Job) -> dict[str, Any]:
         raise StageError(
             f"{job.options['quantize']['tool']} quantized no node of the graph", "use tool: builtin"
         )
+    options = job.options["quantize"]
+    counts = Counter(node.op_type for node in written.graph.node)
+    stored = Counter(dtype_name(tensor.data_type) for tensor in written.graph.initializer)
+    scales = "output channel of a weight" if options["per_channel"] else "tensor"
+    warnings = []
+    if precision == "fp8" and options["algorithm"] == "entropy":
+        warnings = ["ranges are by minmax: the entropy method assumes the levels of int8"]
     return {
         "precision": precision,
-        **_figures(job, written),
+        "tool": options["tool"],
+        "method": f"explicit quantizers by {options['tool']}, one scale per {scales}; "
+        "inputs and outputs keep their types",
+        "opset": opsets(written)["ai.onnx"],
+        "algorithm": options["algorithm"],
+        "initializers": dict(sorted(stored.items())),
+        "casts": counts["Cast"],
+        "quantizers": counts["QuantizeLinear"],
+        "dequantizers": counts["DequantizeLinear"],
+        "warnings": warnings,
         "quantized": quantized,
         "kept_fp32": [name for name in heavy if name not in quantized],
         "kept_reasons": {
@@ -203,28 +208,6 @@ def quantized_nodes(model: ModelProto) -> list[str]:
     return [node.name for node in nodes if any(name in given for name in node.input)]
 
 
-def _figures(job: Job, model: ModelProto) -> dict[str, Any]:
-    options = job.options["quantize"]
-    counts = Counter(node.op_type for node in model.graph.node)
-    stored = Counter(dtype_name(tensor.data_type) for tensor in model.graph.initializer)
-    scales = "output channel of a weight" if options["per_channel"] else "tensor"
-    warnings = []
-    if job.options["precision"] == "fp8" and options["algorithm"] == "entropy":
-        warnings = ["ranges are by minmax: the entropy method assumes the levels of int8"]
-    return {
-        "tool": options["tool"],
-        "method": f"explicit quantizers by {options['tool']}, one scale per {scales}; "
-        "inputs and outputs keep their types",
-        "opset": opsets(model)["ai.onnx"],
-        "algorithm": options["algorithm"],
-        "initializers": dict(sorted(stored.items())),
-        "casts": counts["Cast"],
-        "quantizers": counts["QuantizeLinear"],
-        "dequantizers": counts["DequantizeLinear"],
-        "warnings": warnings,
-    }
-
-
 def _check(job: Job, golden: Mapping[str, Case], quantized: Path) -> list[OutputCheck]:
     precision = job.options["precision"]
     job.progress(f"running the {precision} graph in {len(golden)} cases")
@@ -245,30 +228,89 @@ def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
     return largest_losses(graphs[0], graphs[1], quantized, dict(case.inputs))
 
 
-def _beyond(job: Job, case: Case) -> list[str]:
-    """Return hints for golden inputs outside the calibration data."""
+def _hints(
+    job: Job, case: Case, worst: OutputCheck, uncut: OutputCheck | None, losses: list[Loss]
+) -> Iterator[str]:
+    """Yield the next steps, with the layers of largest error."""
+    options, precision = job.options["quantize"], job.options["precision"]
     ranges = load_ranges(job.inputs["ranges"])
-    hints = []
     for name, tensor in case.inputs.items():
         largest = float(np.abs(tensor.values()).max(initial=0.0)) if name in ranges else 0.0
         if name in ranges and largest > _BEYOND * ranges[name].largest:
-            hints.append(
+            yield (
                 f"the golden input {name} reaches {largest:.3g}, the calibration data only"
                 f" {ranges[name].largest:.3g}: calibrate on similar data"
             )
-    return hints
-
-
-def _steps(job: Job, losses: list[Loss]) -> list[str]:
-    """Return the next steps, with the layers of largest error."""
-    options, precision = job.options["quantize"], job.options["precision"]
-    steps = [] if options["per_channel"] else ["set quantize.per_channel: true"]
-    worst = [loss for loss in losses if loss.added > 0][:_SHOWN_LOSSES]
-    if worst:
+    whole = None if uncut is None else uncut.comparison
+    if whole and whole.cosine is not None and whole.relative < worst.comparison.relative:
+        result = "passes" if whole.passed else "is closer"
+        yield (
+            f"calibration.algorithm: minmax, which clips nothing, {result} (relative error"
+            f" {whole.relative:.1e}, cosine {whole.cosine:.6g} in case {worst.case})"
+        )
+    if not options["per_channel"]:
+        yield "set quantize.per_channel: true"
+    added = [loss for loss in losses if loss.added > 0][:_SHOWN_LOSSES]
+    if added:
         layers = ", ".join(
             f"{loss.node} ({loss.operator}, {loss.before:.1%} → {loss.error:.1%} error)"
-            for loss in worst
+            for loss in added
         )
-        names = ", ".join(loss.node for loss in worst)
-        steps.append(f"the largest errors arise at {layers}: quantize: {{exclude: [{names}]}}")
-    return [*steps, f"if this error is acceptable, raise verify.{precision}"]
+        names = ", ".join(loss.node for loss in added)
+        yield f"the largest errors arise at {layers}: quantize: {{exclude: [{names}]}}"
+    yield f"if this error is acceptable, raise verify.{precision}"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Error of one quantized node's result, and of its inputs.
+
+    Errors are the norm of the difference over the norm of the float32 tensor.
+    """
+
+    node: str
+    operator: str
+    error: float
+    before: float
+
+    @property
+    def added(self) -> float:
+        """The error added by this node."""
+        return self.error - self.before
+
+    def figures(self) -> dict[str, Any]:
+        """Return the entry of a result file."""
+        errors = {"error": self.error, "error_before": self.before}
+        return {"node": self.node, "operator": self.operator, **errors}
+
+
+def largest_losses(
+    exact: IntermediateTensors,
+    quantized: IntermediateTensors,
+    quantized_nodes: list[str],
+    batch: Batch,
+) -> list[Loss]:
+    """Return the losses of quantized nodes, largest first.
+
+    Tensors without a counterpart in the other graph are left out.
+    """
+    known = dict(exact.all_of(batch))
+    errors = {
+        name: _relative(values, known[name])
+        for name, values in quantized.all_of(batch)
+        if name in known and values.shape == known[name].shape
+    }
+    losses = []
+    for node in exact.nodes:
+        if node.name in quantized_nodes and node.output[0] in errors:
+            before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
+            losses.append(Loss(node.name, node.op_type, errors[node.output[0]], before))
+    return sorted(losses, key=lambda loss: -loss.added)
+
+
+def _relative(actual: Array, expected: Array) -> float:
+    scale = float(np.abs(expected).max(initial=0.0))
+    if scale == 0.0:
+        return 0.0 if not actual.any() else float("inf")
+    a, b = actual.astype(np.float64) / scale, expected.astype(np.float64) / scale
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))

@@ -33,7 +33,12 @@ def insert_by_onnxruntime(
     """
     operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
     betas = {node.name: beta.f for node, beta in _betas(model)}
-    _declare_types(model)
+    known = {
+        value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    }
+    for name, elem_type in element_types(model).items():  # of intermediate tensors
+        if elem_type == TensorProto.FLOAT and name not in known:
+            model.graph.value_info.append(helper.make_tensor_value_info(name, elem_type, None))
     add_infer_metadata(model)  # else it infers the types again through a file
     quantizer = QDQQuantizer(
         model,
@@ -66,16 +71,6 @@ def insert_by_onnxruntime(
     for node, beta in _betas(result):
         beta.f = betas.get(node.name, beta.f)
     return result
-
-
-def _declare_types(model: ModelProto) -> None:
-    """Add the types of intermediate tensors for the quantizer."""
-    known = {
-        value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
-    }
-    for name, elem_type in element_types(model).items():
-        if elem_type == TensorProto.FLOAT and name not in known:
-            model.graph.value_info.append(helper.make_tensor_value_info(name, elem_type, None))
 
 
 def _betas(model: ModelProto) -> Iterator[tuple[NodeProto, AttributeProto]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.onnx_graphs.onnx_file import save_model
@@ -59,31 +59,26 @@ class IntermediateTensors:
             yield from values(batch).items()
 
     def _values(self, names: Sequence[str]) -> Values:
-        model = self._copy()
-        model.graph.output.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
-        )
-        graph = self._open(model)
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+        graph = self._open([], outputs)
         return lambda batch: {name: tensor.array for name, tensor in graph.run(batch).items()}
 
     def _sizes(self, batch: Batch) -> dict[str, int]:
         """Return the bytes of each tensor, measured by Size nodes."""
-        model = self._copy()
-        fresh = FreshNames(model.graph)
+        fresh = FreshNames(self._model.graph)
         probes = {fresh.new(f"{name}_size"): name for name in self._inner}
-        for probe, name in probes.items():
-            model.graph.node.append(helper.make_node("Size", [name], [probe]))
-            model.graph.output.append(helper.make_tensor_value_info(probe, TensorProto.INT64, []))
-        found = self._open(model).run(batch) if probes else {}
+        nodes = [helper.make_node("Size", [name], [probe]) for probe, name in probes.items()]
+        outputs = [helper.make_tensor_value_info(probe, TensorProto.INT64, []) for probe in probes]
+        found = self._open(nodes, outputs).run(batch) if probes else {}
         return {probes[probe]: 4 * int(tensor.array) for probe, tensor in found.items()}
 
-    def _copy(self) -> ModelProto:
+    def _open(self, nodes: Sequence[NodeProto], outputs: Sequence[ValueInfoProto]) -> OrtGraph:
+        """Open a copy with additional nodes and other outputs."""
         model = ModelProto()
         model.CopyFrom(self._model)
+        model.graph.node.extend(nodes)
         del model.graph.output[:]
-        return model
-
-    def _open(self, model: ModelProto) -> OrtGraph:
+        model.graph.output.extend(outputs)
         options = session_options(optimization="disable", intra_op_threads=self._threads)
         # by path: a graph in memory is limited to 2 GiB
         with TemporaryDirectory(dir=self._scratch) as folder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -27,7 +27,6 @@ _SMALLEST = 1e-30  # magnitude with a sufficiently exact float32 scale
 class Chosen:
     """A node to quantize, with its activation and weight inputs."""
 
-    node: str
     activations: tuple[int, ...]
     weights: tuple[int, ...]
 
@@ -59,12 +58,22 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
 
     Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
     """
-    _require_patterns(model, options["exclude"])
-    selector = _Selector(model, ranges, options["exclude"])
+    exclude, names = options["exclude"], [node.name for node in model.graph.node]
+    for pattern in exclude:
+        if not any(fits(name, pattern) for name in names):
+            near = nearest(pattern, names, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?"
+            examples = f"some names: {', '.join(names[:5])}"
+            problem = f"quantize.exclude: {pattern} matches no node"
+            raise StageError(problem, hint if near else examples)
+    types = element_types(model)
+    given = {value.name for value in model.graph.input}
+    stored = {tensor.name for tensor in model.graph.initializer} - given
     selection = Selection()
     for node in model.graph.node:
         if node.op_type in options["operators"] and node.domain in ("", "ai.onnx"):
-            decision = selector.select(node)
+            pattern = next((pattern for pattern in exclude if fits(node.name, pattern)), "")
+            decision = f"excluded by {pattern}" if pattern else _select(node, types, stored, ranges)
             if isinstance(decision, str):
                 selection.skipped[node.name] = decision
             else:
@@ -91,55 +100,30 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
     return selection
 
 
-class _Selector:
-    """Selects among the nodes of one graph."""
-
-    def __init__(self, model: ModelProto, ranges: Ranges, exclude: Sequence[str]) -> None:
-        self._types = element_types(model)
-        given = {value.name for value in model.graph.input}
-        self._stored = {tensor.name for tensor in model.graph.initializer} - given
-        self._ranges, self._exclude = ranges, exclude
-
-    def select(self, node: NodeProto) -> Chosen | str:
-        """Return the inputs to quantize, or the reason to skip."""
-        pattern = next((pattern for pattern in self._exclude if fits(node.name, pattern)), None)
-        if pattern is not None:
-            return f"excluded by {pattern}"
-        slots = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
-        floats = [i for i in slots if self._types.get(node.input[i]) == TensorProto.FLOAT]
-        if not floats or len(floats) < len(slots):
-            return "it does not compute in float32"
-        activations = tuple(i for i in floats if node.input[i] not in self._stored)
-        weights = tuple(i for i in floats if i not in activations)
-        weight = _WEIGHTED.get(node.op_type)
-        if weight is not None:
-            name = node.input[weight]
-            if self._types.get(name) != TensorProto.FLOAT or name not in self._stored:
-                return "its weights are computed"
-            weights = (*weights, weight)
-        if not activations:
-            return "all its inputs are constant"
-        reason = next(
-            (reason for i in activations if (reason := self._no_range(node.input[i]))), ""
-        )
-        return reason or Chosen(node.name, activations, weights)
-
-    def _no_range(self, tensor: str) -> str:
-        if tensor not in self._ranges:
+def _select(
+    node: NodeProto, types: Mapping[str, int], stored: set[str], ranges: Ranges
+) -> Chosen | str:
+    """Return the inputs to quantize, or the reason to skip."""
+    slots = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
+    floats = [i for i in slots if types.get(node.input[i]) == TensorProto.FLOAT]
+    if not floats or len(floats) < len(slots):
+        return "it does not compute in float32"
+    activations = tuple(i for i in floats if node.input[i] not in stored)
+    weights = tuple(i for i in floats if i not in activations)
+    weight = _WEIGHTED.get(node.op_type)
+    if weight is not None:
+        name = node.input[weight]
+        if types.get(name) != TensorProto.FLOAT or name not in stored:
+            return "its weights are computed"
+        weights = (*weights, weight)
+    if not activations:
+        return "all its inputs are constant"
+    for tensor in (node.input[i] for i in activations):
+        if tensor not in ranges:
             return f"{tensor} has no measured range"
-        largest = self._ranges[tensor].largest
+        largest = ranges[tensor].largest
         if largest == 0.0:
             return f"{tensor} is zero in all calibration batches"
-        too_small = f"the largest magnitude of {tensor}, {largest:.1e}, is too small for a scale"
-        return too_small if largest < _SMALLEST else ""
-
-
-def _require_patterns(model: ModelProto, exclude: Sequence[str]) -> None:
-    names = [node.name for node in model.graph.node]
-    for pattern in exclude:
-        if not any(fits(name, pattern) for name in names):
-            near = nearest(pattern, names, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?"
-            examples = f"some names: {', '.join(names[:5])}"
-            problem = f"quantize.exclude: {pattern} matches no node"
-            raise StageError(problem, hint if near else examples)
+        if largest < _SMALLEST:
+            return f"the largest magnitude of {tensor}, {largest:.1e}, is too small for a scale"
+    return Chosen(activations, weights)
