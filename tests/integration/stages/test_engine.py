@@ -1,4 +1,4 @@
-"""The engine stage: provenance of engines, and failures that leave no engine."""
+"""The engine stage: provenance of engines, and failures without an engine."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_only_builders_with_timings_get_a_timing_cache(tmp_path: Path) -> None:
 def test_a_build_gets_a_private_copy_and_shares_its_additions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Simulate the builder of a GPU machine by writing lines to the private file."""
+    """Simulate a GPU builder by writing lines to the private file."""
     pytest.importorskip("tensorrt_rtx")
     facts = {
         "tensorrt": "10.16.1",

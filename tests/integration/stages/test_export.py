@@ -20,7 +20,8 @@ from buildsys.stages.export import torchscript
 from buildsys.workers.job import StageResult
 
 SMALL_MODELS = (
-    "linear", "linear_dynamic-torchscript", "linear_dynamic-dynamo", "two_heads", "conv_bn_relu", "flatten_head",
+    "linear", "linear_dynamic-torchscript", "linear_dynamic-dynamo", "two_heads", "conv_bn_relu",
+        "flatten_head",
     "token_scorer",
 )  # fmt: skip
 
@@ -237,7 +238,7 @@ def test_a_model_too_large_for_one_file_is_gathered(
 
 
 class OfManyTypes(torch.nn.Module):
-    """Weights of several types and sizes: below a kilobyte, folded, cut from others, and none at all."""
+    """Weights of several types and sizes: small, folded, sliced from others, none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +258,7 @@ class OfManyTypes(torch.nn.Module):
 def test_separately_exported_weights_belong_to_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, external: bool
 ) -> None:
-    """A torch that does not hand them over writes the same files."""
+    """Without this function of torch the files are the same."""
     (tmp_path / "net.py").write_text("from test_export import OfManyTypes as Net\n")
     written, handed = [], []
     real = torchscript.export_torchscript
@@ -298,16 +299,24 @@ def test_dynamo_must_write_the_requested_opset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Asinh", {}, "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
+        ("Asinh", {},
+         "the torchscript exporter cannot translate the operator aten::asinh to opset 17 "
          f"({line_of('torch.asinh(x)')})\naten::asinh(Tensor self) -> Tensor\n"
-         "1. exporter: dynamo translates it from opset 18 on\n     export: {exporter: dynamo, opset: 18}\n"
+         "1. exporter: dynamo translates it from opset 18 on\n     export: {exporter: dynamo,"
+         " opset: 18}\n"
          "2. shipped: a symbolic function that writes ONNX's own Asinh\n"
-         '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]'),
-        ("Untranslatable", dynamo(), "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
-         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool compute_v=True) -> (Tensor '
-         "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function and register it\n"
-         '     translations: [{op: "aten::_linalg_eigh", function: "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
-        ("Affine", {"opset": 99}, "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
+         '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh",'
+         ' opset: 9}]'),
+        ("Untranslatable", dynamo(),
+         "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
+         f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool'
+         f' compute_v=True) -> (Tensor '
+         "eigenvalues, Tensor eigenvectors)\n1. registration: write an onnxscript function and"
+         " register it\n"
+         '     translations: [{op: "aten::_linalg_eigh", function:'
+         ' "plugins/symbolics/linalg_eigh.py:linalg_eigh"}]'),
+        ("Affine", {"opset": 99},
+         "the torchscript exporter failed at opset 99: RuntimeError: Unsupported"),
     ],
 )  # fmt: skip
 def test_untranslated_operators(tmp_path: Path, name: str, options: Any, message: str) -> None:
@@ -342,15 +351,23 @@ def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "outputs", "message"),
     [
-        ("Fails", {}, "forward of Fails failed on x float32 [2, 4]: RuntimeError: shape '[5, 5]' is invalid for input "
+        ("Fails", {},
+         "forward of Fails failed on x float32 [2, 4]: RuntimeError: shape '[5, 5]' is invalid for"
+         " input "
          f"of size 8 ({NETWORKS}:"),
-        ("Pair", {"y": {}}, "declares 1 output (y), forward returned 2 tensors (float32 [2, 4], float32 [2])"),
-        ("Affine", {"y": {}, "z": {}}, "the manifest declares 2 outputs (y, z), forward returned 1 tensor"),
-        ("Nested", {"sum": {}}, "returned 3 tensors (sum, heads.0, heads.1.0); declare heads.0, heads.1.0 as well"),
-        ("Nested", {"total": {}}, "forward returned no output total; it returned sum, heads.0, heads.1.0"),
-        ("Pair", {"y": {"key": "a"}, "z": {}}, "outputs.y.key is set, but forward returned tuple, not a dict"),
+        ("Pair", {"y": {}},
+         "declares 1 output (y), forward returned 2 tensors (float32 [2, 4], float32 [2])"),
+        ("Affine", {"y": {}, "z": {}},
+         "the manifest declares 2 outputs (y, z), forward returned 1 tensor"),
+        ("Nested", {"sum": {}},
+         "returned 3 tensors (sum, heads.0, heads.1.0); declare heads.0, heads.1.0 as well"),
+        ("Nested", {"total": {}},
+         "forward returned no output total; it returned sum, heads.0, heads.1.0"),
+        ("Pair", {"y": {"key": "a"}, "z": {}},
+         "outputs.y.key is set, but forward returned tuple, not a dict"),
         ("Pair", {"y": {"shape": ["batch", 5]}, "z": {}}, "output y has the shape [2, 4]"),
-        ("Pair", {"y": {"dtype": "float16"}, "z": {}}, "output y is float32, the manifest declares float16"),
+        ("Pair", {"y": {"dtype": "float16"}, "z": {}},
+         "output y is float32, the manifest declares float16"),
         ("WithNumber", {}, "forward returned an int as output 1; only tensors can be outputs"),
         ("not_a_module", {}, f"{NETWORKS}:not_a_module returned str, not a torch.nn.Module"),
         ("raises", {}, f"{NETWORKS}:raises failed: ValueError: no such backbone ({NETWORKS}:"),
@@ -383,13 +400,18 @@ def test_a_ready_file_is_checked_and_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "message"),
     [
-        ({"image": {"shape": ["batch", 3, 8, 8]}}, {}, "its inputs are x, the manifest declares image"),
+        ({"image": {"shape": ["batch", 3, 8, 8]}}, {},
+         "its inputs are x, the manifest declares image"),
         (IMAGE, {"scores": {}}, "its outputs are y, the manifest declares scores"),
-        ({"x": {"shape": [1, 3, 8, 9]}}, {}, "input x: axis 3 is 8 in the file, the manifest declares 9"),
-        ({"x": {"shape": ["batch", 3, "height", 8]}}, {}, "input x: axis 2 is fixed to 8 in the file, the manifest declares the "
+        ({"x": {"shape": [1, 3, 8, 9]}}, {},
+         "input x: axis 3 is 8 in the file, the manifest declares 9"),
+        ({"x": {"shape": ["batch", 3, "height", 8]}}, {},
+         "input x: axis 2 is fixed to 8 in the file, the manifest declares the "
          "dynamic dimension height"),
-        ({"x": {"shape": ["batch", 3, 8]}}, {}, "input x has 4 dimensions ['batch', 3, 8, 8], the manifest declares 3"),
-        ({"x": {"shape": ["batch", 3, 8, 8], "dtype": "float16"}}, {}, "input x is float32, the manifest declares float16"),
+        ({"x": {"shape": ["batch", 3, 8]}}, {},
+         "input x has 4 dimensions ['batch', 3, 8, 8], the manifest declares 3"),
+        ({"x": {"shape": ["batch", 3, 8, 8], "dtype": "float16"}}, {},
+         "input x is float32, the manifest declares float16"),
         (IMAGE, {"y": {"dtype": "int64"}}, "output y is float32, the manifest declares int64"),
     ],
 )  # fmt: skip

@@ -181,7 +181,8 @@ FUNCTIONS = {
     ),
     "unknown operator": (
         SWISH.replace('("Relu"', '("Rleu"'),
-        f"the local function {OP} (plugins/ops/swish.py:swish) is invalid: No Op registered for Rleu",
+        f"the local function {OP} (plugins/ops/swish.py:swish) is invalid: No Op registered for"
+        f" Rleu",
     ),
     "unknown tensor": (
         SWISH.replace('("Mul", ["z"', '("Mul", ["nothing"'),
@@ -218,8 +219,8 @@ def test_functions_that_call_each_other(project: OperatorProject) -> None:
     project.write("plugins/ops/cycle.py", CYCLE)
     said = refused(project, {"op": OP, "function": "plugins/ops/cycle.py:SWISH"})
     assert (
-        f"local functions call each other in a cycle: {OP} → custom_domain::inner → {OP} (plugins/ops/cycle.py:SWISH)"
-        in said
+        f"local functions call each other in a cycle: {OP} → custom_domain::inner → {OP}"
+        f" (plugins/ops/cycle.py:SWISH)" in said
     )
 
 
@@ -230,7 +231,8 @@ def test_a_function_of_an_opset_that_does_not_fit(project: OperatorProject) -> N
     )
     said = refused(project, FUNCTION, targets=("operators:m", "export:m"))
     assert (
-        f"the local function {OP} (plugins/ops/swish.py:swish) is of opset 20 and uses Gelu; the model has opset 17,"
+        f"the local function {OP} (plugins/ops/swish.py:swish) is of opset 20 and uses Gelu; the"
+        f" model has opset 17,"
         " which does not have it; write the function for opset 17" in said
     )
 
@@ -255,17 +257,21 @@ def test_an_unused_function_is_a_warning(project: OperatorProject) -> None:
     other = {"op": "custom_domain::other", "function": "plugins/ops/swish.py:swish"}
     result = project.run_all(("operators:m", "export:m"), [FUNCTION, other])
     assert result.figures["warnings"] == [
-        "the local function plugins/ops/swish.py:swish is unused: no node of the graph is custom_domain::other"
+        "the local function plugins/ops/swish.py:swish is unused: no node of the graph is"
+        " custom_domain::other"
     ]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("float *y = to;", "float *y = too;", "plugins/ops/clamp_swish.c does not compile: 'too' undeclared"),
+        ("float *y = to;", "float *y = too;",
+         "plugins/ops/clamp_swish.c does not compile: 'too' undeclared"),
         ("expf(-z)", "no_such_function(-z)", "undefined reference to `no_such_function'"),
-        ('"ort_custom_op.h"', '"none.h"', "none.h: No such file or directory (plugins/ops/clamp_swish.c:2:10)"),
-        ("RegisterCustomOps", "RegisterCustomOp", "exports no RegisterCustomOps, which ONNX Runtime calls"),
+        ('"ort_custom_op.h"', '"none.h"',
+         "none.h: No such file or directory (plugins/ops/clamp_swish.c:2:10)"),
+        ("RegisterCustomOps", "RegisterCustomOp",
+         "exports no RegisterCustomOps, which ONNX Runtime calls"),
     ],
 )  # fmt: skip
 def test_c_that_does_not_compile(
@@ -357,7 +363,8 @@ def test_a_given_library_that_does_not_fit(
     [
         (
             "x.c",
-            "extern int nowhere(void);\nvoid *RegisterCustomOps(void) { return nowhere() ? 0 : 0; }\n",
+            "extern int nowhere(void);\nvoid *RegisterCustomOps(void) { return nowhere() ? 0 : 0;"
+            " }\n",
             "x.so cannot be loaded: undefined symbol: nowhere",
         ),
         (
@@ -404,7 +411,8 @@ def test_an_operator_without_an_implementation_for_one_backend(project: Operator
         said = refused(project, op, targets=(target,))
         assert (
             said
-            == f"nothing implements {OP} for ONNX Runtime; add function or library to its entry in ops"
+            == f"nothing implements {OP} for ONNX Runtime; add function or library to its entry"
+            f" in ops"
         )
     assert project.run("engine:m:rtx", [op]).status == "passed"
 

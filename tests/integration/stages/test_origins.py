@@ -1,4 +1,4 @@
-"""Source lines of nodes: recorded by both exporters, found when a backend refuses a node."""
+"""Source lines of nodes, recorded by both exporters for refusals by backends."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def test_frames_of_the_user_go_before_those_of_libraries(tmp_path: Path) -> None
     inner = f"{torch}(134): forward\n{library}(7): forward\n{own}(12): forward\n"
     traced = f"{inner}/x/torch/jit/_trace.py(1): f\n{own}(99): main\n"
     assert source_line(traced, tmp_path) == "plugins/net.py:12"
-    captured = f'  File "{own}", line 12, in forward\n    y\n  File "{library}", line 7, in forward\n    z\n'
+    captured = (
+        f'  File "{own}", line 12, in forward\n    y\n'
+        f'  File "{library}", line 7, in forward\n    z\n'
+    )
     assert source_line(captured, tmp_path) == "plugins/net.py:12"
     assert (
         source_line(f"{torch}(134): forward\n{library}(7): forward\n", tmp_path)
@@ -99,7 +102,7 @@ def test_an_unreadable_file_has_no_origins(tmp_path: Path, content: str | None) 
 def refused_engine(
     build: Path, model: onnx.ModelProto, backend: str, origins: dict[str, Any]
 ) -> str:
-    """Return what the engine stage says of a graph that its backend refuses."""
+    """Return the engine stage's error for a refused graph."""
     spec = manifest(
         source={"python": f"{NETWORKS}:Affine"}, engines=[{"backend": backend, "name": "e"}]
     )
@@ -135,22 +138,25 @@ def test_every_node_without_a_kernel_is_named_with_its_line_and_remedies(tmp_pat
     text = refused_engine(tmp_path, model, "onnxruntime", places("a", "c"))
     problem, *hints = text.splitlines()
     assert problem == (
-        "model m: ONNX Runtime cannot take 2 nodes Asinh, first node 0 'one' (Asinh): ONNX Runtime has no CPU kernel"
-        " for it in double; node 3 'three' (Softsign): ONNX Runtime has no CPU kernel for it in double"
+        "model m: ONNX Runtime cannot take 2 nodes Asinh, first node 0 'one' (Asinh): ONNX Runtime"
+        " has no CPU kernel"
+        " for it in double; node 3 'three' (Softsign): ONNX Runtime has no CPU kernel for it in"
+        " double"
     )
-    assert (
-        hints
-        == [
-            "Asinh: 2 nodes, the first from plugins/net.py:0, module head",
-            "1. surgery: replace it by a local function of supported operators",
-            '     surgery: [{replace: {op: Asinh, function: "plugins/ops/asinh.py:asinh"}, when: after_export}]',
-            "Softsign: 1 node, from plugins/net.py:1, module head",  # of the nearest node before it that is known
-            "1. opset: export to opset 18; the backend supports it from there on",  # where ONNX defines it by other operators
-            "     export: {opset: 18}",
-            "2. surgery: replace it by a local function of supported operators",
-            '     surgery: [{replace: {op: Softsign, function: "plugins/ops/softsign.py:softsign"}, when: after_export}]',
-        ]
-    )
+    assert hints == [
+        "Asinh: 2 nodes, the first from plugins/net.py:0, module head",
+        "1. surgery: replace it by a local function of supported operators",
+        '     surgery: [{replace: {op: Asinh, function: "plugins/ops/asinh.py:asinh"}, when:'
+        " after_export}]",
+        # of the nearest node before it that is known
+        "Softsign: 1 node, from plugins/net.py:1, module head",
+        # where ONNX defines it by other operators
+        "1. opset: export to opset 18; the backend supports it from there on",
+        "     export: {opset: 18}",
+        "2. surgery: replace it by a local function of supported operators",
+        "     surgery: [{replace: {op: Softsign, function:"
+        ' "plugins/ops/softsign.py:softsign"}, when: after_export}]',
+    ]
 
 
 def test_a_later_opset_that_has_the_kernel_is_a_remedy(tmp_path: Path) -> None:
@@ -162,8 +168,8 @@ def test_a_later_opset_that_has_the_kernel_is_a_remedy(tmp_path: Path) -> None:
     )
     text = refused_engine(tmp_path, model, "onnxruntime", places())
     assert (
-        "1. opset: export to opset 20; the backend supports it from there on\n     export: {opset: 20}\n2. surgery"
-        in text
+        "1. opset: export to opset 20; the backend supports it from there on\n     export: {opset:"
+        " 20}\n2. surgery" in text
     )
     model.opset_import[0].version = 20
     opset_20 = tmp_path / "20.onnx"

@@ -171,7 +171,7 @@ def test_excluded_nodes_stay_and_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Path) -> None:
-    """Channels that differ by a million lose the small ones with one scale."""
+    """With one scale, channels smaller by a million are lost."""
     scale = np.logspace(0, -6, 4).astype(np.float32)
     model = images_net()
     stored = initializers(model)

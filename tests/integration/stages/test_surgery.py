@@ -38,7 +38,8 @@ def test_renamed_ends_have_renamed_golden_cases(tmp_path: Path) -> None:
     [
         (
             {"imag": "z"},
-            "surgery step 1 (rename imag → z): the graph has no input or output imag; its input or outputs",
+            "surgery step 1 (rename imag → z): the graph has no input or output imag; its input or"
+            " outputs",
         ),
         ({"xx": "z"}, "the graph has no input or output xx; did you mean x?"),
         (
@@ -169,8 +170,8 @@ def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path
     onnx.save(wrong, surgery.job.inputs["model"])
     error = surgery.error()
     assert (
-        "the graph before this step cannot compute new golden outputs: its output y differs in case "
-        in error
+        "the graph before this step cannot compute new golden outputs: its output y differs in"
+        " case " in error
     )
     assert "see the limits in validate" in error
 
@@ -178,11 +179,15 @@ def test_tensors_of_a_graph_that_is_wrong_are_not_taken_for_golden_ones(tmp_path
 @pytest.mark.parametrize(
     ("cut", "sentence"),
     [
-        ({"outputs": ["logit"]}, "surgery step 1 (cut outputs logit): the graph has no tensor logit; did you mean log"),
+        ({"outputs": ["logit"]},
+         "surgery step 1 (cut outputs logit): the graph has no tensor logit; did you mean log"),
         ({"outputs": ["x"]}, "the cut leaves no node: x is not computed from x"),
-        ({"inputs": {"logits": {"shape": ["batch", 5]}}, "outputs": ["relu"]}, "relu does not depend on logits"),
-        ({"inputs": {"relu": {"shape": ["batch", 4, 9, 9]}}}, "relu has the shape [1, 4, 8, 8] in case min, the step declares"),
-        ({"inputs": {"relu": {"shape": ["batch", 4, 8, 8], "dtype": "int8"}}}, "relu is float32 in the graph, the step declare"),
+        ({"inputs": {"logits": {"shape": ["batch", 5]}}, "outputs": ["relu"]},
+         "relu does not depend on logits"),
+        ({"inputs": {"relu": {"shape": ["batch", 4, 9, 9]}}},
+         "relu has the shape [1, 4, 8, 8] in case min, the step declares"),
+        ({"inputs": {"relu": {"shape": ["batch", 4, 8, 8], "dtype": "int8"}}},
+         "relu is float32 in the graph, the step declare"),
     ],
 )  # fmt: skip
 def test_an_invalid_cut(tmp_path: Path, cut: dict[str, Any], sentence: str) -> None:
@@ -290,12 +295,14 @@ GELU = """\
 
     def build():
         return helper.make_function(
-            "plain", "Gelu2", ["x"], ["y"], [helper.make_node("Gelu", ["x"], ["y"])], [helper.make_opsetid("", 20)]
+            "plain", "Gelu2", ["x"], ["y"], [helper.make_node("Gelu", ["x"], ["y"])],
+            [helper.make_opsetid("", 20)]
         )
 
     def older():
         return helper.make_function(
-            "plain", "Old", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], [helper.make_opsetid("", 17)]
+            "plain", "Old", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])],
+            [helper.make_opsetid("", 17)]
         )
 
     def none_at_all():
@@ -331,9 +338,13 @@ def test_an_operator_is_replaced_by_a_local_function(
     [
         ("Gulu", "gelu", "the graph has no Gulu; did you mean Gelu?"),
         ("ns::Gelu", "gelu", "the graph has no ns::Gelu; did you mean Gelu?"),
-        ("Gelu", "older", "hook.py:older is written for opset 17 of ai.onnx, the graph has 20; write the function for o"),
-        ("Gelu", "none_at_all", "Gelu g has 1 input, and plugins/hooks/hook.py:none_at_all 0 inputs"),
-        ("Gelu", "text", "hook.py:text returned a str; a replacement is an onnxscript function, or a callable"),
+        ("Gelu", "older",
+         "hook.py:older is written for opset 17 of ai.onnx, the graph has 20; write the function"
+         " for o"),
+        ("Gelu", "none_at_all",
+         "Gelu g has 1 input, and plugins/hooks/hook.py:none_at_all 0 inputs"),
+        ("Gelu", "text",
+         "hook.py:text returned a str; a replacement is an onnxscript function, or a callable"),
         ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
     ],
 )  # fmt: skip

@@ -81,13 +81,20 @@ def test_without_graphsurgeon_it_says_what_to_install(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("def change(model): pass", "hook.py:change returned nothing; a surgery hook returns the graph;"),
-        ("def change(model): return 3", "hook.py:change returned an int; a surgery hook returns the graph"),
-        ("def change(): pass", "hook.py:change takes the parameters (none); a surgery hook takes one, the graph"),
-        ("def change(a, b): pass", "hook.py:change takes the parameters (a, b); a surgery hook takes one, the graph"),
-        ("def change(m): raise KeyError('conv9')", "hook.py:change failed: KeyError: 'conv9' (plugins/hooks/hook.py:1"),
-        ("raise OSError('no disk')", "importing plugins/hooks/hook.py failed: OSError: no disk (plugins/hooks/hook.py"),
-        ("import nowhere_to_be", "importing plugins/hooks/hook.py failed: ModuleNotFoundError: No module named 'nowhe"),
+        ("def change(model): pass",
+         "hook.py:change returned nothing; a surgery hook returns the graph;"),
+        ("def change(model): return 3",
+         "hook.py:change returned an int; a surgery hook returns the graph"),
+        ("def change(): pass",
+         "hook.py:change takes the parameters (none); a surgery hook takes one, the graph"),
+        ("def change(a, b): pass",
+         "hook.py:change takes the parameters (a, b); a surgery hook takes one, the graph"),
+        ("def change(m): raise KeyError('conv9')",
+         "hook.py:change failed: KeyError: 'conv9' (plugins/hooks/hook.py:1"),
+        ("raise OSError('no disk')",
+         "importing plugins/hooks/hook.py failed: OSError: no disk (plugins/hooks/hook.py"),
+        ("import nowhere_to_be",
+         "importing plugins/hooks/hook.py failed: ModuleNotFoundError: No module named 'nowhe"),
         ("def chnge(m): return m", "plugins/hooks/hook.py has no change; did you mean chnge?"),
         (
             "def change(m):\n    del m.graph.node[0]\n    return m",
@@ -99,7 +106,8 @@ def test_without_graphsurgeon_it_says_what_to_install(
         ),
         (
             "def change(m):\n    m.graph.output[0].name = 'logits'\n    return m",
-            "it changed the interface of the graph: its outputs y became logits; declare new inputs and outputs in the step",
+            "it changed the interface of the graph: its outputs y became logits; declare new"
+            " inputs and outputs in the step",
         ),
         (
             "def change(m):\n    m.graph.node[-1].attribute[0].i = 0\n    return m",
@@ -201,7 +209,8 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
     [
         (
             "nothing",
-            "the reference plugins/hooks/hook.py:nothing returned nothing; expected a dict of output names to arrays",
+            "the reference plugins/hooks/hook.py:nothing returned nothing; expected a dict of"
+            " output names to arrays",
         ),
         (
             "other",
@@ -209,7 +218,8 @@ def test_a_reference_in_a_file(tmp_path: Path) -> None:
         ),
         (
             "raising",
-            "the reference plugins/hooks/hook.py:raising failed in case min: KeyError: 'image' (plugins/hooks/",
+            "the reference plugins/hooks/hook.py:raising failed in case min: KeyError: 'image'"
+            " (plugins/hooks/",
         ),
     ],
 )

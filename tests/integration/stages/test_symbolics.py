@@ -53,7 +53,8 @@ def shrinking(g, x, by):
     return g.op("Mul", x, by)
 """
 SHIPPED = (
-    "asinh", "asinh_decorated", "asinh_dynamo", "clamp_swish_inlined-torchscript", "clamp_swish_inlined-dynamo",
+    "asinh", "asinh_decorated", "asinh_dynamo", "clamp_swish_inlined-torchscript",
+        "clamp_swish_inlined-dynamo",
     "shifted_windows-op9", "shifted_windows-op12", "shifted_windows-op17",
 )  # fmt: skip
 GOOD = 'def f(g, x):\n    return g.op("Asinh", x)\n'
@@ -69,7 +70,7 @@ NEW_PATH = "from torch.onnx._internal.torchscript_exporter import registration\n
 
 @pytest.fixture(autouse=True)
 def _restored_registry() -> Iterator[None]:
-    """Take torch's registry back to what it was: a test is no process of its own."""
+    """Restore torch's registry, as tests share one process."""
     load_symbolics()
     groups = registration.registry._registry
     before = {
@@ -85,7 +86,7 @@ def _restored_registry() -> Iterator[None]:
 
 
 class Project:
-    """A folder with the network's file, and plugins as a test writes them."""
+    """A folder with the network's file and a test's plugins."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "project"
@@ -187,7 +188,8 @@ def test_a_function_of_an_older_opset_than_torchs_own_is_not_used(project: Proje
     ]
     assert "Gelu" in project.operators()
     assert warnings == [
-        "aten::gelu (p.py:f, opset 9) was never used: at opset 20, torch's own symbolic of opset 20 takes "
+        "aten::gelu (p.py:f, opset 9) was never used: at opset 20, torch's own symbolic of opset"
+        " 20 takes "
         "precedence; omit opset to replace it"
     ]
 
@@ -196,7 +198,8 @@ def test_a_registration_that_the_network_does_not_need_is_a_warning(project: Pro
     project.write("p.py", GOOD)
     warnings = project.export(named(), named(op="aten::acosh", opset=9)).figures["warnings"]
     assert warnings == [
-        "aten::acosh (p.py:f, opset 9) was never used: the exporter found no such operator in the network"
+        "aten::acosh (p.py:f, opset 9) was never used: the exporter found no such operator in the"
+        " network"
     ]
 
 
@@ -232,27 +235,35 @@ def test_an_operator_that_nobody_taught(project: Project) -> None:
         (
             "def f(g, x, y):\n    ...\n",
             {},
-            "aten::asinh (p.py:f, opset 9) takes the graph and 2 inputs, which fits no schema of the operator; "
+            "aten::asinh (p.py:f, opset 9) takes the graph and 2 inputs, which fits no schema of"
+            " the operator; "
             "its schema: aten::asinh(Tensor self) -> Tensor",
         ),
         ("def f():\n    ...\n", {}, "does not take the graph"),
         ("def f(g):\n    ...\n", {}, "takes the graph and 0 inputs"),
-        ("def f(g, x):\n    ...\n", {}, "aten::asinh (p.py:f, opset 9) returned None; a symbolic returns the result of g.op(…)"),
+        ("def f(g, x):\n    ...\n", {},
+         "aten::asinh (p.py:f, opset 9) returned None; a symbolic returns the result of g.op(…)"),
         ("def f(g, x):\n    return 3\n", {}, "returned an int; a symbolic returns"),
         ("def f(g, x):\n    return ['y']\n", {}, "returned a str; a symbolic returns"),
         ("def f(g, x):\n    return [None]\n", {}, "returned None; a symbolic returns"),
         ("def f(g, x):\n    return ()\n", {}, "returned nothing; a symbolic returns"),
-        ("def f(g, x):\n    raise KeyError('no')\n", {}, "(p.py:f, opset 9) raised KeyError: 'no' (p.py:2)"),
+        ("def f(g, x):\n    raise KeyError('no')\n", {},
+         "(p.py:f, opset 9) raised KeyError: 'no' (p.py:2)"),
         ("1 / 0\n", {}, "importing p.py failed: ZeroDivisionError: division by zero (p.py:1)"),
-        ("import no_such_library\ndef f(g, x): ...\n", {}, "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import no_such_library\ndef f(g, x): ...\n", {},
+         "ModuleNotFoundError: No module named 'no_such_library'"),
         ("def f(:\n", {}, "importing p.py failed: SyntaxError"),
         ("def other(g, x): ...\n", {}, "p.py has no f"),
         ("f = 3\n", {}, "p.py:f is an int, not a callable"),
         (GOOD, {"op": "aten::asnih"}, "torch has no operator aten::asnih; did you mean aten::a"),
-        (GOOD, {"op": "aten::arcsinh_"}, "would never be used: symbolics are looked up without the last underscore"),
-        (GOOD, {"op": "torchvison::roi_align"}, "torch has no operator torchvison::roi_align; did you mean torchv"),
-        (GOOD, {"op": "nobody::knows"}, "torch has no operator nobody::knows; import the file that defines it"),
-        (GOOD, {"opset": 18}, "aten::asinh (p.py:f, opset 18) is not used in an export to opset 17"),
+        (GOOD, {"op": "aten::arcsinh_"},
+         "would never be used: symbolics are looked up without the last underscore"),
+        (GOOD, {"op": "torchvison::roi_align"},
+         "torch has no operator torchvison::roi_align; did you mean torchv"),
+        (GOOD, {"op": "nobody::knows"},
+         "torch has no operator nobody::knows; import the file that defines it"),
+        (GOOD, {"opset": 18},
+         "aten::asinh (p.py:f, opset 18) is not used in an export to opset 17"),
     ],
 )  # fmt: skip
 def test_an_invalid_symbolic(
@@ -272,7 +283,10 @@ def test_a_fall_through_export_does_not_hide_what_a_symbolic_raises(project: Pro
 
 def test_more_outputs_than_the_operator_has(project: Project) -> None:
     project.write("p.py", "def f(g, x):\n    return x, x\n")
-    expected = "aten::asinh (p.py:f, opset 17) returned 2 outputs, but the operator has 1; its schema: aten::asinh(Ten"
+    expected = (
+        "aten::asinh (p.py:f, opset 17) returned 2 outputs, but the operator has 1; its schema:"
+        " aten::asinh(Ten"
+    )
     assert expected in project.failure(named())
 
 
@@ -281,7 +295,8 @@ def test_more_outputs_than_the_operator_has(project: Project) -> None:
     [
         (
             "x = 1\n",
-            "p.py registers no symbolic when it is imported; decorate one with torch.onnx._internal.torchs",
+            "p.py registers no symbolic when it is imported; decorate one with"
+            " torch.onnx._internal.torchs",
         ),
         (
             DECORATED.format(imports=NEW_PATH, opset=18),

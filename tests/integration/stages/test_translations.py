@@ -62,7 +62,9 @@ T = onnx.defs.OpSchema.FormalParameter
 schema = onnx.defs.OpSchema(
     "Halve", "translated", 1, inputs=[T("x", "T")], outputs=[T("y", "T")],
     type_constraints=[("T", ["tensor(float)"], "")],
-    attributes=[onnx.defs.OpSchema.Attribute("by", onnx.defs.OpSchema.AttrType.FLOAT, required=False)],
+    attributes=[
+        onnx.defs.OpSchema.Attribute("by", onnx.defs.OpSchema.AttrType.FLOAT, required=False)
+    ],
 )
 
 
@@ -102,8 +104,13 @@ def project(tmp_path: Path) -> Project:
     ("plugin", "nodes"),
     [
         (PLAIN, [("", "Mul")]),
-        ("@script(default_opset=op)\ndef f(x: FLOAT[...]) -> FLOAT[...]:\n    return op.Relu(x)\n", [("", "Relu")]),
-        ("@script(default_opset=op)\ndef f(x) -> FLOAT[...]:\n    return own.Halve(x)\n", [("translated", "Halve")]),
+        ("@script(default_opset=op)\ndef f(x: FLOAT[...]) -> FLOAT[...]:\n    return"
+         " op.Relu(x)\n", [(
+            "",
+         "Relu")]),
+        ("@script(default_opset=op)\ndef f(x) -> FLOAT[...]:\n    return own.Halve(x)\n", [(
+            "translated",
+         "Halve")]),
         ("def f(x, by=0.5):\n    return onnxscript.values.Op(own, 'Halve', schema)(x, by=by)\n",
          [("translated", "Halve")]),
         ("f = onnxscript.values.Op(own, 'Halve', schema)\n", [("translated", "Halve")]),
@@ -131,7 +138,10 @@ def test_an_operator_of_torch_is_translated_by_its_overload(project: Project) ->
 
 def test_two_outputs(project: Project) -> None:
     entry = {"op": "translated::ends.default", "function": "p.py:f"}
-    plugin = "def f(x):\n    return op.ReduceMin(x, [-1], keepdims=0), op.ReduceMax(x, [-1], keepdims=0)\n"
+    plugin = (
+        "def f(x):\n"
+        "    return op.ReduceMin(x, [-1], keepdims=0), op.ReduceMax(x, [-1], keepdims=0)\n"
+    )
     project.export(plugin, entry, net="Ends")
     assert {operator for _, operator in project.nodes()} == {"ReduceMin", "ReduceMax"}
 
@@ -143,7 +153,8 @@ def test_an_unused_translation_is_a_warning(project: Project) -> None:
     assert project.export(PLAIN, halve, {**ends, "function": "p.py:op.Relu"}).figures[
         "warnings"
     ] == [
-        "translated::ends (p.py:op.Relu) was never used: the exporter found no such operator in the network"
+        "translated::ends (p.py:op.Relu) was never used: the exporter found no such operator in"
+        " the network"
     ]
 
 
@@ -151,21 +162,34 @@ def test_an_unused_translation_is_a_warning(project: Project) -> None:
     ("plugin", "entry", "expected"),
     [
         ("@script(default_opset=op)\ndef f(x):\n    return op.Relu(x)\n", {},
-         "translated::halve (p.py:f) is an onnxscript function without an annotated result; the exporter "
+         "translated::halve (p.py:f) is an onnxscript function without an annotated result; the"
+         " exporter "
          "takes it for one without outputs; annotate it: -> FLOAT[...]"),
-        ("@script(default_opset=op)\ndef g(x):\n    return op.Relu(x)\ndef f(x):\n    return g(x)\n", {},
-         "returned 0 outputs, but the operator has 1; its schema: translated::halve(Tensor x, float by=0.5) -> Tensor"),
-        ("def f():\n    ...\n", {}, "takes 0 inputs, which does not fit the operator; its schema: translated::halve(T"),
-        ("def f(x, y, z):\n    ...\n", {}, "takes 3 inputs, which does not fit the operator; its schema: translat"),
-        ("def f(x):\n    ...\n", {}, "translated::halve (p.py:f) returned None; a translation returns the results of onnxscript"),
+        ("@script(default_opset=op)\ndef g(x):\n    return op.Relu(x)\ndef f(x):\n    return"
+         " g(x)\n", {},
+         "returned 0 outputs, but the operator has 1; its schema: translated::halve(Tensor x,"
+         " float by=0.5) -> Tensor"),
+        ("def f():\n    ...\n", {},
+         "takes 0 inputs, which does not fit the operator; its schema: translated::halve(T"),
+        ("def f(x, y, z):\n    ...\n", {},
+         "takes 3 inputs, which does not fit the operator; its schema: translat"),
+        ("def f(x):\n    ...\n", {},
+         "translated::halve (p.py:f) returned None; a translation returns the results of"
+         " onnxscript"),
         ("def f(x):\n    return 'y'\n", {}, "returned a str; a translation returns"),
-        ("def f(x):\n    return op.Relu(x), op.Relu(x)\n", {}, "returned 2 outputs, but the operator has 1; its"),
-        ("def f(x):\n    return x.nothing\n", {}, "translated::halve (p.py:f) raised AttributeError: "),
-        ("def f(x):\n    return own.Halve(x)\n", {}, "give it one: onnxscript.values.Op(domain, name, onnx.defs.Op"),
+        ("def f(x):\n    return op.Relu(x), op.Relu(x)\n", {},
+         "returned 2 outputs, but the operator has 1; its"),
+        ("def f(x):\n    return x.nothing\n", {},
+         "translated::halve (p.py:f) raised AttributeError: "),
+        ("def f(x):\n    return own.Halve(x)\n", {},
+         "give it one: onnxscript.values.Op(domain, name, onnx.defs.Op"),
         ("f = onnxscript.values.Op(own, 'Halve')\n", {}, "); give it one: onnxscript.values.Op("),
-        (PLAIN, {"op": "translated::halv"}, "torch has no operator translated::halv; did you mean translated::halve"),
-        (PLAIN, {"op": "aten::add"}, "has no default overload for tensors; name one of aten::add.Tensor, aten::"),
-        (PLAIN, {"op": "aten::add.Tenser"}, "aten::add has no overload Tenser; name one of aten::add.Tensor, aten::"),
+        (PLAIN, {"op": "translated::halv"},
+         "torch has no operator translated::halv; did you mean translated::halve"),
+        (PLAIN, {"op": "aten::add"},
+         "has no default overload for tensors; name one of aten::add.Tensor, aten::"),
+        (PLAIN, {"op": "aten::add.Tenser"},
+         "aten::add has no overload Tenser; name one of aten::add.Tensor, aten::"),
         ("raise OSError('gone')\n", {}, "importing p.py failed: OSError: gone (p.py:15)"),
     ],
 )  # fmt: skip

@@ -111,7 +111,7 @@ def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_p
 
 
 def first_item_for_all() -> onnx.ModelProto:
-    """Return conv_bn with batch 1 baked in: all items get the first result."""
+    """Return conv_bn with batch 1 baked in: results of the first item."""
     model = conv_bn()
     for node in model.graph.node:
         node.input[:] = ["first" if name == "x" else name for name in node.input]
