@@ -104,13 +104,10 @@ def project(tmp_path: Path) -> Project:
     ("plugin", "nodes"),
     [
         (PLAIN, [("", "Mul")]),
-        ("@script(default_opset=op)\ndef f(x: FLOAT[...]) -> FLOAT[...]:\n    return"
-         " op.Relu(x)\n", [(
-            "",
-         "Relu")]),
-        ("@script(default_opset=op)\ndef f(x) -> FLOAT[...]:\n    return own.Halve(x)\n", [(
-            "translated",
-         "Halve")]),
+        ("@script(default_opset=op)\ndef f(x: FLOAT[...]) -> FLOAT[...]:\n    return op.Relu(x)\n",
+         [("", "Relu")]),
+        ("@script(default_opset=op)\ndef f(x) -> FLOAT[...]:\n    return own.Halve(x)\n",
+         [("translated", "Halve")]),
         ("def f(x, by=0.5):\n    return onnxscript.values.Op(own, 'Halve', schema)(x, by=by)\n",
          [("translated", "Halve")]),
         ("f = onnxscript.values.Op(own, 'Halve', schema)\n", [("translated", "Halve")]),
@@ -165,8 +162,8 @@ def test_an_unused_translation_is_a_warning(project: Project) -> None:
          "translated::halve (p.py:f) is an onnxscript function without an annotated result; the"
          " exporter "
          "takes it for one without outputs; annotate it: -> FLOAT[...]"),
-        ("@script(default_opset=op)\ndef g(x):\n    return op.Relu(x)\ndef f(x):\n    return"
-         " g(x)\n", {},
+        ("@script(default_opset=op)\ndef g(x):\n    return op.Relu(x)\n"
+         "def f(x):\n    return g(x)\n", {},
          "returned 0 outputs, but the operator has 1; its schema: translated::halve(Tensor x,"
          " float by=0.5) -> Tensor"),
         ("def f():\n    ...\n", {},
