@@ -41,6 +41,11 @@ _MACHINES = {
     243: "riscv64", 258: "loongarch64",
 }  # fmt: skip
 _SHARED_OBJECT = 3
+_KINDS = {  # files that are no ELF libraries, by their first bytes
+    b"MZ": "it is a Windows DLL",
+    b"\xcf\xfa\xed\xfe": "it is a macOS library",
+    b"\xca\xfe\xba\xbe": "it is a macOS library",
+}
 _LOAD_TIMEOUT_S = 120
 _MISSING_SYMBOL = 3
 # RTLD_NOW finds undefined symbols; os._exit skips the library's destructors
@@ -100,18 +105,15 @@ def _run(language: str, arguments: Sequence[str], source: str, project: Path) ->
     output = done.stdout + done.stderr
     sys.stderr.write(f"{shlex.join([*command, *arguments])}\n{output}")  # to the target's log
     if done.returncode:
+        first = next(filter(None, map(str.strip, output.splitlines())), "")
+        if found := _ERROR.search(output):
+            first = f"{found['text']} ({found['where']})"
+        elif found := _LINK_ERROR.search(output):
+            first = found[1]
         raise StageError(
-            f"{source} does not compile: {_first_error(output)}",
+            f"{source} does not compile: {first or 'the compiler gave no message'}",
             "the log has the compiler's complete output",
         )
-
-
-def _first_error(output: str) -> str:
-    if found := _ERROR.search(output):
-        return f"{found['text']} ({found['where']})"
-    if found := _LINK_ERROR.search(output):
-        return found[1]
-    return next(filter(None, map(str.strip, output.splitlines())), "the compiler gave no message")
 
 
 def _refuse_untracked_headers(source: str, dependencies: Path, project: Path) -> None:
@@ -150,7 +152,11 @@ def check_library(path: Path, shown: str, symbol: str) -> None:
     """
     content = path.read_bytes()
     if content[:4] != b"\x7fELF" or len(content) < 64:
-        raise StageError(f"{shown} is not a shared library for Linux (ELF)", _file_kind(content))
+        hint = (
+            "name C or C++ files as library: {sources: […]}" if content[:1] in (b"/", b"#") else ""
+        )
+        hint = next((text for magic, text in _KINDS.items() if content.startswith(magic)), hint)
+        raise StageError(f"{shown} is not a shared library for Linux (ELF)", hint)
     kind, number = struct.unpack_from("<HH" if content[5] == 1 else ">HH", content, 16)
     machine = _MACHINES.get(number, f"ELF machine {number}")
     here = platform.machine()
@@ -163,17 +169,10 @@ def check_library(path: Path, shown: str, symbol: str) -> None:
         raise StageError(
             f"{shown} is an object file or a program, not a shared library", "link it with -shared"
         )
-    if symbol:
-        _check_loads(
-            path,
-            shown,
-            symbol,
-            is_mangled=re.search(rf"_Z\w*{symbol}".encode(), content) is not None,
-        )
-
-
-def _check_loads(path: Path, shown: str, symbol: str, *, is_mangled: bool) -> None:
-    """Load the library in a child process, safe from crashes."""
+    if not symbol:
+        return
+    is_mangled = re.search(rf"_Z\w*{symbol}".encode(), content) is not None
+    # load it in a child process, safe from crashes
     arguments = ["-c", _LOAD, str(path.absolute()), symbol]
     done = run_python(arguments, limit_s=_LOAD_TIMEOUT_S)
     if done.code is None:
@@ -197,11 +196,3 @@ def _check_loads(path: Path, shown: str, symbol: str, *, is_mangled: bool) -> No
             f"{shown} cannot be loaded: {done.problem.replace(f'{path.absolute()}: ', '')}",
             "link it with the libraries that it needs",
         )
-
-
-def _file_kind(content: bytes) -> str:
-    if content[:2] == b"MZ":
-        return "it is a Windows DLL"
-    if content[:4] in (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe"):
-        return "it is a macOS library"
-    return "name C or C++ files as library: {sources: […]}" if content[:1] in (b"/", b"#") else ""

@@ -36,7 +36,15 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
         for function in _load_functions(op, reference, project):
             name = operator_of(function)
             if name not in functions:
-                _check(function, reference)
+                context = checker.C.CheckerContext()
+                context.ir_version = _IR_VERSION
+                context.opset_imports = {e.domain: e.version for e in function.opset_import}
+                try:
+                    checker.check_function(function, context, checker.C.LexicalScopeContext())
+                except checker.ValidationError as error:
+                    raise StageError(
+                        f"the local function {name} ({reference}) is invalid: {first_line(error)}"
+                    ) from error
                 functions[name], origins[name] = function, reference
             elif functions[name] != function:
                 raise StageError(
@@ -99,19 +107,6 @@ def _normalized(proto: FunctionProto) -> FunctionProto:
     del result.opset_import[:]
     result.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports)
     return result
-
-
-def _check(function: FunctionProto, reference: str) -> None:
-    context = checker.C.CheckerContext()
-    context.ir_version = _IR_VERSION
-    context.opset_imports = {entry.domain: entry.version for entry in function.opset_import}
-    try:
-        checker.check_function(function, context, checker.C.LexicalScopeContext())
-    except checker.ValidationError as error:
-        op = operator_of(function)
-        raise StageError(
-            f"the local function {op} ({reference}) is invalid: {first_line(error)}"
-        ) from error
 
 
 def _refuse_cycles(functions: Mapping[str, FunctionProto], origins: Mapping[str, str]) -> None:

@@ -44,7 +44,15 @@ def run(job: Job) -> StageResult:
             for name, signature in job.options["inputs"].items()
         }
         outputs = model(inputs, dims)
-        _require_finite(outputs, case)
+        for name, tensor in outputs.items():
+            values = tensor.values()
+            if values.dtype.kind in "fc" and not np.isfinite(values).all():
+                count = int(values.size - np.isfinite(values).sum())
+                raise StageError(
+                    f"output {name} has {count} of {values.size} values NaN or infinite in case"
+                    f" {case}",
+                    "no engine can be checked against them: change the input data or the weights",
+                )
         save_case(job.outputs[f"case.{case}"], inputs, outputs)
         cases[case] = {
             "dims": dict(dims),
@@ -87,36 +95,19 @@ def _onnx_model(job: Job) -> tuple[Model, str]:
     if not (job.project / name).is_file():
         raise StageError(f"{name} does not exist in the project")
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
-        file = _implemented_file(job, Path(folder))
-        graph = OrtGraph(file, libraries=implementation_of(job).libraries, shown=name)
+        implementation, file = implementation_of(job), job.project / name
+        if "operators" in job.options or "graph_functions" in job.inputs:
+            from buildsys.onnx_graphs.onnx_file import load_model, save_model
+            from buildsys.stages.operators.function_placement import add_functions
+
+            model = load_model(file)
+            if "graph_functions" in job.inputs:
+                add_functions(model, load_model(job.inputs["graph_functions"]))
+            implementation.apply(model)
+            file = Path(folder) / "model.onnx"
+            save_model(model, file)
+        graph = OrtGraph(file, libraries=implementation.libraries, shown=name)
     return lambda inputs, _dims: graph.run(inputs), f"from {name}"
-
-
-def _implemented_file(job: Job, folder: Path) -> Path:
-    """Return the ONNX source, with custom operators if there are any."""
-    source: Path = job.project / job.options["source"]["onnx"]
-    if "operators" not in job.options and "graph_functions" not in job.inputs:
-        return source
-    from buildsys.onnx_graphs.onnx_file import load_model, save_model
-    from buildsys.stages.operators.function_placement import add_functions
-
-    model = load_model(source)
-    if "graph_functions" in job.inputs:
-        add_functions(model, load_model(job.inputs["graph_functions"]))
-    implementation_of(job).apply(model)
-    save_model(model, folder / "model.onnx")
-    return folder / "model.onnx"
-
-
-def _require_finite(outputs: Tensors, case: str) -> None:
-    for name, tensor in outputs.items():
-        values = tensor.values()
-        if values.dtype.kind in "fc" and not np.isfinite(values).all():
-            count = int(values.size - np.isfinite(values).sum())
-            raise StageError(
-                f"output {name} has {count} of {values.size} values NaN or infinite in case {case}",
-                "no engine can be checked against them: change the input data or the weights",
-            )
 
 
 def _output_figures(tensor: Tensor) -> GoldenOutput:

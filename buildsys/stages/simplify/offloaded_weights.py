@@ -37,7 +37,12 @@ def offload_weights(model: ModelProto, folder: Path) -> list[TensorProto]:
     names = _plain_weights(model.graph)
     large = [t for t in stored if t.name in names and outside_bytes(t) >= _LARGE_BYTES]
     # a simplifier merges equal tensors
-    keys = [(t.data_type, tuple(t.dims), _first_bytes(t, folder)) for t in large]
+    keys = []
+    for tensor in large:
+        place = ExternalDataInfo(tensor)
+        with (folder / place.location).open("rb") as stream:
+            stream.seek(place.offset or 0)
+            keys.append((tensor.data_type, tuple(tensor.dims), stream.read(_COMPARED_BYTES)))
     count = Counter(keys)
     offloaded = []
     for tensor, key in zip(large, keys, strict=True):
@@ -91,10 +96,3 @@ def _body_names(body: GraphProto) -> Iterator[str]:
         yield from node.input
         for inner in subgraphs(node):
             yield from _body_names(inner)
-
-
-def _first_bytes(tensor: TensorProto, folder: Path) -> bytes:
-    place = ExternalDataInfo(tensor)
-    with (folder / place.location).open("rb") as stream:
-        stream.seek(place.offset or 0)
-        return stream.read(_COMPARED_BYTES)

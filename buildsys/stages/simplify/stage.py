@@ -57,7 +57,13 @@ def run(job: Job) -> StageResult:
     ports, limits = interface(original), limits_of(original)
     initializers_are_inputs = len(original.graph.input) > len(ports["input"])
     if tool == "none":
-        _refuse_options(spec)
+        changed = [n for n in ("constant_folding", "shape_inference", "fuse") if not spec[n]]
+        changed += ["tensor_size_threshold"] if spec["tensor_size_threshold"] is not None else []
+        if changed:
+            raise StageError(
+                f"simplify.{changed[0]} has no effect with tool: none",
+                "remove it or choose a tool",
+            )
         copy_model(source, target)
         return StageResult(figures=_figures(tool, before, before))
     del original  # the weights of a large graph must not add to the tool's copies
@@ -159,15 +165,6 @@ def _check_simplified(target: Path, ports: dict[str, Any], tool: str) -> GraphSu
             "simplify: {tool: none} keeps it",
         )
     return file_facts(simplified, target)
-
-
-def _refuse_options(spec: Mapping[str, Any]) -> None:
-    changed = [name for name in ("constant_folding", "shape_inference", "fuse") if not spec[name]]
-    changed += ["tensor_size_threshold"] if spec["tensor_size_threshold"] is not None else []
-    if changed:
-        raise StageError(
-            f"simplify.{changed[0]} has no effect with tool: none", "remove it or choose a tool"
-        )
 
 
 def _figures(tool: str, before: GraphSummary, after: GraphSummary) -> SimplifyResult:

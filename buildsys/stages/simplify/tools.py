@@ -94,9 +94,24 @@ def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, 
 
 
 def _publish(raw: Path, target: Path) -> None:
+    """Move the result to ``target``; onnxsim's name of the data file is random."""
     model = load_model(raw, external_data=False)
     _strip_metadata(model)
-    _rename_data(model, raw.parent, target)
+    name = target.name + DATA_SUFFIX
+    locations = set()
+    for tensor in tensors_of(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    locations.add(entry.value)
+                    entry.value = name
+    if len(locations) > 1:
+        raise StageError(
+            f"onnxsim wrote the weights to {len(locations)} files instead of one",
+            "try simplify: {tool: onnxslim}",
+        )
+    for location in locations:
+        (raw.parent / location).replace(target.with_name(name))
     save_model(model, target)
 
 
@@ -131,25 +146,6 @@ def _strip_metadata(model: ModelProto) -> None:
     kept = [entry for entry in model.metadata_props if not entry.key.startswith(_METADATA_PREFIX)]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
-
-
-def _rename_data(model: ModelProto, folder: Path, target: Path) -> None:
-    """Rename the data file after ``target``; onnxsim's name is random."""
-    name = target.name + DATA_SUFFIX
-    locations = set()
-    for tensor in tensors_of(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            for entry in tensor.external_data:
-                if entry.key == "location":
-                    locations.add(entry.value)
-                    entry.value = name
-    if len(locations) > 1:
-        raise StageError(
-            f"onnxsim wrote the weights to {len(locations)} files instead of one",
-            "try simplify: {tool: onnxslim}",
-        )
-    for location in locations:
-        (folder / location).replace(target.with_name(name))
 
 
 def simplify_by_onnxslim(

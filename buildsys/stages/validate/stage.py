@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report.results.validate import ValidateResult
 from buildsys.stages.common.golden_check import (
-    OutputCheck,
     and_more,
     check_outputs,
     summarize_checks,
@@ -31,7 +28,11 @@ def run(job: Job) -> StageResult:
             case: load_case(job.inputs[f"simplified.case.{case}"])
             for case in job.options["simplified_cases"]
         }
-    checks = {graph: _run_graph(job, graph, golden[graph]) for graph in _GRAPHS}
+    checks = {}
+    for graph in _GRAPHS:
+        job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
+        opened = open_graph(job, job.inputs[f"{graph}.model"])
+        checks[graph] = check_outputs(job, graph, opened, golden[graph])
     summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in _GRAPHS}
     failed = [check for found, _ in summaries.values() for check in found]
     every = [check for graph in _GRAPHS for check in checks[graph]]
@@ -50,8 +51,3 @@ def run(job: Job) -> StageResult:
     if not failed:
         return StageResult(figures=figures)
     return StageResult("failed", failed[0].sentence() + and_more(failed), figures=figures)
-
-
-def _run_graph(job: Job, name: str, golden: Mapping[str, Case]) -> list[OutputCheck]:
-    job.progress(f"running the {name} graph in {len(golden)} cases")
-    return check_outputs(job, name, open_graph(job, job.inputs[f"{name}.model"]), golden)
