@@ -12,9 +12,9 @@ from buildsys.stages.quantize.batches import (
     load_batches,
     save_batches,
 )
-from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
 from buildsys.stages.quantize.node_selection import HEAVY, fits, named_nodes
 from buildsys.stages.quantize.ranges import (
+    IntermediateTensors,
     Range,
     Ranges,
     measure,

@@ -75,7 +75,7 @@ def _overload(op: str) -> Any:
 
 
 def _check(registration: Registration, overload: Any) -> None:
-    """Compare annotation and arity with the schema; calls may omit inputs with a default."""
+    """Compare with the schema; calls may omit inputs with a default."""
     function, schema = registration.function, overload._schema
     is_annotated = not isinstance(function, OnnxFunction) or (
         function.op_signature and function.op_signature.outputs

@@ -45,6 +45,8 @@ _KINDS = {  # files that are no ELF libraries, by their first bytes
     b"MZ": "it is a Windows DLL",
     b"\xcf\xfa\xed\xfe": "it is a macOS library",
     b"\xca\xfe\xba\xbe": "it is a macOS library",
+    b"/": "name C or C++ files as library: {sources: […]}",
+    b"#": "name C or C++ files as library: {sources: […]}",
 }
 _LOAD_TIMEOUT_S = 120
 _MISSING_SYMBOL = 3
@@ -152,10 +154,7 @@ def check_library(path: Path, shown: str, symbol: str) -> None:
     """
     content = path.read_bytes()
     if content[:4] != b"\x7fELF" or len(content) < 64:
-        hint = (
-            "name C or C++ files as library: {sources: […]}" if content[:1] in (b"/", b"#") else ""
-        )
-        hint = next((text for magic, text in _KINDS.items() if content.startswith(magic)), hint)
+        hint = next((text for magic, text in _KINDS.items() if content.startswith(magic)), "")
         raise StageError(f"{shown} is not a shared library for Linux (ELF)", hint)
     kind, number = struct.unpack_from("<HH" if content[5] == 1 else ">HH", content, 16)
     machine = _MACHINES.get(number, f"ELF machine {number}")

@@ -25,7 +25,7 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
-from buildsys.onnx_graphs.tensors import Array, Case, load_case
+from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
@@ -38,13 +38,13 @@ from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.quantize.batches import Batch, load_batches
 from buildsys.stages.quantize.insert_qdq import (
     GRIDS,
+    insert_by_onnxruntime,
     insert_quantizers,
     limits_of,
     set_kernel_shapes,
 )
-from buildsys.stages.quantize.intermediate_tensors import IntermediateTensors
 from buildsys.stages.quantize.node_selection import HEAVY, Selection, named_nodes, select_nodes
-from buildsys.stages.quantize.ranges import load_ranges
+from buildsys.stages.quantize.ranges import IntermediateTensors, load_ranges
 from buildsys.workers.job import Job, StageResult
 
 _OPSETS = {
@@ -171,9 +171,6 @@ def _quantized(
     if options["tool"] == "modelopt":
         return _by_modelopt(job, model, selection, scratch), selection
     if options["tool"] == "onnxruntime":
-        # slow to import
-        from buildsys.stages.quantize.insert_qdq_ort import insert_by_onnxruntime
-
         return insert_by_onnxruntime(model, selection, limits, **wanted), selection
     insert_quantizers(model, selection, limits, GRIDS[precision], **wanted)
     return model, selection
@@ -295,22 +292,20 @@ def largest_losses(
     Tensors without a counterpart in the other graph are left out.
     """
     known = dict(exact.all_of(batch))
-    errors = {
-        name: _relative(values, known[name])
-        for name, values in quantized.all_of(batch)
-        if name in known and values.shape == known[name].shape
-    }
+    errors = {}
+    for name, actual in quantized.all_of(batch):
+        expected = known.get(name)
+        if expected is None or actual.shape != expected.shape:
+            continue
+        scale = float(np.abs(expected).max(initial=0.0))
+        if scale == 0.0:
+            errors[name] = 0.0 if not actual.any() else float("inf")
+        else:
+            a, b = actual.astype(np.float64) / scale, expected.astype(np.float64) / scale
+            errors[name] = float(np.linalg.norm(a - b) / np.linalg.norm(b))
     losses = []
     for node in exact.nodes:
         if node.name in quantized_nodes and node.output[0] in errors:
             before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
             losses.append(Loss(node.name, node.op_type, errors[node.output[0]], before))
     return sorted(losses, key=lambda loss: -loss.added)
-
-
-def _relative(actual: Array, expected: Array) -> float:
-    scale = float(np.abs(expected).max(initial=0.0))
-    if scale == 0.0:
-        return 0.0 if not actual.any() else float("inf")
-    a, b = actual.astype(np.float64) / scale, expected.astype(np.float64) / scale
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))

@@ -6,18 +6,20 @@ activation gets one for the whole tensor. All zero points are 0, as TensorRT req
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from buildsys.onnx_graphs.onnx_file import operator_name
-from buildsys.onnx_graphs.tensor_types import FreshNames
+from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.quantize.node_selection import Chosen, Selection
 from buildsys.stages.quantize.ranges import Ranges
+
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Grid:
     largest: float
 
 
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
 GRIDS = {"int8": Grid(TensorProto.INT8, 127.0), "fp8": Grid(TensorProto.FLOAT8E4M3FN, 448.0)}
 
 
@@ -160,3 +161,72 @@ def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:
     if node.op_type == "MatMul" and dimensions >= 2:
         return dimensions - 1 if place == 1 else dimensions - 2
     return None
+
+
+def insert_by_onnxruntime(
+    model: ModelProto,
+    selection: Selection,
+    limits: Mapping[str, float],
+    *,
+    per_channel: bool,
+    outputs: bool,
+) -> ModelProto:
+    """Return ``model`` with int8 quantizers by onnxruntime.quantization.
+
+    TensorRT rejects its defaults (zero points other than 0, int32 biases). These settings work in
+    both TensorRT and ONNX Runtime. ``limits`` maps each tensor to the magnitude of the value 127.
+    """
+    # slow to import
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization.calibrate import TensorData
+    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+    from onnxruntime.quantization.quant_utils import add_infer_metadata
+
+    operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
+    betas = {node.name: beta.f for node, beta in _betas(model)}
+    known = {
+        value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    }
+    for name, elem_type in element_types(model).items():  # of intermediate tensors
+        if elem_type == TensorProto.FLOAT and name not in known:
+            model.graph.value_info.append(helper.make_tensor_value_info(name, elem_type, None))
+    add_infer_metadata(model)  # else it infers the types again through a file
+    quantizer = QDQQuantizer(
+        model,
+        per_channel,
+        False,  # full int8 range: only CPUs without VNNI overflow
+        QuantType.QInt8,
+        QuantType.QInt8,
+        {
+            name: TensorData(lowest=np.float32(-limit), highest=np.float32(limit))
+            for name, limit in limits.items()
+            if limit > 0.0
+        },
+        list(selection.chosen),
+        [],
+        sorted(operators),
+        {
+            "ActivationSymmetric": True,
+            "WeightSymmetric": True,
+            "QuantizeBias": False,
+            "AddQDQPairToWeight": True,
+            "QDQOpTypePerChannelSupportToAxis": {"MatMul": -1},
+            "OpTypesToExcludeOutputQuantization": [] if outputs else sorted(operators),
+        },
+    )
+    quantizer.quantize_model()
+    quantizer.model.topological_sort()
+    result: ModelProto = quantizer.model.model
+    del result.metadata_props[:]
+    del result.graph.value_info[:]
+    for node, beta in _betas(result):
+        beta.f = betas.get(node.name, beta.f)
+    return result
+
+
+def _betas(model: ModelProto) -> Iterator[tuple[NodeProto, AttributeProto]]:
+    """Yield the beta of each Gemm; the quantizer resets all to 1."""
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Gemm" and attribute.name == "beta":
+                yield node, attribute

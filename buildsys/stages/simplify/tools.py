@@ -94,7 +94,7 @@ def _run(onnxsim: ModuleType, source: Path, target: Path, options: Mapping[str, 
 
 
 def _publish(raw: Path, target: Path) -> None:
-    """Move the result to ``target``; onnxsim's name of the data file is random."""
+    """Move the result to ``target``; its data file has a random name."""
     model = load_model(raw, external_data=False)
     _strip_metadata(model)
     name = target.name + DATA_SUFFIX

@@ -17,7 +17,7 @@ from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import Backend, Calibration
 from buildsys.errors import StageError
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.engine.timing_cache import checkout
+from buildsys.stages.engine.stage import checkout_timing_cache
 from buildsys.workers.job import Job
 
 CONTRACT = {
@@ -124,13 +124,13 @@ def test_a_missing_pinned_cache_fails_the_build_with_the_searched_places(
         StageError,
         match=f"the engine e pins the timing cache {PIN}, which was not found: searched .*/caches",
     ):
-        checkout(job, cast(Backend, None), tmp_path)
+        checkout_timing_cache(job, cast(Backend, None), tmp_path)
 
 
 def test_only_builders_with_timings_get_a_timing_cache(tmp_path: Path) -> None:
     for backend in ("onnxruntime", "tensorrt_rtx"):
         job = replace(engine_job(tmp_path / backend, backend), timing_caches=tmp_path / "caches")
-        assert checkout(job, cast(Backend, None), tmp_path).path is None
+        assert checkout_timing_cache(job, cast(Backend, None), tmp_path).path is None
     assert not (tmp_path / "caches").exists()
 
 
@@ -147,7 +147,7 @@ def test_a_build_gets_a_private_copy_and_shares_its_additions(
         "driver": "580.1",
     }
     monkeypatch.setattr(
-        "buildsys.stages.engine.timing_cache.built_with",
+        "buildsys.stages.engine.stage.built_with",
         lambda backend, device: {**facts, "platform": "Linux"},
     )
 
@@ -155,7 +155,7 @@ def test_a_build_gets_a_private_copy_and_shares_its_additions(
         scratch = tmp_path / timings.decode().strip()
         scratch.mkdir()
         job = replace(engine_job(scratch, "tensorrt", **fields), timing_caches=tmp_path / "caches")
-        copy = checkout(job, load_backend("tensorrt_rtx"), scratch)
+        copy = checkout_timing_cache(job, load_backend("tensorrt_rtx"), scratch)
         assert copy.path is not None
         copy.path.write_bytes((copy.path.read_bytes() if copy.path.exists() else b"") + timings)
         return copy.figures(["a message"])
