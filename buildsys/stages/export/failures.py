@@ -65,91 +65,6 @@ class UntranslatedOperator:
         return f"{self.count} nodes" + (f", the first at {self.line}" if self.line else "")
 
 
-def untranslated_operators(error: BaseException, project: Path) -> list[UntranslatedOperator]:
-    """Return the operators in program order; none if no program is found."""
-    frames = _frames(error)
-    calls = [_call(node, project) for node in (*_traced(frames), *_captured(frames))]
-    failing = _failing_node(frames)
-    if failing is not None:
-        call = _call(failing, project)
-        if call[0] not in {known[0] for known in calls}:
-            calls.insert(0, call)
-    by_overload: dict[str, list[tuple[str, str, str]]] = {}
-    for call in calls:
-        by_overload.setdefault(call[0], []).append(call)
-    return [UntranslatedOperator(*same[0], count=len(same)) for same in by_overload.values()]
-
-
-def failing_line(error: BaseException, project: Path) -> str:
-    """Return the user's line of the failing node, or ""."""
-    node = _failing_node(_frames(error))
-    return "" if node is None else _call(node, project)[2]
-
-
-def _frames(error: BaseException) -> list[FrameType]:
-    """Return the frames of an exception and its causes, innermost first."""
-    frames: list[FrameType] = []
-    current: BaseException | None = error
-    while current is not None:
-        frames += [frame for frame, _ in traceback.walk_tb(current.__traceback__)]
-        current = current.__cause__
-    return frames[::-1]
-
-
-def _failing_node(frames: Sequence[FrameType]) -> Any:
-    nodes = (frame.f_locals.get("node") for frame in frames)
-    return next((node for node in nodes if isinstance(node, torch._C.Node | torch.fx.Node)), None)
-
-
-def _call(node: Any, project: Path) -> tuple[str, str, str]:
-    """Return overload, schema and source line of a node of either program."""
-    if isinstance(node, torch.fx.Node):
-        schema, trace = str(getattr(node.target, "_schema", "")), node.stack_trace or ""
-        name = str(node.target)
-    else:
-        known = node.schema() if node.schema() != "(no schema)" else ""
-        schema = known or next(iter(operator_schemas(node.kind())), "")
-        name, trace = node.kind(), node.sourceRange()
-    return schema.partition("(")[0] or name, schema, source_line(trace, project)
-
-
-def _traced(frames: list[FrameType]) -> Iterator[Any]:
-    """Yield traced nodes without a symbolic function for the opset."""
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-    from torch.onnx._internal.torchscript_exporter.registration import registry
-
-    optimizing = (f for f in frames if f.f_code.co_name == "_optimize_graph")
-    graph = next((frame.f_locals["graph"] for frame in optimizing), None)
-    if not isinstance(graph, torch._C.Graph):
-        return
-    for node in _all_nodes(graph):
-        kind = node.kind()
-        if not kind.startswith(("prim::", "onnx::")):
-            group = registry.get_function_group(kind.removesuffix("_"))
-            if group is None or group.get(GLOBALS.export_onnx_opset_version) is None:
-                yield node
-
-
-def _all_nodes(block: Any) -> Iterator[Any]:
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _all_nodes(inner)
-
-
-def _captured(frames: list[FrameType]) -> Iterator[Any]:
-    """Yield nodes of a captured program without a translation in dynamo's registry."""
-    for frame in frames:
-        program, registry = frame.f_locals.get("exported_program"), frame.f_locals.get("registry")
-        if program is not None and registry is not None and hasattr(registry, "get_decomps"):
-            for node in program.graph.nodes:
-                is_operator = isinstance(node.target, torch._ops.OpOverload)
-                is_call = node.op == "call_function" and is_operator
-                if is_call and not registry.get_decomps(node.target):
-                    yield node
-            return
-
-
 def export_failure(
     error: Exception, exporter: str, opset: int, project: Path, declared: Collection[str] = ()
 ) -> StageError:
@@ -247,3 +162,88 @@ def _backend_note(operator: str) -> str:
     if in_rtx is not None:
         notes.append(f"TensorRT-RTX {'supports it' if in_rtx else 'does not'}")
     return f"as {operator}: {', '.join(notes)}" if notes else f"as {operator}"
+
+
+def untranslated_operators(error: BaseException, project: Path) -> list[UntranslatedOperator]:
+    """Return the operators in program order; none if no program is found."""
+    frames = _frames(error)
+    calls = [_call(node, project) for node in (*_traced(frames), *_captured(frames))]
+    failing = _failing_node(frames)
+    if failing is not None:
+        call = _call(failing, project)
+        if call[0] not in {known[0] for known in calls}:
+            calls.insert(0, call)
+    by_overload: dict[str, list[tuple[str, str, str]]] = {}
+    for call in calls:
+        by_overload.setdefault(call[0], []).append(call)
+    return [UntranslatedOperator(*same[0], count=len(same)) for same in by_overload.values()]
+
+
+def failing_line(error: BaseException, project: Path) -> str:
+    """Return the user's line of the failing node, or ""."""
+    node = _failing_node(_frames(error))
+    return "" if node is None else _call(node, project)[2]
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    """Return the frames of an exception and its causes, innermost first."""
+    frames: list[FrameType] = []
+    current: BaseException | None = error
+    while current is not None:
+        frames += [frame for frame, _ in traceback.walk_tb(current.__traceback__)]
+        current = current.__cause__
+    return frames[::-1]
+
+
+def _failing_node(frames: Sequence[FrameType]) -> Any:
+    nodes = (frame.f_locals.get("node") for frame in frames)
+    return next((node for node in nodes if isinstance(node, torch._C.Node | torch.fx.Node)), None)
+
+
+def _call(node: Any, project: Path) -> tuple[str, str, str]:
+    """Return overload, schema and source line of a node of either program."""
+    if isinstance(node, torch.fx.Node):
+        schema, trace = str(getattr(node.target, "_schema", "")), node.stack_trace or ""
+        name = str(node.target)
+    else:
+        known = node.schema() if node.schema() != "(no schema)" else ""
+        schema = known or next(iter(operator_schemas(node.kind())), "")
+        name, trace = node.kind(), node.sourceRange()
+    return schema.partition("(")[0] or name, schema, source_line(trace, project)
+
+
+def _traced(frames: list[FrameType]) -> Iterator[Any]:
+    """Yield traced nodes without a symbolic function for the opset."""
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+    from torch.onnx._internal.torchscript_exporter.registration import registry
+
+    optimizing = (f for f in frames if f.f_code.co_name == "_optimize_graph")
+    graph = next((frame.f_locals["graph"] for frame in optimizing), None)
+    if not isinstance(graph, torch._C.Graph):
+        return
+    for node in _all_nodes(graph):
+        kind = node.kind()
+        if not kind.startswith(("prim::", "onnx::")):
+            group = registry.get_function_group(kind.removesuffix("_"))
+            if group is None or group.get(GLOBALS.export_onnx_opset_version) is None:
+                yield node
+
+
+def _all_nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _all_nodes(inner)
+
+
+def _captured(frames: list[FrameType]) -> Iterator[Any]:
+    """Yield nodes of a captured program without a translation in dynamo's registry."""
+    for frame in frames:
+        program, registry = frame.f_locals.get("exported_program"), frame.f_locals.get("registry")
+        if program is not None and registry is not None and hasattr(registry, "get_decomps"):
+            for node in program.graph.nodes:
+                is_operator = isinstance(node.target, torch._ops.OpOverload)
+                is_call = node.op == "call_function" and is_operator
+                if is_call and not registry.get_decomps(node.target):
+                    yield node
+            return

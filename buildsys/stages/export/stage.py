@@ -43,72 +43,6 @@ _OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
 
 
-def check_signature(
-    model: onnx.ModelProto,
-    inputs: Declared,
-    outputs: Declared,
-    output_names: Sequence[str] | None = None,
-) -> None:
-    """Compare names, order, dtypes and dimensions of inputs and outputs.
-
-    ``output_names`` are the expected names if ``outputs`` declares none. A named dimension must be
-    dynamic in the file; a fixed one may be unknown there, but not different.
-    Raises: StageError: lists all differences.
-    """
-    found_inputs, found_outputs = ports(model)
-    problems = [
-        *_differences("input", found_inputs, inputs, list(inputs)),
-        *_differences("output", found_outputs, outputs, list(outputs) or output_names),
-    ]
-    if problems:
-        raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems))
-
-
-def _differences(
-    kind: str, found_ports: Sequence[Port], declared: Declared, expected: Sequence[str] | None
-) -> Iterator[str]:
-    found = [port["name"] for port in found_ports]
-    missing = [name for name in expected or () if name not in found]
-    if kind == "input" and missing and set(found) < set(expected or ()):
-        names = f"input{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        verb, pronoun = ("are", "them") if len(missing) > 1 else ("is", "it")
-        yield f"{names} {verb} not in the file: forward does not use {pronoun}"
-    elif expected is not None and found != list(expected):
-        yield (
-            f"its {kind}s are {', '.join(found) or 'none'},"
-            f" the manifest declares {', '.join(expected)}"
-        )
-    for port in found_ports:
-        if port["name"] not in declared:
-            continue
-        what, tensor = f"{kind} {port['name']}", declared[port["name"]]
-        if tensor["dtype"] not in (None, port["dtype"]):
-            yield f"{what} is {port['dtype']}, the manifest declares {tensor['dtype']}"
-        sizes, wanted = port["shape"], tensor["shape"]
-        if sizes is None or wanted is None:
-            continue
-        if len(sizes) != len(wanted):
-            yield (
-                f"{what} has {len(sizes)} dimensions {list(sizes)},"
-                f" the manifest declares {len(wanted)} {list(wanted)}"
-            )
-            continue
-        for axis, (size, dim) in enumerate(zip(sizes, wanted, strict=True)):
-            if isinstance(dim, str) and isinstance(size, int):
-                yield (
-                    f"{what}: axis {axis} is fixed to {size} in the file,"
-                    f" the manifest declares the dynamic dimension {dim}"
-                )
-            elif isinstance(dim, int) and isinstance(size, int) and dim != size:
-                yield f"{what}: axis {axis} is {size} in the file, the manifest declares {dim}"
-
-
-# torch is imported lazily: a given ONNX file does not need it
-if TYPE_CHECKING:
-    from buildsys.models.torch_model import Network
-    from buildsys.stages.export.request import ExportRequest
-
-
 def run(job: Job) -> StageResult:
     """Write ``model`` (large weights to ``model.data``) and ``origins`` of its nodes.
 
@@ -117,9 +51,14 @@ def run(job: Job) -> StageResult:
     warnings: list[str] = []
     if "onnx" in job.options["source"]:
         weights: dict[str, bytes] = {}
-        model = _given_model(job)
-        source = f"from {job.options['source']['onnx']}"
-        figures = ExportResult(exporter="none", weights=source)
+        shown = job.options["source"]["onnx"]
+        if not (job.project / shown).is_file():
+            raise StageError(f"{shown} does not exist in the project")
+        model = load_model(job.project / shown)
+        if not model.graph.output:
+            raise StageError(f"{shown} is not an ONNX model: it has no graph with outputs")
+        _check_signature(model, job.options["inputs"], job.options["outputs"])
+        figures = ExportResult(exporter="none", weights=f"from {shown}")
     else:
         model, weights, figures = _export_network(job, warnings)
     if "functions" in job.inputs:
@@ -137,7 +76,12 @@ def run(job: Job) -> StageResult:
     job.progress("checking the file")
     with ThreadPoolExecutor(max_workers=1) as pool:
         digest = pool.submit(sha256_of, path)
-        _check_file(path, figures["exporter"])
+        try:
+            onnx.checker.check_model(str(path), full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            from buildsys.stages.export.failures import checker_failure
+
+            raise checker_failure(error, figures["exporter"]) from error
     figures["sha256"], figures["warnings"] = digest.result(), warnings
     return StageResult(figures={**figures, **file_facts(model, path)})
 
@@ -188,7 +132,7 @@ def _export_network(
     if options["export"]["export_params"] is False:  # weights are inputs, after the network's own
         extra = list(model.graph.input)[len(inputs) :]
         inputs = {**inputs, **{value.name: {"shape": None, "dtype": None} for value in extra}}
-    check_signature(model, inputs, options["outputs"], request.output_names)
+    _check_signature(model, inputs, options["outputs"], request.output_names)
     classes = Counter(type(module).__name__ for module in network.module.modules())
     figures = ExportResult(
         exporter=exporter,
@@ -262,22 +206,67 @@ def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str
         raise export_failure(error, exporter, opset, job.project, declared) from error
 
 
-def _given_model(job: Job) -> onnx.ModelProto:
-    shown = job.options["source"]["onnx"]
-    file = job.project / shown
-    if not file.is_file():
-        raise StageError(f"{shown} does not exist in the project")
-    model = load_model(file)
-    if not model.graph.output:
-        raise StageError(f"{shown} is not an ONNX model: it has no graph with outputs")
-    check_signature(model, job.options["inputs"], job.options["outputs"])
-    return model
+def _check_signature(
+    model: onnx.ModelProto,
+    inputs: Declared,
+    outputs: Declared,
+    output_names: Sequence[str] | None = None,
+) -> None:
+    """Compare names, order, dtypes and dimensions of inputs and outputs.
+
+    ``output_names`` are the expected names if ``outputs`` declares none. A named dimension must be
+    dynamic in the file; a fixed one may be unknown there, but not different.
+    Raises: StageError: lists all differences.
+    """
+    found_inputs, found_outputs = ports(model)
+    problems = [
+        *_differences("input", found_inputs, inputs, list(inputs)),
+        *_differences("output", found_outputs, outputs, list(outputs) or output_names),
+    ]
+    if problems:
+        raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems))
 
 
-def _check_file(path: Path, exporter: str) -> None:
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        from buildsys.stages.export.failures import checker_failure
+def _differences(
+    kind: str, found_ports: Sequence[Port], declared: Declared, expected: Sequence[str] | None
+) -> Iterator[str]:
+    found = [port["name"] for port in found_ports]
+    missing = [name for name in expected or () if name not in found]
+    if kind == "input" and missing and set(found) < set(expected or ()):
+        names = f"input{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        verb, pronoun = ("are", "them") if len(missing) > 1 else ("is", "it")
+        yield f"{names} {verb} not in the file: forward does not use {pronoun}"
+    elif expected is not None and found != list(expected):
+        yield (
+            f"its {kind}s are {', '.join(found) or 'none'},"
+            f" the manifest declares {', '.join(expected)}"
+        )
+    for port in found_ports:
+        if port["name"] not in declared:
+            continue
+        what, tensor = f"{kind} {port['name']}", declared[port["name"]]
+        if tensor["dtype"] not in (None, port["dtype"]):
+            yield f"{what} is {port['dtype']}, the manifest declares {tensor['dtype']}"
+        sizes, wanted = port["shape"], tensor["shape"]
+        if sizes is None or wanted is None:
+            continue
+        if len(sizes) != len(wanted):
+            yield (
+                f"{what} has {len(sizes)} dimensions {list(sizes)},"
+                f" the manifest declares {len(wanted)} {list(wanted)}"
+            )
+            continue
+        for axis, (size, dim) in enumerate(zip(sizes, wanted, strict=True)):
+            if isinstance(dim, str) and isinstance(size, int):
+                yield (
+                    f"{what}: axis {axis} is fixed to {size} in the file,"
+                    f" the manifest declares the dynamic dimension {dim}"
+                )
+            elif isinstance(dim, int) and isinstance(size, int) and dim != size:
+                yield f"{what}: axis {axis} is {size} in the file, the manifest declares {dim}"
 
-        raise checker_failure(error, exporter) from error
+
+# torch is imported lazily: a given ONNX file does not need it
+if TYPE_CHECKING:
+    from buildsys.models.torch_model import Network
+    from buildsys.stages.export.request import ExportRequest

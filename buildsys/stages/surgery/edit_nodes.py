@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -155,10 +156,10 @@ def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> Non
         ("output", node.output, function.output),
     ):
         if len(found) > len(parameters):
-            raise StageError(
-                f"{what} has {_count(len(found), side)}, and {reference}"
-                f" {_count(len(parameters), side)}"
+            own, others = (
+                f"{count} {side}{'s' * (count != 1)}" for count in (len(found), len(parameters))
             )
+            raise StageError(f"{what} has {own}, and {reference} {others}")
     known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
     for attribute in node.attribute:
         if attribute.name not in known:
@@ -167,10 +168,6 @@ def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> Non
                 suggest(attribute.name, known, what="its attributes")
                 or f"give it a parameter {attribute.name}: …",
             )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -186,7 +183,15 @@ def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> Mode
     Raises: StageError: the function is missing, has other parameters, raises or returns no graph.
     """
     reference, kind = step["function"], step["graph"]
-    surgeon = _graphsurgeon(reference) if kind == "graphsurgeon" else None
+    surgeon: ModuleType | None = None
+    if kind == "graphsurgeon":
+        try:
+            surgeon = import_module("onnx_graphsurgeon")
+        except ImportError as error:
+            raise StageError(
+                f"{reference} needs onnx-graphsurgeon, which is not installed ({error})",
+                "pip install onnx-graphsurgeon",
+            ) from error
     hook = load_callable(reference, project)
     check_parameters(hook, reference, 1, "a surgery hook takes one, the graph", "def f(graph): …")
     ir_version = model.ir_version
@@ -200,15 +205,3 @@ def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> Mode
     hint = "end it with: return graph" if returned is None else f"return {_KINDS[kind]}"
     what = "nothing" if returned is None else with_article(type(returned).__name__)
     raise StageError(f"{reference} returned {what}; a surgery hook returns the graph", hint)
-
-
-def _graphsurgeon(reference: str) -> ModuleType:
-    try:
-        import onnx_graphsurgeon
-    except ImportError as error:
-        raise StageError(
-            f"{reference} needs onnx-graphsurgeon, which is not installed ({error})",
-            "pip install onnx-graphsurgeon",
-        ) from error
-    module: ModuleType = onnx_graphsurgeon
-    return module

@@ -151,7 +151,20 @@ def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
     for case, tensors in state.golden.items():
         found = {**computed[case], **tensors.inputs}
         given = {name: found[name] for name in inputs}
-        _check_cut_inputs(given, step, job.options["cases"][case]["dims"], case)
+        for name, declared in (step["cut"]["inputs"] or {}).items():
+            tensor, shape = given[name], declared["shape"]
+            if declared["dtype"] not in (None, tensor.dtype):
+                raise StageError(
+                    f"{name} is {tensor.dtype} in the graph, the step declares {declared['dtype']}"
+                )
+            if shape is None:
+                continue
+            wanted = concrete_shape(shape, job.options["cases"][case]["dims"])
+            if wanted != tensor.shape:
+                raise StageError(
+                    f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
+                    f" {shape} ({list(wanted)})"
+                )
         expected[case] = {name: found[name] for name in outputs}
         golden[case] = Case(
             given, {name: tensors.outputs.get(name, found[name]) for name in outputs}
@@ -175,23 +188,6 @@ def _require_golden(job: Job, state: GraphState) -> float:
                     "see the limits in validate",
                 )
     return max(found.relative for outputs in compared.values() for found in outputs.values())
-
-
-def _check_cut_inputs(inputs: Tensors, step: Step, dims: Mapping[str, int], case: str) -> None:
-    for name, declared in (step["cut"]["inputs"] or {}).items():
-        tensor = inputs[name]
-        if declared["dtype"] not in (None, tensor.dtype):
-            raise StageError(
-                f"{name} is {tensor.dtype} in the graph, the step declares {declared['dtype']}"
-            )
-        if declared["shape"] is None:
-            continue
-        expected = concrete_shape(declared["shape"], dims)
-        if expected != tensor.shape:
-            raise StageError(
-                f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
-                f" {declared['shape']} ({list(expected)})"
-            )
 
 
 def freed_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[Port]) -> StepCases:
@@ -269,9 +265,15 @@ def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[P
     for case, before in state.golden.items():
         inputs = _inputs(job, before, step, case)
         arrays = _arrays(job, step["reference"], inputs, before, case)
-        golden[case] = Case(
-            inputs, {port["name"]: _output(arrays, port, shown, case) for port in outputs}
-        )
+        results = {}
+        for name, dtype in ((port["name"], port["dtype"]) for port in outputs):
+            if name not in arrays:
+                hint = suggest(name, arrays, what="it has") or f"save an array named {case}.{name}"
+                raise StageError(f"the reference {shown} has no output {name} in case {case}", hint)
+            results[name] = tensor_of(arrays[name])
+            if results[name].dtype != dtype and {results[name].dtype, dtype} <= _FLOATS:
+                results[name] = tensor_of(arrays[name], dtype)
+        golden[case] = Case(inputs, results)
     expected = {case: tensors.outputs for case, tensors in golden.items()}
     limits = job.options.get("tolerance", {})
     return StepCases(golden, expected, limits=limits, against="the reference")
@@ -338,14 +340,3 @@ def _arrays(
             f"the reference {name} returned {kind}; expected a dict of output names to arrays"
         )
     return {str(key): np.asarray(value) for key, value in found.items()}
-
-
-def _output(arrays: Mapping[str, Array], port: Port, shown: str, case: str) -> Tensor:
-    name = port["name"]
-    if name not in arrays:
-        hint = suggest(name, arrays, what="it has") or f"save an array named {case}.{name}"
-        raise StageError(f"the reference {shown} has no output {name} in case {case}", hint)
-    found = tensor_of(arrays[name])
-    if found.dtype != port["dtype"] and {found.dtype, port["dtype"]} <= _FLOATS:
-        return tensor_of(arrays[name], port["dtype"])
-    return found
