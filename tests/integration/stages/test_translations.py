@@ -187,7 +187,7 @@ def test_an_unused_translation_is_a_warning(project: Project) -> None:
          "has no default overload for tensors; name one of aten::add.Tensor, aten::"),
         (PLAIN, {"op": "aten::add.Tenser"},
          "aten::add has no overload Tenser; name one of aten::add.Tensor, aten::"),
-        ("raise OSError('gone')\n", {}, "importing p.py failed: OSError: gone (p.py:15)"),
+        ("raise OSError('gone')\n", {}, "importing p.py failed: OSError: gone (p.py:17)"),
     ],
 )  # fmt: skip
 def test_an_invalid_translation(
