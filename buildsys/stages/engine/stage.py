@@ -125,20 +125,13 @@ def _build(job: Job, backend: Backend) -> Figures:
         flags = options.get("flags") or {}
         settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
         portability = {n: v for n, v in settings.items() if v not in (None, False, "none")}
-        calibration: BuilderCalibration = {}
-        if request.calibration is not None:
-            calibration["algorithm"] = request.calibration.algorithm
-            if request.calibration.batches.is_file():
-                calibration["batches_sha256"] = sha256_of(request.calibration.batches)
-            if request.calibration.cache.is_file():
-                calibration["cache_sha256"] = sha256_of(request.calibration.cache)
         uses = {use.op: f"{use.kind} {use.path.name}" for use in request.operators}
         return {
             **built,
             **timing_cache.figures(list(built.get("messages", ()))),
             **described,
             **({"operators": uses} if uses else {}),
-            **({"calibration": calibration} if calibration else {}),
+            **_calibration_figures(request.calibration),
             "build_seconds": round(finished - prepared, 3),
             "phases": {name: round(duration, 3) for name, duration in phases.items()},
             "engine_sha256": sha256_of(*files) if len(files) > 1 else digests[files[0].name],
@@ -165,6 +158,17 @@ def _calibration(job: Job) -> Calibration | None:
             "set calibration.algorithm to one of these, or quantization: explicit for the engine",
         )
     return Calibration(job.inputs["batches"], algorithm, job.outputs["calibration"])
+
+
+def _calibration_figures(calibration: Calibration | None) -> dict[str, BuilderCalibration]:
+    if calibration is None:
+        return {}
+    figures: BuilderCalibration = {"algorithm": calibration.algorithm}
+    if calibration.batches.is_file():
+        figures["batches_sha256"] = sha256_of(calibration.batches)
+    if calibration.cache.is_file():
+        figures["cache_sha256"] = sha256_of(calibration.cache)
+    return {"calibration": figures}
 
 
 def _output_files(job: Job) -> list[Path]:
