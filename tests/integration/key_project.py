@@ -469,7 +469,7 @@ class KeyProject:
     def records(self) -> dict[str, dict[str, str]]:
         """Return the recorded key parts of each target."""
         session = self.session()
-        ledger = session.executor._ledger
+        ledger = session.executor.ledger
         found = {target: ledger.lookup(target) for target in session.actions}
         session.executor.close()
         return {
