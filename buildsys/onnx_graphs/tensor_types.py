@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, shape_inference
 
@@ -68,13 +68,19 @@ def outer_names(node: NodeProto) -> set[str]:
     return found
 
 
-def rename_outer(node: NodeProto, names: dict[str, str]) -> None:
+def rename_outer(node: NodeProto, names: Mapping[str, str]) -> None:
     """Rename the captured tensors of a node's bodies."""
     for body in subgraphs(node):
-        for inner in body.node:
-            for index, name in enumerate(inner.input):
-                inner.input[index] = names.get(name, name)
-            rename_outer(inner, names)
+        rename_uses(body, names)
+        for value in body.output:  # a branch may return a captured tensor as it is
+            value.name = names.get(value.name, value.name)
+
+
+def rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Let nodes read other tensors, including subgraphs; node outputs keep their names."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        rename_outer(node, names)
 
 
 class FreshNames:

@@ -28,7 +28,8 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     subgraphs,
 )
-from buildsys.stages.surgery.tensor_names import input_names, rename_tensors, rename_uses, used_by
+from buildsys.onnx_graphs.tensor_types import rename_uses
+from buildsys.stages.surgery.tensor_names import input_names, rename_tensors, used_by
 
 Step = Mapping[str, Any]
 _FUNCTIONS_IR_VERSION = 8  # the first with local functions

@@ -9,11 +9,11 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper, shape_inference
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import elem_type, operator_name
+from buildsys.onnx_graphs.tensor_types import rename_uses
 from buildsys.stages.surgery.tensor_names import (
     input_names,
     output_names,
     rename_tensors,
-    rename_uses,
     replace_messages,
     require_known,
     tensor_names,

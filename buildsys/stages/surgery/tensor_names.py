@@ -64,16 +64,6 @@ def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
             rename_tensors(body, names)
 
 
-def rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Let nodes read other tensors, including subgraphs; node outputs keep their names."""
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        for body in subgraphs(node):
-            rename_uses(body, names)
-            for value in body.output:
-                value.name = names.get(value.name, value.name)
-
-
 def replace_messages(field: Any, messages: Iterable[Any]) -> None:
     """Set a repeated field to copies of ``messages``, also from the field."""
     copies = []

@@ -222,6 +222,17 @@ def test_a_state_dict_is_loaded(tmp_path: Path, state: Any) -> None:
     assert (loaded(tmp_path, state).weight == 2.0).all()
 
 
+def test_a_network_with_a_member_named_module_keeps_its_names(tmp_path: Path) -> None:
+    (tmp_path / "wrapped.py").write_text(
+        "from torch import nn\ndef make(): return nn.ModuleDict({'module': nn.Linear(4, 3)})\n"
+    )
+    torch.save(linear_state(prefix="module."), tmp_path / "w.pth")
+    weights = {"file": "w.pth", "sha256": None}
+    source = {"python": "wrapped.py:make", "seed": 0, "kwargs": {}, "randomize": False}
+    module: Any = make_module({**source, "weights": weights}, tmp_path).module
+    assert (module["module"].weight == 2.0).all()
+
+
 def test_the_digest_is_compared(tmp_path: Path) -> None:
     torch.save(linear_state(), tmp_path / "w.pth")
     right = hashlib.sha256((tmp_path / "w.pth").read_bytes()).hexdigest()
@@ -259,11 +270,14 @@ class Trap:
     ],
     ids=["shape", "names", "many", "list", "no tensors", "code", "missing"],
 )
-def test_a_file_of_another_network_is_an_error(tmp_path: Path, state: Any, message: str) -> None:
+def test_a_file_of_another_network_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(StageError) as error:
         loaded(tmp_path, state)
     assert message in str(error.value)
-    assert not (Path.cwd() / "trapped").exists()
+    assert not (tmp_path / "trapped").exists()
 
 
 def test_a_torchvision_model_loads_a_file(tmp_path: Path) -> None:

@@ -257,6 +257,18 @@ def test_an_invalid_removal(tmp_path: Path, step: dict[str, Any], sentence: str)
     assert sentence in Surgery(tmp_path, conv_bn(), [step]).error()
 
 
+def test_a_node_whose_second_output_is_used_stays(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Dropout", ["x"], ["kept", "mask"], name="drop"),
+        helper.make_node("Cast", ["mask"], ["ones"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["kept", "ones"], ["y"], name="mul"),
+    ]
+    value = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    model = make_model(nodes, {"x": value}, {"y": value})
+    error = Surgery(tmp_path, model, [{"remove": ["Dropout"]}]).error()
+    assert "Dropout drop cannot be removed: its output mask is used" in error
+
+
 def test_changed_numbers_are_reported_with_position_and_values_and_kept(tmp_path: Path) -> None:
     surgery = Surgery(tmp_path, conv_bn(), [{"remove": ["Relu"]}])
     result = surgery.run()

@@ -57,6 +57,12 @@ def test_a_slow_contender_still_gives_the_least_number_of_samples() -> None:
     assert len(bench.measure(Pace(duration_s=0.1, warmup_s=0, min_samples=12))["slow"]) >= 12
 
 
+def test_a_measurement_lasts_until_every_contender_has_enough_samples() -> None:
+    bench = Bench(fast=1, slow=60)
+    samples = bench.measure(Pace(duration_s=0.05, warmup_s=0, min_samples=100))
+    assert min(len(taken) for taken in samples.values()) >= 100
+
+
 def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
     bench = Bench(a=10, b=10)
     pace = Pace(

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from trt_double import VERSIONS, options, planned
 
 from buildsys.backends.cuda.gpus import Driver, Gpu
 from buildsys.backends.interface import OperatorUse
@@ -25,39 +26,13 @@ from buildsys.backends.tensorrt.library import (
 )
 from buildsys.backends.tensorrt.plugins import load
 from buildsys.errors import StageError, Unavailable
-from buildsys.manifest.schema.model import ModelSpec
-from buildsys.plan.engine_typing import unknown_version, with_typing
-
-VERSIONS = {TRT_8: (8, 6, 0), TRT_10: (10, 16, 1), TRT_11: (11, 4, 0), RTX: (1, 7, 1)}
 
 
 def library(generation: str) -> Library:
     """Return a library of a name and version without an API."""
     module = ModuleType("tensorrt_rtx" if generation == RTX else "tensorrt")
-    module.__version__ = ".".join(map(str, VERSIONS[generation]))  # type: ignore[attr-defined]
+    module.__version__ = VERSIONS[generation]  # type: ignore[attr-defined]
     return library_of(module)
-
-
-def options(generation: str, **fields: Any) -> dict[str, Any]:
-    backend = "tensorrt_rtx" if generation == RTX else "tensorrt"
-    spec = {
-        "model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}},
-        "engines": [{"name": "e", "backend": backend, **fields}],
-    }  # fmt: skip
-    engine: dict[str, Any] = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)[
-        "engines"
-    ][0]
-    if generation != RTX and "typing" not in fields:
-        engine["typing"] = "strong" if generation == TRT_11 else "weak"
-    return engine
-
-
-def planned(generation: str, **fields: Any) -> dict[str, Any]:
-    """Return an engine's options as an action has them."""
-    engine = {"name": "e", "toolchain": None, **options(generation, **fields)}
-    if "typing" not in engine:
-        return engine
-    return dict(with_typing({"engines": [engine]}, unknown_version)["engines"][0])
 
 
 def honoured_by(**fields: Any) -> set[str]:

@@ -8,11 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_project import BENCH, ENGINE, EXPORT, REPORT, actions, build, make_executor, make_project
+from tiny_project import (
+    BENCH,
+    ENGINE,
+    EXPORT,
+    REPORT,
+    actions,
+    build,
+    make_executor,
+    make_project,
+    order,
+)
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.execution.freshness import Freshness, FreshnessChecker, read_only_checker
-from buildsys.execution.stale_reasons import Reason, decode_reasons
+from buildsys.execution.freshness import (
+    FRESH,
+    MAY_RERUN,
+    STALE,
+    Explanation,
+    Freshness,
+    FreshnessChecker,
+    explain,
+    is_required,
+    read_only_checker,
+)
+from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, Reason, decode_reasons
+from buildsys.store.ledger import HistoryEntry
 from buildsys.store.state_db import StateDb
 
 MODEL = "m/export/model.onnx"
@@ -249,3 +270,119 @@ def test_a_failure_counts_for_the_key_that_it_had(root: Path) -> None:
     other = examine(root, EXPORT, opset=19)
     assert (other.failure, other.failed_with_this_key) == (f"{EXPORT} broke", False)
     assert not examine(root, EXPORT).failed_with_this_key  # back at the manifest that was built
+
+
+def test_an_explanation_has_the_facts_of_its_target_and_the_effects_upstream() -> None:
+    run = HistoryEntry("a", "k", "passed", "2026", 1.5, "")
+    never = (Reason(NEVER_BUILT),)
+    found = explain(
+        [
+            Freshness("a", last=run, expected_s=1.5, restorable=True),
+            Freshness("b", up_to_date=True, last=run, expected_s=2.0, restorable=True),
+            Freshness("c", up_to_date=True),
+            Freshness("d"),
+            Freshness("e", up_to_date=True),
+        ],
+        {"b": ["of another model", "a"], "c": ["b"], "d": ["e"]},
+    )
+    assert found == {
+        "a": Explanation("a", STALE, never, run, 1.5, True),
+        "b": Explanation(
+            "b", MAY_RERUN, (Reason(UPSTREAM, "a", None, "will rerun"),), run, 2.0, False
+        ),
+        "c": Explanation(
+            "c", MAY_RERUN, (Reason(UPSTREAM, "b", None, "may rerun"),), None, None, False
+        ),
+        "d": Explanation("d", STALE, never, None, None, False),
+        "e": Explanation("e", FRESH, (), None, None, False),
+    }
+
+
+def test_the_key_of_an_up_to_date_target_is_that_of_its_record(root: Path) -> None:
+    build(root)
+    executor, _ = make_executor(root)
+    record = executor.ledger.lookup(EXPORT)
+    executor.close()
+    assert record is not None
+    assert checker(root).up_to_date_key(actions()[EXPORT]) == record.key
+    assert checker(root).up_to_date_key(actions(opset=18)[EXPORT]) is None
+
+
+def test_an_unreadable_source_leaves_the_last_run_known(root: Path) -> None:
+    build(root)
+    (root / "net.py").unlink()
+    (root / "net.py").mkdir()
+    found = examine(root, EXPORT)
+    assert (found.target, found.up_to_date, found.key) == (EXPORT, False, None)
+    assert found.last is not None
+    assert (found.last.target, found.expected_s) == (EXPORT, 0.25)
+
+
+def test_an_unreadable_output_does_not_hide_the_key(root: Path) -> None:
+    build(root)
+    (root / "build" / MODEL).unlink()
+    (root / "build" / MODEL).mkdir()
+    found = checker(root).check(actions(opset=18)[EXPORT])
+    assert (found.target, found.up_to_date) == (EXPORT, False)
+    assert found.unreadable == f"{root}/build/{MODEL} is a folder where a file is expected"
+    assert found.key is not None
+    assert found.last is not None
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_only_recent_runs_count_for_the_usual_time(root: Path, *, unreadable: bool) -> None:
+    build(root)
+    db = StateDb(root / ".buildsys/state.db")
+    columns = "target, key, status, started, seconds, reason"
+    row = f"INSERT INTO history ({columns}) VALUES (?, 'k', 'error', '', 0, '')"
+    db.write([(row, (EXPORT,))] * 19)
+    options = {"opset": 18}
+    if unreadable:
+        (root / "net.py").unlink()
+        (root / "net.py").mkdir()
+    assert examine(root, EXPORT, **options).expected_s == 0.25
+    db.write([(row, (EXPORT,))])
+    db.close()
+    assert examine(root, EXPORT, **options).expected_s is None
+
+
+def test_a_target_without_history_can_be_up_to_date(root: Path) -> None:
+    build(root)
+    db = StateDb(root / ".buildsys/state.db")
+    db.write([("DELETE FROM history", ())])
+    db.close()
+    found = examine(root, EXPORT)
+    assert (found.up_to_date, found.last) == (True, None)
+
+
+def test_without_a_store_nothing_is_restorable(root: Path) -> None:
+    build(root)
+    build(root, actions(opset=18))
+    executor, _ = make_executor(root)
+    assert executor.examine(EXPORT).restorable is False
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "required"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True)]
+)
+def test_strict_runs_require_every_target(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, *, required: bool
+) -> None:
+    monkeypatch.delenv("BUILDSYS_STRICT", raising=False)
+    if value is not None:
+        monkeypatch.setenv("BUILDSYS_STRICT", value)
+    assert is_required(actions()[ENGINE]) is required
+    assert is_required(actions(required=True)[ENGINE])
+
+
+def test_an_unavailable_target_is_a_success_of_its_key(root: Path) -> None:
+    order(root, ENGINE, "unavailable")
+    build(root)
+    found = examine(root, ENGINE, required=True)
+    assert (found.failure, found.failed_with_this_key) == (None, False)
+    assert found.unavailable == "no GPU"
+    (root / "build/m/engine/e/engine.bin").write_text("x")
+    assert reasons(root, ENGINE, required=True) == [
+        "output added by somebody else: m/engine/e/engine.bin"
+    ]

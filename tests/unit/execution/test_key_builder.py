@@ -3,12 +3,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from python_environments import Environment
 from tiny_project import EXPORT, actions
 
+from buildsys.execution import action_key
 from buildsys.execution.action_key import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.plan.action import Action, ToolchainRef
@@ -70,8 +72,6 @@ def test_a_library_that_user_code_imports_counts(tmp_path: Path, db: StateDb) ->
 
 
 def test_a_weights_file_is_identified_by_its_bytes(tmp_path: Path, db: StateDb) -> None:
-    from dataclasses import replace
-
     action = replace(actions()[EXPORT], weights={"w.pth": None}, sources=())
     assert parts(tmp_path, db, action)["weights:w.pth"] == "absent"
     seen = set()
@@ -82,9 +82,6 @@ def test_a_weights_file_is_identified_by_its_bytes(tmp_path: Path, db: StateDb) 
 
 
 def test_a_sha256_is_in_the_key_only_if_the_file_differs(tmp_path: Path, db: StateDb) -> None:
-    from dataclasses import replace
-    from hashlib import sha256
-
     (tmp_path / "w.pth").write_text("weights")
 
     def with_digest(digest: str | None) -> Mapping[str, str]:
@@ -101,6 +98,29 @@ def test_a_sha256_is_in_the_key_only_if_the_file_differs(tmp_path: Path, db: Sta
         with_digest(wrong)["config:source.weights.sha256"]
         == f"{wrong}, which the file does not have"
     )
+
+
+def test_a_weights_file_written_while_it_is_digested_has_no_sha256(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "w.pth"
+    file.write_text("first")
+    first = sha256(b"first").hexdigest()
+    options = {"source": {"weights": {"file": "w.pth", "sha256": first}}}
+    fields = {"options": options, "weights": {"w.pth": first}, "sources": ()}
+    action = replace(actions()[EXPORT], **fields)  # type: ignore[arg-type]
+
+    def written_meanwhile(path: Path) -> str:
+        path.write_text("second")
+        return first
+
+    label = "config:source.weights.sha256"
+    with monkeypatch.context() as patch:
+        patch.setattr(action_key, "sha256_of", written_meanwhile)
+        assert parts(tmp_path, db, action)[label] == f"{first}, which the file does not have"
+    assert parts(tmp_path, db, action)[label] == f"{first}, which the file does not have"
+    file.write_text("first")
+    assert label not in parts(tmp_path, db, action)
 
 
 def _in_toolchain(tmp_path: Path, **changes: object) -> Action:

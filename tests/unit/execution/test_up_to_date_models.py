@@ -238,6 +238,21 @@ def test_a_reboot_causes_a_full_check(project: Project, monkeypatch: pytest.Monk
     assert project.remembered() == []
 
 
+def test_a_model_with_an_absent_output_is_not_up_to_date_for_doit(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    tiny_project.order(tmp_path, ENGINE, "unavailable")
+    project.build()
+    needed = {
+        target: replace(action, outputs={k: replace(v, optional=False) for k, v in outputs.items()})
+        for target, action in tiny_project.actions().items()
+        if (outputs := action.outputs)
+    }
+    executor = project.executor()
+    assert executor.is_fresh(ENGINE)
+    assert executor.models.check({"m": PlannedModel(TEXT, list(needed.values()))}) == {}
+    executor.close()
+
+
 def test_a_model_with_a_very_young_file_is_not_remembered(project: Project) -> None:
     file = project.root / "build/m/bench/e.json"
     soon = time.time_ns() + 10**10

@@ -219,8 +219,8 @@ INPUTS = [
         "inputs.x.data.random: cannot draw normal values of dtype int4; use random: integers",
     ),
     (
-        "{shape: [3], dtype: int4, data: {random: integers, high: 10}}",
-        "inputs.x.data.high: 10 is outside the range of int4 (-8 to 7); high is exclusive",
+        "{shape: [3], dtype: int4, data: {random: integers, high: 9}}",
+        "inputs.x.data.high: 9 is outside the range of int4 (-8 to 7); high is exclusive",
     ),
     (
         "{shape: [3], data: {random: uniform, low: 2}}",

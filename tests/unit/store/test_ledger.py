@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import json
+import re
+import time
 from dataclasses import replace
+
+import pytest
 
 from buildsys.store.ledger import (
     FAILED,
@@ -10,6 +15,8 @@ from buildsys.store.ledger import (
     HistoryEntry,
     Ledger,
     OutputFile,
+    summary,
+    utc_now,
 )
 from buildsys.store.state_db import StateDb
 
@@ -104,3 +111,94 @@ def test_texts_survive_the_process(db: StateDb) -> None:
     db.set("digest", "[]")
     assert StateDb(db.path).get("digest") == "[]"
     assert db.get("other") is None
+
+
+def test_a_run_keeps_its_time_reasons_and_status(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.add(replace(RECORD, reason="slow"), why="[]")
+    ledger.add(RECORD, restored=True)
+    assert ledger.history("export:m") == [
+        HistoryEntry("export:m", "k1", "restored", RECORD.started, 1.5, "", ""),
+        HistoryEntry("export:m", "k1", "passed", RECORD.started, 1.5, "slow", "[]"),
+    ]
+
+
+def test_the_files_of_an_earlier_run_are_no_longer_owned(db: StateDb) -> None:
+    ledger = Ledger(db)
+    ledger.add(RECORD)
+    ledger.add_run(HistoryEntry("export:m", "k", FAILED, "2026", 1.0, "broke"))
+    assert ledger.owned("export:m") == {"m/export/model.onnx"}, "a run without files changes none"
+    ledger.add(replace(RECORD, outputs={"m/export/other": OutputFile("d", 1)}))
+    assert ledger.owned("export:m") == {"m/export/other"}
+
+
+def test_a_target_is_forgotten_until_it_has_a_new_record(db: StateDb) -> None:
+    ledger = Ledger(db)
+    assert not ledger.is_forgotten("export:m")
+    assert not ledger.has_records("export:m")
+    ledger.add(RECORD)
+    ledger.add(replace(RECORD, target="export:other"))
+    assert ledger.has_records("export:m")
+    ledger.forget("export:m")
+    assert ledger.is_forgotten("export:m")
+    assert not ledger.is_forgotten("export:other")
+    assert not ledger.has_records("export:m")
+    ledger.add_run(HistoryEntry("export:m", "k", FAILED, "2026", 1.0, "broke"))
+    assert ledger.is_forgotten("export:m")
+    ledger.add(RECORD)
+    assert not ledger.is_forgotten("export:m")
+
+
+def test_records_are_returned_newest_first_without_unreadable_ones(db: StateDb) -> None:
+    ledger = Ledger(db)
+    for key in ("k1", "k2", "k3"):
+        ledger.add(replace(RECORD, key=key, hint=f"hint {key}", reason=f"reason {key}"))
+    db.write([("UPDATE records SET figures = '{' WHERE key = 'k2'", ())])
+    found = ledger.records("export:m")
+    assert [(each.key, each.hint, each.reason) for each in found] == [
+        ("k3", "hint k3", "reason k3"), ("k1", "hint k1", "reason k1"),
+    ]  # fmt: skip
+    assert [each.key for each in ledger.records("export:m", limit=1)] == ["k3"]
+    assert ledger.records("export:m", "k2") == []
+    assert ledger.outputs("export:m", "k4") is None
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "m/../../x", "m/..", "a\0b"])
+def test_paths_outside_the_build_folder_are_not_used(db: StateDb, path: str) -> None:
+    ledger = Ledger(db)
+    ledger.add(RECORD)
+    outputs = json.dumps({"m/fine": None, path: ["d", 1]})
+    db.write([("UPDATE records SET outputs = ?", (outputs,))])
+    assert ledger.lookup("export:m") is None
+    assert ledger.outputs("export:m", "k1") is None
+    ledger.claim("export:m", [path, "m/..x/y.."])
+    assert ledger.owned("export:m") == {"m/export/model.onnx", "m/..x/y.."}
+
+
+def test_ten_runs_are_returned_by_default(db: StateDb) -> None:
+    ledger = Ledger(db)
+    for _ in range(12):
+        ledger.add(RECORD)
+    assert len(ledger.history("export:m")) == 10
+
+
+def test_the_present_time_is_in_utc() -> None:
+    found = utc_now()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found)
+    parsed = time.strptime(found, "%Y-%m-%dT%H:%M:%SZ")
+    assert abs(time.time() + time.timezone - time.mktime((*parsed[:8], 0))) < 3600
+
+
+def test_a_summary_has_no_long_lists() -> None:
+    figures = {
+        "short": [*range(16)],
+        "long": [*range(17)],
+        "tuple": tuple(range(17)),
+        "nested": {"long": [*range(17)], "n": 1},
+        "items": [{"long": [*range(17)], "text": "x" * 99}, (1, [2])],
+    }
+    assert summary(figures) == {
+        "short": [*range(16)],
+        "nested": {"n": 1},
+        "items": [{"text": "x" * 99}, [1, [2]]],
+    }

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +18,14 @@ from buildsys.errors import StageError
 from buildsys.store import object_store
 from buildsys.store.garbage_collection import collect, usage, verify
 from buildsys.store.ledger import ActionRecord, OutputFile
-from buildsys.store.object_store import DamagedError, Store, copy_file
+from buildsys.store.object_store import (
+    DamagedError,
+    Store,
+    StoreWriteError,
+    copy_file,
+    decode_record,
+    encode_record,
+)
 
 
 @pytest.fixture
@@ -240,6 +249,134 @@ def test_a_killed_process_leaves_no_partial_object(store: Store, tmp_path: Path)
     os.utime(left, (0, 0))
     collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: True, dry_run=False)
     assert not left.exists()
+
+
+def test_storing_an_object_again_marks_it_as_used(store: Store, tmp_path: Path) -> None:
+    file = kept(store, tmp_path, b"content")
+    path = store.object_path(file.digest)
+    os.utime(path, (1000, 1000))
+    assert kept(store, tmp_path, b"content") == file
+    assert path.stat().st_mtime > 1000
+
+
+def test_an_object_of_another_size_is_replaced(store: Store, tmp_path: Path) -> None:
+    file = kept(store, tmp_path, b"content")
+    path = store.object_path(file.digest)
+    path.chmod(0o644)
+    path.write_bytes(b"cut")
+    assert not store.holds(file)
+    kept(store, tmp_path, b"content")
+    assert path.read_bytes() == b"content"
+
+
+def test_chunks_are_stored_only_if_they_match(store: Store) -> None:
+    file = OutputFile(blake3(b"content").hexdigest(), 7)
+    assert not store.add(file, [b"c0ntent"])
+    assert not store.add(file, [b"conten"])
+    assert not store.add(file, [b"content", b"more"])
+    assert not store.add(OutputFile(file.digest, 8), [b"content"])
+    assert not store.holds(file)
+    assert store.add(file, [b"con", b"", b"tent"])
+    assert store.object_path(file.digest).read_bytes() == b"content"
+    assert list((store.folder / "tmp").iterdir()) == []
+
+
+def test_a_failed_write_is_distinguished_from_a_failed_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = OutputFile(blake3(b"content").hexdigest(), 7)
+
+    def unreadable() -> Iterator[bytes]:
+        yield b"con"
+        raise OSError(errno.EIO, "the source")
+
+    with pytest.raises(OSError, match="the source"):
+        store.add(file, unreadable())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the store")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StoreWriteError, match="the store") as caught:
+        store.add(file, [b"content"])
+    assert caught.value.cause.errno == errno.ENOSPC
+    assert list((store.folder / "tmp").iterdir()) == []
+
+
+def test_a_read_only_lookup_leaves_a_damaged_record_alone(store: Store) -> None:
+    store.write_action(record("a"))
+    path = store.action_path("a" * 64)
+    path.chmod(0o644)
+    path.write_bytes(b"x")
+    with pytest.raises(DamagedError, match=f"^{path} is truncated or edited"):
+        store.read_action("export:m", "a" * 64, read_only=True)
+    assert path.read_bytes() == b"x"
+
+
+def test_a_record_that_cannot_be_read_is_an_error(store: Store) -> None:
+    path = store.action_path("a" * 64)
+    path.mkdir(parents=True)
+    with pytest.raises(StageError, match=f"cannot read {path}: Is a directory"):
+        store.read_action("export:m", "a" * 64)
+
+
+def test_a_file_in_quarantine_has_the_time_in_its_name(store: Store, tmp_path: Path) -> None:
+    store.folder.mkdir()
+    for _ in range(2):
+        (tmp_path / "bad").write_text("x")
+        store.quarantine(tmp_path / "bad")
+    found = {path.name for path in (store.folder / "quarantine").iterdir()}
+    assert all(re.fullmatch(r"bad\.\d{8}T\d{6}", name) for name in found)
+    store.quarantine(tmp_path / "gone")  # another process took it
+
+
+def test_records_are_listed_with_their_last_use(store: Store) -> None:
+    for number, key in enumerate("ab"):
+        store.write_action(record(key))
+        os.utime(store.action_path(key * 64), (1000 + number, 1000 + number))
+    store.action_path("c" * 64).parent.mkdir()
+    store.action_path("c" * 64).write_bytes(b"damaged")
+    found = [(action.path, action.used, action.record.key) for action in store.actions()]
+    assert found == [
+        (store.action_path(key * 64), 1000.0 + number, key * 64) for number, key in enumerate("ab")
+    ]
+
+
+def test_equal_records_have_equal_bytes() -> None:
+    one = replace(record("a"), parts={"x": "1", "y": "2"})
+    other = replace(record("a"), parts={"y": "2", "x": "1"})
+    assert encode_record(one) == encode_record(other)
+    checksum, body, end = encode_record(one).split(b"\n")
+    assert (checksum.decode(), end) == (blake3(body).hexdigest(), b"")
+    assert b'"parts":{"x":"1","y":"2"}' in body
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"schema": None}, "is not an action record: TypeError"),
+        ({"outputs": {"x": ["d" * 63, 1]}}, "ValueError: 'd+' is not a digest"),
+        ({"outputs": {"x": ["d" * 64, "1"]}}, "ValueError: 'd+' is not a digest"),
+        ({"outputs": {"x": [7, 1]}}, "ValueError: 7 is not a digest"),
+        ({"outputs": {"é" * 128: None}}, "cannot be the name of an output"),
+        ({"reason": None}, "ValueError: a text is expected"),
+        ({"seconds": None}, "ValueError: seconds or figures are invalid"),
+        ({"key": "b" * 64}, "is the record of export:m under another key"),
+    ],
+)
+def test_the_problem_of_a_forged_record_is_named(
+    store: Store, fields: dict[str, object], problem: str
+) -> None:
+    forged(store, **fields)
+    with pytest.raises(DamagedError, match=problem):
+        store.read_action("export:m", "a" * 64)
+
+
+def test_the_longest_file_name_is_accepted(store: Store) -> None:
+    given = replace(record("a"), outputs={f"m/{'x' * 255}/{'y' * 255}": None})
+    store.write_action(given)
+    assert store.read_action("export:m", "a" * 64) == given
+    assert decode_record(encode_record(given), "", "a" * 64) == given
 
 
 # --- `doit cache` ---

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from blake3 import blake3
@@ -17,6 +20,7 @@ from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import Ledger
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.state_db import StateDb
+from buildsys.system.file_locks import try_lock
 
 RESULT = "m/export/export.json"
 
@@ -194,3 +198,171 @@ def test_symbolic_links_are_not_published(publisher: Publisher) -> None:
         write(tree, model_onnx=b"x")
         (tree / "m/export/link").symlink_to(tree / "m/export/model.onnx")
         assert list(publisher.digest_outputs(tree)) == ["m/export/model.onnx"]
+
+
+def test_a_temporary_folder_is_named_like_its_target(publisher: Publisher, build: Path) -> None:
+    with publisher.staging("engine:m:a/b") as tree:
+        assert tree.is_dir()
+        assert re.fullmatch(r"engine@m@a%b-[0-9a-f]{12}", tree.parent.name)
+        assert tree.parent.parent == build / ".tmp"
+        lock = os.open(tree.parent / "lock", os.O_RDWR)
+        assert not try_lock(lock)
+        os.close(lock)
+
+
+def test_a_build_folder_that_cannot_be_written_is_a_clear_error(
+    publisher: Publisher, build: Path
+) -> None:
+    build.write_text("")
+    with (
+        pytest.raises(StageError, match=f"cannot make a temporary folder in {build}: Not a dir"),
+        publisher.staging("export:m"),
+    ):
+        pass
+
+
+def test_known_digests_are_not_computed(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    hash_file = publish_module.hash_file
+
+    def record(path: str) -> digest_module.FileDigest:
+        read.append(Path(path).name)
+        return hash_file(path)
+
+    monkeypatch.setattr(publish_module, "hash_file", record)
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"model", export_json=b"{}")
+        found = publisher.digest_outputs(tree, {"m/export/model.onnx": "k" * 64})
+        size = found["m/export/model.onnx"].stamp.size
+    assert read == ["export.json"]
+    assert {name: each.digest for name, each in found.items()} == {
+        "m/export/export.json": blake3(b"{}").hexdigest(),
+        "m/export/model.onnx": "k" * 64,
+    }
+    assert size == 5
+
+
+def test_only_outputs_and_kept_files_remain(publisher: Publisher, build: Path, db: StateDb) -> None:
+    publish(publisher, export_json=b"1", model_onnx=b"1", old_log=b"1")
+    (build / "m/export/foreign.txt").write_text("not ours")
+    (build / "m/export/added.bin").write_text("by hand")
+    with publisher.staging("export:m") as tree:
+        write(tree, export_json=b"2")
+        publisher.publish(
+            "export:m",
+            tree,
+            publisher.digest_outputs(tree),
+            last=RESULT,
+            kept=["m/export/model.onnx"],
+            optional=["m/export/added.bin", "m/export/never.bin"],
+        )
+    left = {path.name: path.read_text() for path in (build / "m/export").iterdir()}
+    assert left == {"export.json": "2", "model.onnx": "1", "foreign.txt": "not ours"}
+    assert {RESULT, "m/export/model.onnx"} <= Ledger(db).owned("export:m")
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_restored_outputs_are_not_flushed(
+    publisher: Publisher, build: Path, background: Background, monkeypatch: pytest.MonkeyPatch,
+    *, restored: bool,
+) -> None:  # fmt: skip
+    flushed: list[str] = []
+    monkeypatch.setattr(publish_module, "fsync", flushed.append)
+    with publisher.staging("export:m") as tree:
+        write(tree, export_json=b"{}", model_onnx=b"model")
+        sealed = publisher.digest_outputs(tree)
+        publisher.publish("export:m", tree, sealed, last=RESULT, restored=restored)
+    background.close()
+    paths = [str(build / RESULT), str(build / "m/export/model.onnx")]
+    assert sorted(flushed) == ([] if restored else paths)
+
+
+def test_an_output_removed_before_its_flush_is_no_problem(
+    publisher: Publisher, build: Path, background: Background, monkeypatch: pytest.MonkeyPatch,
+    warnings_given: list[str],
+) -> None:  # fmt: skip
+    flushed: list[str] = []
+
+    def flush(path: str) -> None:
+        if path.endswith("export.json"):
+            raise FileNotFoundError(errno.ENOENT, "gone")
+        flushed.append(path)
+
+    monkeypatch.setattr(publish_module, "fsync", flush)
+    publish(publisher, export_json=b"{}", model_onnx=b"model")
+    background.close()
+    assert flushed == [str(build / "m/export/model.onnx")]
+    assert warnings_given == []
+
+
+def test_a_large_previous_output_is_freed_in_the_background(
+    publisher: Publisher, build: Path
+) -> None:
+    large = bytes(publish_module._LARGE_BYTES)
+    publish(publisher, model_onnx=large)
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"small")
+        publisher.publish("export:m", tree, publisher.digest_outputs(tree), last=RESULT)
+        (aside,) = tree.parent.glob("replaced-*")
+        assert aside.stat().st_size == len(large)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.name.startswith("background"):
+            thread.join(60)
+    assert list((build / ".tmp").iterdir()) == []
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=large)
+        publisher.publish("export:m", tree, publisher.digest_outputs(tree), last=RESULT)
+        assert list(tree.parent.glob("replaced-*")) == []
+
+
+@pytest.mark.parametrize(("blocks", "note"), [(255, " has 1020 KiB left"), (256, "")])
+def test_a_disk_that_is_almost_full_is_noted(
+    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, note: str
+) -> None:
+    disk = SimpleNamespace(f_bavail=blocks, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", {build: disk}.__getitem__)
+    assert publisher.low_disk_note() == (f"the disk of {build}{note}" if note else "")
+
+
+def test_without_a_build_folder_there_is_no_note(publisher: Publisher) -> None:
+    assert publisher.low_disk_note() == ""
+
+
+def test_old_folders_without_a_lock_are_removed_once(publisher: Publisher, build: Path) -> None:
+    (build / ".tmp/old/tree").mkdir(parents=True)
+    (build / ".tmp/new").mkdir()
+    (build / ".tmp/file").write_text("")
+    now = time.time()
+    os.utime(build / ".tmp/old", (now, now - publish_module._ABANDONED_S - 60))
+    os.utime(build / ".tmp/new", (now, now - publish_module._ABANDONED_S + 60))
+    publisher.remove_abandoned()
+    assert {path.name for path in (build / ".tmp").iterdir()} == {"new", "file"}
+    (build / ".tmp/dead").mkdir()
+    (build / ".tmp/dead/lock").write_text("")
+    publisher.remove_abandoned()
+    assert (build / ".tmp/dead").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("number", "problem", "hint"),
+    [
+        (errno.ENOSPC, "No space left on device", "free some space"),
+        (errno.EDQUOT, "Disk quota exceeded", "free some space"),
+        (errno.EACCES, "Permission denied", ""),
+        (None, "Input/output error", ""),
+    ],
+)
+def test_only_a_full_disk_has_a_remedy(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, number: int | None, problem: str,
+    hint: str,
+) -> None:  # fmt: skip
+    def fail(path: Path, target: Path) -> None:
+        raise OSError(number, "x") if number else OSError("x")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(StageError, match=problem) as caught:
+        publish(publisher, model_onnx=b"x")
+    assert caught.value.hint.startswith(hint)
+    assert bool(caught.value.hint) == bool(hint)

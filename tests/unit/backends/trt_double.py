@@ -1,0 +1,275 @@
+"""A TensorRT without a GPU: records its settings, and has no name that the real version lacks.
+
+A name used by the backend that is not in the API list of the version raises AttributeError, as the
+real bindings do.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trt_names import API
+
+from buildsys.backends.interface import BuildRequest
+from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library, library_of
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.engine_typing import unknown_version, with_typing
+
+VERSIONS = {TRT_8: "8.6.0", TRT_10: "10.16.1", TRT_11: "11.4.0", RTX: "1.7.1"}
+_LEVELS = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
+
+
+def options(generation: str, **fields: Any) -> dict[str, Any]:
+    backend = "tensorrt_rtx" if generation == RTX else "tensorrt"
+    spec = {
+        "model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}},
+        "engines": [{"name": "e", "backend": backend, **fields}],
+    }  # fmt: skip
+    engine: dict[str, Any] = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)[
+        "engines"
+    ][0]
+    if generation != RTX and "typing" not in fields:
+        engine["typing"] = "strong" if generation == TRT_11 else "weak"
+    return engine
+
+
+def planned(generation: str, **fields: Any) -> dict[str, Any]:
+    """Return an engine's options as an action has them."""
+    engine = {"name": "e", "toolchain": None, **options(generation, **fields)}
+    if "typing" not in engine:
+        return engine
+    return dict(with_typing({"engines": [engine]}, unknown_version)["engines"][0])
+
+
+class Listed:
+    """An object of a TensorRT class with the names of its API list only."""
+
+    owner = ""
+
+    def __init__(self, made: RecordingTensorRt, **fields: Any) -> None:
+        object.__setattr__(self, "_made", made)
+        names = API[made.generation][self.owner]
+        for name, value in fields.items():
+            if name in names:  # defaults of fields that only some versions have
+                object.__setattr__(self, name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name != "owner":
+            _check_listed(self, name)
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            _check_listed(self, name)
+        object.__setattr__(self, name, value)
+
+
+def _check_listed(found: Listed, name: str) -> None:
+    made = object.__getattribute__(found, "_made")
+    if name not in API[made.generation][found.owner]:
+        raise AttributeError(f"{made.generation}: {found.owner} has no {name}")
+
+
+class _Profile(Listed):
+    owner = "IOptimizationProfile"
+
+    def __init__(self, made: RecordingTensorRt) -> None:
+        super().__init__(made)
+        self._shapes: dict[str, list[tuple[int, ...]]] = {}
+
+    def set_shape(self, name: str, *points: tuple[int, ...]) -> None:
+        assert len(points) == 3
+        self._shapes[name] = [tuple(point) for point in points]
+
+    def get_shape(self, name: str) -> list[tuple[int, ...]]:
+        return self._shapes[name]
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Config(Listed):
+    owner = "IBuilderConfig"
+
+    def __init__(self, made: RecordingTensorRt) -> None:
+        trt = made.module
+        super().__init__(
+            made,
+            builder_optimization_level=3,
+            avg_timing_iterations=1,
+            max_aux_streams=-1,
+            profiling_verbosity=trt.ProfilingVerbosity.LAYER_NAMES_ONLY,
+            hardware_compatibility_level=trt.HardwareCompatibilityLevel.NONE,
+            tiling_optimization_level=0,
+            l2_limit_for_tiling=-1,
+        )
+        self._flags = {trt.BuilderFlag.TF32}  # on by default in all versions
+        self._pools: dict[int, int] = {}
+        self._sources = 0
+        self._profiles: list[_Profile] = []
+        self._calibration_profile: _Profile | None = None
+
+    def set_flag(self, flag: int) -> None:
+        if flag.name not in self._made.deaf_flags:  # type: ignore[attr-defined]
+            self._flags.add(flag)
+
+    def clear_flag(self, flag: int) -> None:
+        self._flags.discard(flag)
+
+    def get_flag(self, flag: int) -> bool:
+        return flag in self._flags
+
+    def set_memory_pool_limit(self, pool: int, size: int) -> None:
+        self._pools[pool] = size
+
+    def get_memory_pool_limit(self, pool: int) -> int:
+        return self._pools.get(pool, 0)
+
+    def set_tactic_sources(self, sources: int) -> None:
+        self._sources = sources
+
+    def get_tactic_sources(self) -> int:
+        return self._sources
+
+    def set_preview_feature(self, feature: int, wanted: bool) -> None:
+        pass
+
+    def set_compute_capability(self, capability: int, index: int) -> None:
+        pass
+
+    def add_optimization_profile(self, profile: _Profile) -> int:
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    def set_calibration_profile(self, profile: _Profile) -> None:
+        self._calibration_profile = profile
+
+    def get_calibration_profile(self) -> _Profile | None:
+        return self._calibration_profile
+
+
+class _Tensor(Listed):
+    owner = "ITensor"
+
+    def get_dimension_name(self, axis: int) -> str:
+        return ""
+
+
+class _Layer(Listed):
+    owner = "ILayer"
+    _output_type: int | None = None
+
+    def get_output_type(self, index: int) -> int:
+        return self._output_type if self._output_type is not None else self._made.tensor.dtype
+
+    def set_output_type(self, index: int, dtype: int) -> None:
+        self._output_type = dtype
+
+    def get_output(self, index: int) -> _Tensor:
+        return self._made.tensor
+
+
+class _Network(Listed):
+    """One layer whose output has the shape of its input."""
+
+    owner = "INetworkDefinition"
+
+    def get_input(self, index: int) -> _Tensor:
+        return self._made.tensor
+
+    get_output = get_input
+
+    def get_layer(self, index: int) -> _Layer:
+        return self._made.layer
+
+
+class _Parser(Listed):
+    owner = "OnnxParser"
+
+    def parse_from_file(self, file: str) -> bool:
+        return True
+
+
+class _Builder(Listed):
+    owner = "Builder"
+
+    def create_network(self, flags: int) -> _Network:
+        self._made.network_flags = flags
+        return _Network(self._made, num_inputs=1, num_outputs=1, num_layers=1)
+
+    def create_builder_config(self) -> _Config:
+        self._made.config = _Config(self._made)
+        return self._made.config
+
+    def create_optimization_profile(self) -> _Profile:
+        return _Profile(self._made)
+
+    def build_serialized_network(self, network: _Network, config: _Config) -> bytes:
+        if self._made.logged_error:
+            self._made.logger.log(self._made.module.ILogger.ERROR, self._made.logged_error)
+        if calibrator := getattr(config, "int8_calibrator", None):
+            while calibrator.get_batch(["x"]) is not None:
+                pass
+            calibrator.write_calibration_cache(b"ranges")
+        return b"engine"
+
+
+class RecordingTensorRt:
+    """A TensorRT module of one version, and what its builder was given.
+
+    ``deaf_flags`` are flags that stay off; ``logged_error`` is logged during a build that returns
+    an engine all the same.
+    """
+
+    def __init__(self, generation: str, shape: tuple[int, ...] = (-1, 4)) -> None:
+        self.generation = generation
+        self.deaf_flags: set[str] = set()
+        self.logged_error = ""
+        self.network_flags = -1
+        self.config: Any = None
+        self.logger: Any = None
+        self.module: Any = self._make_module()
+        trt = self.module
+        self.tensor = _Tensor(
+            self, name="x", shape=shape, dtype=trt.DataType.FLOAT, is_shape_tensor=False
+        )
+        self.layer = _Layer(self, name="l", type=trt.LayerType.ACTIVATION, num_outputs=1)
+        self.library: Library = library_of(trt)
+
+    def _make_module(self) -> ModuleType:
+        module: Any = ModuleType("tensorrt_rtx" if self.generation == RTX else "tensorrt")
+        module.__version__ = VERSIONS[self.generation]
+        for name, members in API[self.generation].items():
+            if members[-2:] == ["name", "value"]:
+                setattr(module, name, IntEnum(name, members[:-2], start=0))
+        made = self
+
+        class ILogger:
+            def __init__(self) -> None:
+                made.logger = self
+
+        for level, name in enumerate(_LEVELS):
+            setattr(ILogger, name, level)
+        module.ILogger = ILogger
+        for name in ("IProgressMonitor", "IInt8MinMaxCalibrator", "IInt8EntropyCalibrator2"):
+            if name in API[self.generation]:
+                setattr(module, name, type(name, (), {}))
+        module.Builder = lambda _: _Builder(self, num_DLA_cores=0, max_threads=1)
+        module.OnnxParser = lambda *_: _Parser(self, num_errors=0)
+        module.init_libnvinfer_plugins = lambda *_: True
+        return module
+
+    def request(self, folder: Path, options: dict[str, Any], **fields: Any) -> BuildRequest:
+        """Return the request to build an engine of the double's network."""
+        return BuildRequest(
+            model="m",
+            onnx=folder / "model.onnx",
+            engine=folder / "e.engine",
+            options=options,
+            inputs={"x": {"shape": ["batch", 4], "dtype": "float32"}},
+            dims={"batch": {"min": 1, "opt": 2, "max": 8}},
+            **fields,
+        )

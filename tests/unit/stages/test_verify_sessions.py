@@ -1,0 +1,271 @@
+"""Decisions of the verify stage on the outputs of a scripted session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_jobs import resolved, stage_job, write_golden
+
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import Tensor, load_tensors, tensor_of
+from buildsys.stages.verify import stage as verify
+from buildsys.workers.job import StageResult
+
+CASES = {"min": 1, "opt": 2, "max": 8, "odd": 3}
+ORT = {"backend": "onnxruntime"}
+TRT = {"backend": "tensorrt", "typing": "weak"}
+Outputs = dict[str, Tensor]
+WIDE = {"x": {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}}
+SMALL = {"x": {"min": (1, 3, 8, 8), "opt": (1, 3, 8, 8), "max": (3, 3, 8, 8)}}
+HUGE = {"x": {"min": (32, 3, 8, 8), "opt": (32, 3, 8, 8), "max": (64, 3, 8, 8)}}
+
+
+def golden(value: float = 4.0, dtype: str = "float32", size: int = 4) -> dict[str, Outputs]:
+    """Return an output y per case: ascending numbers with ``value`` as the largest."""
+    numbers = np.linspace(value / size, value, size)
+    return {case: {"y": tensor_of(np.stack([numbers] * n), dtype)} for case, n in CASES.items()}
+
+
+class Session:
+    """Gives the golden outputs, changed by ``change`` (profile, outputs)."""
+
+    def __init__(
+        self,
+        expected: Mapping[str, Outputs],
+        change: Callable[[int | None, Outputs], Outputs] = lambda profile, outputs: outputs,
+        profiles: tuple[Any, ...] = (),
+    ) -> None:
+        self.profiles = profiles
+        self._expected = expected
+        self._change = change
+
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Outputs:
+        batch = inputs["x"].shape[0]
+        case = next(case for case, size in CASES.items() if size == batch)
+        return self._change(profile, dict(self._expected[case]))
+
+
+@pytest.fixture
+def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageResult]:
+    unloaded = []
+
+    def check(
+        session: Session,
+        expected: Mapping[str, Outputs],
+        engine: Mapping[str, Any] = ORT,
+        progress: Callable[[str], None] = lambda _: None,
+        **sections: Any,
+    ) -> StageResult:
+        backend = SimpleNamespace(load=lambda *_: session, unload=unloaded.append)
+        monkeypatch.setattr(verify, "load_backend", lambda *_: backend)
+        spec = resolved(engine, **sections)
+        x = {
+            case: {"x": tensor_of(np.zeros((n, 3, 8, 8), np.float32))} for case, n in CASES.items()
+        }
+        write_golden(tmp_path, expected, x)
+        job = stage_job(spec, "verify", tmp_path)
+        name = "engine.onnx" if engine["backend"] == "onnxruntime" else "engine.engine"
+        inputs = {**job.inputs, "engine": tmp_path / name}
+        try:
+            return verify.run(replace(job, inputs=inputs, progress=progress))
+        finally:
+            assert unloaded == [session]
+
+    return check
+
+
+def plus(amount: float, index: tuple[int, ...] = (0, 0)) -> Callable[[Any, Outputs], Outputs]:
+    """Return a change that adds ``amount`` to one element of y."""
+
+    def change(profile: int | None, outputs: Outputs) -> Outputs:
+        array = outputs["y"].array.copy()
+        array[index] += np.asarray(amount, array.dtype)
+        return {**outputs, "y": tensor_of(array)}
+
+    return change
+
+
+def test_right_outputs_pass_with_their_figures(verified: Any) -> None:
+    steps: list[str] = []
+    result = verified(Session(golden()), golden(), progress=steps.append)
+    assert (result.status, result.reason, result.hint) == ("passed", "", "")
+    assert list(result.figures["cases"]) == ["min", "opt", "max", "odd"]
+    assert result.figures["cases"]["opt"]["y"]["relative"] == 0.0
+    assert result.figures["dims"] == {case: {"batch": n} for case, n in CASES.items()}
+    assert result.figures["failures"] == []
+    assert result.figures["tolerance"]["rtol"] > 0
+    assert "profiles" not in result.figures
+    assert "warnings" not in result.figures
+    assert steps == [f"case {name}" for name in CASES]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_case_has_the_figures_of_its_worst_profile(
+    verified: Any, tmp_path: Path, wrong: int
+) -> None:
+    def change(profile: int | None, outputs: Outputs) -> Outputs:
+        return plus(2.0)(profile, outputs) if profile == wrong else outputs
+
+    steps: list[str] = []
+    session = Session(golden(), change, (WIDE, SMALL))
+    result = verified(session, golden(), TRT, progress=steps.append)
+    assert result.status == "failed"
+    assert steps == [
+        *(f"case {name} in profile 0" for name in CASES),
+        *(f"case {name} in profile 1" for name in ("min", "opt", "odd")),
+    ]  # fmt: skip
+    cases = result.figures["cases"]
+    assert (cases["min"]["y"]["relative"], cases["min"]["y"]["passed"]) == (0.5, False)
+    by_profile = result.figures["profiles"]
+    assert [profile["profile"] for profile in by_profile] == [0, 1]
+    assert by_profile[1]["ranges"]["x"]["max"] == [3, 3, 8, 8]
+    assert list(by_profile[1]["cases"]) == ["min", "opt", "odd"]
+    passed = [profile["cases"]["min"]["y"]["passed"] for profile in by_profile]
+    assert passed == [wrong != 0, wrong != 1]
+    failures = result.figures["failures"]
+    assert {failure["profile"] for failure in failures} == {wrong}
+    assert f"output 'y', case min (batch 1), profile {wrong}: at [0, 0]" in result.reason
+    assert (tmp_path / f"m/verify/failed/e-profile{wrong}-min.npz").is_file()
+    assert not (tmp_path / f"m/verify/failed/e-profile{1 - wrong}-min.npz").exists()
+
+
+def test_a_nan_is_worse_than_any_number(verified: Any) -> None:
+    def change(profile: int | None, outputs: Outputs) -> Outputs:
+        return plus(np.nan if profile == 0 else 1e6)(profile, outputs)
+
+    result = verified(Session(golden(), change, (WIDE, WIDE)), golden(), TRT)
+    assert result.figures["cases"]["min"]["y"]["relative"] is None
+
+
+def test_one_profile_is_not_named(verified: Any, tmp_path: Path) -> None:
+    result = verified(Session(golden(), plus(2.0), (WIDE,)), golden(), TRT)
+    assert "output 'y', case min (batch 1): at [0, 0]" in result.reason
+    assert result.figures["failures"][0]["profile"] == 0
+    assert (tmp_path / "m/verify/failed/e-min.npz").is_file()
+
+
+def test_a_case_in_no_profile_and_a_profile_without_case_fail(verified: Any) -> None:
+    result = verified(Session(golden(), profiles=(SMALL, HUGE)), golden(), TRT)
+    assert result.status == "failed"
+    small, huge = "x [1, 3, 8, 8] to [3, 3, 8, 8]", "x [32, 3, 8, 8] to [64, 3, 8, 8]"
+    outside = "case max (batch 8) fits no optimization profile of the engine"
+    assert result.reason == f"the engine e of m is wrong: {outside} ({small}; {huge}) (and 1 more)"
+    unverified = f"no golden case fits profile 1 ({huge}), so it is unverified"
+    assert result.figures["failures"] == [
+        {"case": "max", "dims": {"batch": 8}, "problem": outside},
+        {"profile": 1, "problem": unverified},
+    ]
+    assert list(result.figures["cases"]) == list(result.figures["dims"]) == ["min", "opt", "odd"]
+
+
+def test_a_case_outside_explicit_profiles_is_a_warning(verified: Any) -> None:
+    explicit = {"x": {point: list(shape) for point, shape in SMALL["x"].items()}}
+    session = Session(golden(), profiles=(SMALL,))
+    result = verified(session, golden(), {**TRT, "profiles": [explicit]})
+    assert result.status == "passed"
+    assert result.figures["outside_profiles"] == ["max"]
+    (warning,) = result.figures["warnings"]
+    assert warning.endswith("are not run: max (batch 8)")
+
+
+@pytest.mark.parametrize(("engine", "reference"), [("int32", "int64"), ("int64", "int32")])
+def test_integers_of_another_type_are_compared_exactly(
+    verified: Any, engine: str, reference: str
+) -> None:
+    expected = golden(400_000, reference)
+    found = golden(400_000, engine)
+    assert verified(Session(found), expected).status == "passed"
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_an_integer_off_by_one_fails(verified: Any, dtype: str) -> None:
+    session = Session(golden(400_000, dtype), plus(1))
+    result = verified(session, golden(400_000, "int64"), {**ORT, "tolerance": {"rtol": 1e-3}})
+    assert result.status == "failed"
+    assert "at [0, 0] the engine has 100001 and the reference 100000" in result.reason
+
+
+@pytest.mark.parametrize(("engine", "reference"), [("float16", "float32"), ("float64", "float32")])
+def test_floats_of_another_type_are_compared_by_value(
+    verified: Any, engine: str, reference: str
+) -> None:
+    assert verified(Session(golden(4.0, engine)), golden(4.0, reference)).status == "passed"
+
+
+@pytest.mark.parametrize(("engine", "reference"), [("float32", "int32"), ("bool", "int32")])
+def test_types_of_another_kind_fail(verified: Any, engine: str, reference: str) -> None:
+    result = verified(Session(golden(4, engine)), golden(4, reference))
+    assert result.status == "failed"
+    assert f"has type {engine} instead of {reference}" in result.reason
+
+
+def test_the_cases_that_are_right_are_named(verified: Any) -> None:
+    def change(profile: int | None, outputs: Outputs) -> Outputs:
+        return plus(2.0)(profile, outputs) if outputs["y"].shape[0] == 2 else outputs
+
+    result = verified(Session(golden(), change), golden())
+    assert result.reason.startswith("the engine e of m is wrong in 1 of 4 cases: output 'y', case")
+    assert result.reason.endswith(
+        "; it is right in case min (batch 1), max (batch 8), odd (batch 3)"
+    )
+    assert "more)" not in result.reason
+
+
+def test_wrong_outputs_are_saved_with_inputs_and_expected_values(
+    verified: Any, tmp_path: Path
+) -> None:
+    expected = {case: {**outputs, "z": outputs["y"]} for case, outputs in golden().items()}
+    result = verified(Session(expected, plus(2.0)), expected)
+    assert result.hint == "the failing tensors are in m/verify/failed/ as e-CASE.npz"
+    kept = load_tensors(tmp_path / "m/verify/failed/e-min.npz")
+    assert set(kept) == {"in.x", "expected.y", "actual.y"}
+    assert kept["actual.y"].array[0, 0] == kept["expected.y"].array[0, 0] + 2
+    assert [failure["output"] for failure in result.figures["failures"]] == ["y"] * 4
+
+
+def test_a_missing_output_is_an_error(verified: Any) -> None:
+    with pytest.raises(StageError, match="the engine has no output 'y', only z, w"):
+        verified(
+            Session(golden(), lambda _, outputs: {"z": outputs["y"], "w": outputs["y"]}), golden()
+        )
+
+
+@pytest.mark.parametrize(
+    ("amount", "advised"), [(0.4, True), (0.8, False), (np.nan, False)], ids=str
+)
+def test_tf32_is_suggested_only_for_errors_that_it_can_cause(
+    verified: Any, amount: float, *, advised: bool
+) -> None:
+    result = verified(Session(golden(), plus(amount), (WIDE,)), golden(), TRT)
+    assert result.status == "failed"
+    assert ("try tf32: false, which computes in full float32" in result.hint) == advised
+    assert "the failing tensors are in m/verify/failed/" in result.hint
+
+
+def test_tf32_is_not_suggested_for_a_missing_case(verified: Any) -> None:
+    result = verified(Session(golden(), profiles=(SMALL,)), golden(), TRT)
+    assert result.hint.startswith("the failing tensors are in")
+
+
+def test_an_engine_that_cannot_be_loaded_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> Any:
+        raise Unavailable("no GPU", "build it elsewhere")
+
+    monkeypatch.setattr(verify, "load_backend", lambda *_: SimpleNamespace(load=load))
+    write_golden(tmp_path, {}, {})
+    job = stage_job(resolved(ORT), "verify", tmp_path)
+    assert verify.run(job).reason == "there is no engine: see the result of its engine target"
+    result = verify.run(replace(job, inputs={"engine": tmp_path / "engine.onnx"}))
+    assert (result.status, result.reason, result.hint) == (
+        "unavailable",
+        "no GPU",
+        "build it elsewhere",
+    )
