@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import json
 import os
 import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,17 @@ if TYPE_CHECKING:
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Exclude modules, manifests and plans from garbage collection, to save 60 ms and more."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class Session:
@@ -62,7 +75,8 @@ class Session:
 
         Raises: ManifestErrors: the manifests are wrong.
         """
-        return cls(load_project(root, remember=False))
+        with no_garbage_collection():
+            return cls(load_project(root, remember=False))
 
     @cached_property
     def _pool(self) -> WorkerPool:
@@ -196,6 +210,17 @@ class Session:
                 waiting += (*action.after, *action.order)
         return reached
 
+    def in_order(self, targets: Collection[str]) -> list[str]:
+        """Return ``targets`` in build order, planning only their models."""
+        models = set(map(model_of, targets))
+        return [
+            target
+            for model in self.project.models
+            if model in models
+            for target in self.actions.of(model)
+            if target in targets
+        ]
+
     def members(self, name: str) -> list[str]:
         """Return the targets of a target, group or stage name."""
         if name in self.actions:
@@ -245,11 +270,12 @@ class Session:
         """Return the state of targets and dependencies, in build order."""
         from buildsys.execution.freshness import explain, read_only_checker
 
-        project, wanted = self.project, self.needed(targets)
+        project = self.project
         checker = read_only_checker(project.root, project.build, project.state)
-        needed = [target for target in self.actions if target in wanted]
-        after = {target: self.actions[target].after for target in needed}
-        return explain((checker.examine(self.actions[target]) for target in needed), after)
+        with no_garbage_collection():
+            needed = self.in_order(self.needed(targets))
+            after = {target: self.actions[target].after for target in needed}
+            return explain((checker.examine(self.actions[target]) for target in needed), after)
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the result file of a target, {} if unreadable.

@@ -6,8 +6,6 @@ to date. Tasks therefore have no ``file_dep`` and one ``uptodate`` callable.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import inspect
 import os
 import sqlite3
@@ -21,9 +19,10 @@ from doit import Globals
 from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
 from doit.task import Task
 
+from buildsys.cli.commands.doit_commands import List
 from buildsys.cli.commands.run import Requested, Run
 from buildsys.cli.console.reporter import Reporter
-from buildsys.cli.session import Session
+from buildsys.cli.session import Session, no_garbage_collection
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors
 from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import model_of
@@ -53,7 +52,7 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
     Raises: InvalidDodoFile: the manifests are wrong; doit prints it and exits with 3.
     """
     try:
-        with _no_garbage_collection():
+        with no_garbage_collection():
             session = Session(load_project(root))
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
@@ -64,17 +63,6 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
     return doit_config(session)
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Exclude modules and manifests from garbage collection, to save 60 ms."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
     """Return doit's configuration and the task creator for a loaded project."""
 
@@ -83,9 +71,12 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
         _connect_database(session)
         selection = None
         if Run.requested is not None:
-            with _no_garbage_collection():
+            with no_garbage_collection():
                 selection = select(session, Run.requested())
-        yield from _all_tasks(session) if selection is None else _tasks(session, selection)
+        if selection is not None:
+            yield from _tasks(session, selection)
+        else:
+            yield from _all_tasks(session, groups_only=List.groups_only)
 
     config = {
         "default_tasks": ["build"],
@@ -137,14 +128,7 @@ def select(session: Session, requested: Requested) -> Selection | None:
             targets.update(dict.fromkeys(session.actions.of(model)))
     up_to_date = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
     up_to_date.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
-    used = set(map(model_of, targets))
-    ordered = [
-        target
-        for model in session.project.models
-        if model in used
-        for target in session.actions.of(model)
-        if target in targets
-    ]
+    ordered = session.in_order(targets)
     return Selection(groups, ordered, [one for one in up_to_date if one not in targets])
 
 
@@ -157,7 +141,8 @@ def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
         yield _target_task(session, target, wanted)
 
 
-def _all_tasks(session: Session) -> Iterator[Task]:
+def _all_tasks(session: Session, *, groups_only: bool) -> Iterator[Task]:
+    """Yield the tasks of all targets and groups, or only empty groups, as ``doit list`` shows."""
     groups: dict[str, list[str]] = {"build": list(session.actions)}
     variants: dict[str, list[str]] = {}
     for action in session.actions.values():
@@ -166,6 +151,9 @@ def _all_tasks(session: Session) -> Iterator[Task]:
             variants.setdefault(f"{action.stage}:{action.model}", []).append(action.target)
     for model in session.project.models:
         groups[f"build:{model}"] = list(session.actions.of(model))
+    if groups_only:
+        yield from (_group_task(session, name, []) for name in groups)
+        return
     for name, members in {**groups, **variants}.items():
         yield _group_task(session, name, members)
     for target in session.actions:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,19 @@ class ActionKey:
     """The key of an action at one moment, with its files."""
 
     target: str
-    # readable labels (``config:export.opset``, ``tool:torch``, ``device:gpu.name``,
-    # ``input:resnet50/export/model.onnx``) -> values or content digests
-    parts: Mapping[str, str]
+    make_parts: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
     files: Mapping[str, FileDigest | None]  # label of a part -> file, None if missing
     missing: tuple[str, ...]  # required inputs that do not exist
+
+    @cached_property
+    def parts(self) -> Mapping[str, str]:
+        """Values and content digests by readable label.
+
+        Labels are ``config:export.opset``, ``tool:torch``, ``device:gpu.name`` or
+        ``input:resnet50/export/model.onnx``. They are made on first use, as a query needs none for
+        a target that was never built.
+        """
+        return self.make_parts()
 
     @cached_property
     def digest(self) -> str:
@@ -55,8 +63,8 @@ class ActionKey:
 class KeyBuilder:
     """Builds action keys.
 
-    Files are examined every time; libraries, devices and our own code once per instance.
-    ``texts`` caches facts about file contents.
+    Files are examined at every call; libraries, devices and our own code once per instance, with
+    the first key whose parts are used. ``texts`` caches facts about file contents.
     """
 
     def __init__(self, project: Path, build: Path, digests: DigestCache, texts: TextCache) -> None:
@@ -73,9 +81,7 @@ class KeyBuilder:
     def build(self, action: Action) -> ActionKey:
         """Return the present key of an action. Raises: StageError: a file cannot be read."""
         files: Files = {}
-        parts = declared_parts(action)
-        parts |= self._environment_parts(action)
-        parts |= content_parts("code", self._code_of(action.code))
+        parts: Parts = {}  # of files
         paths = {ref.path: f"{self._build}/{ref.path}" for ref in action.inputs.values()}
         found = self._digests.digests(paths.values())
         for name, path in paths.items():
@@ -83,19 +89,28 @@ class KeyBuilder:
             parts[f"input:{name}"] = ABSENT if digest is None else digest.digest
         required = (ref.path for ref in action.inputs.values() if not ref.optional)
         missing = tuple(name for name in required if found[paths[name]] is None)
+        wrong_sha256 = ""
         for name, sha256 in action.weights.items():
             path = f"{self._project}/{name}"
             files[f"weights:{name}"] = digest = self._digests.digest(path)
             parts[f"weights:{name}"] = ABSENT if digest is None else digest.digest
-            # a matching sha256 adds nothing to the digest; with another one the stage fails
-            for label in [label for label in parts if label.endswith("source.weights.sha256")]:
-                if sha256 is None or (digest and self._sha256(path, digest.digest) == sha256):
-                    del parts[label]
-                else:
-                    parts[label] = f"{sha256}, which the file does not have"
+            if sha256 and not (digest and self._sha256(path, digest.digest) == sha256):
+                wrong_sha256 = f"{sha256}, which the file does not have"
         if action.sources:
             self._add_sources(action, parts, files)
-        return ActionKey(action.target, parts, files, missing)
+
+        def make_parts() -> Parts:
+            made = declared_parts(action) | self._environment_parts(action)
+            made |= content_parts("code", self._code_of(action.code))
+            for label in [name for name in made if name.endswith("source.weights.sha256")]:
+                # a matching sha256 adds nothing to the digest; with another one the stage fails
+                if wrong_sha256:
+                    made[label] = wrong_sha256
+                elif action.weights:
+                    del made[label]
+            return made | parts
+
+        return ActionKey(action.target, make_parts, files, missing)
 
     def changed_file(self, action: Action, before: ActionKey, now: ActionKey) -> str:
         """Return a file or module changed since ``before``, or an empty string."""

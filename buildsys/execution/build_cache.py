@@ -134,11 +134,12 @@ class BuildCache:
 
 def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) -> bool:
     """Return True if the store has the outputs of a key. Writes nothing."""
-    target, digest = action.target, key.digest
-    if ledger.is_forgotten(target):
+    target = action.target
+    if ledger.is_forgotten(target) or not (store.has_actions() or ledger.has_records(target)):
         return False
     try:
-        found = ledger.lookup(target, digest) or store.read_action(target, digest, read_only=True)
+        found = ledger.lookup(target, key.digest)
+        found = found or store.read_action(target, key.digest, read_only=True)
     except StageError:
         return False
     return found is not None and all(map(store.holds, found.files.values()))

@@ -116,6 +116,7 @@ class Executor:
             found = self._checker.check(action)
             key = found.key
             assert key is not None
+            _ = key.digest  # made before a stage can change what it depends on
             if found.up_to_date and (waited or not force):
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:

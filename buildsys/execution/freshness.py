@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.execution import stale_reasons as kinds
@@ -136,13 +137,15 @@ class FreshnessChecker:
             return self.check(action)
         except StageError as error:
             runs = self._ledger.history(action.target, _RECENT_RUNS)
-            return replace(_from_history(action.target, runs), unreadable=str(error))
+            return _from_history(action.target, runs, unreadable=str(error))
 
     def check(self, action: Action) -> Freshness:
         """Return the freshness of a target. Raises: StageError: a file cannot be read."""
         runs = self._ledger.history(action.target, _RECENT_RUNS)
         key = self._keys.build(action)
-        found = replace(_from_history(action.target, runs), key=key)
+        if not runs and not self._ledger.has_records(action.target):  # never built
+            return _from_history(action.target, runs, key, restorable=self._in_store(action, key))
+        found = _from_history(action.target, runs, key)
         if self._is_current(action, key):
             made_it = [run for run in runs if run.key == key.digest]
             return replace(found, up_to_date=True, last=next(iter(made_it or runs), None))
@@ -155,9 +158,7 @@ class FreshnessChecker:
         self, found: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
     ) -> Freshness:
         failed = bool(runs) and runs[0].status not in _SUCCEEDED
-        restorable = False
-        if self._store is not None and not key.missing:
-            restorable = is_restorable(self._store, self._ledger, action, key)
+        restorable = self._in_store(action, key)
         found = replace(
             found,
             failure=runs[0].reason if failed else None,
@@ -183,6 +184,11 @@ class FreshnessChecker:
             outputs=() if removed else tuple(self._output_changes(latest.outputs)),
             unavailable=latest.reason if unavailable else None,
         )
+
+    def _in_store(self, action: Action, key: ActionKey) -> bool:
+        if self._store is None or key.missing:
+            return False
+        return is_restorable(self._store, self._ledger, action, key)
 
     def _is_current(self, action: Action, key: ActionKey) -> bool:
         if key.missing:
@@ -225,12 +231,14 @@ def is_required(action: Action) -> bool:
     return action.required or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
 
 
-def _from_history(target: str, runs: list[HistoryEntry]) -> Freshness:
-    """Return the usual time and the last run.
+def _from_history(
+    target: str, runs: list[HistoryEntry], key: ActionKey | None = None, **more: Any
+) -> Freshness:
+    """Return the freshness with the usual time and the last run.
 
     Importing statistics for the median would cost 10 ms.
     """
     seconds = sorted([run.seconds for run in runs if run.status == ledger.PASSED][:_TYPICAL_RUNS])
     middle = len(seconds) // 2
     median = (seconds[middle] + seconds[-middle - 1]) / 2 if seconds else None
-    return Freshness(target, last=next(iter(runs), None), expected_s=median)
+    return Freshness(target, key=key, last=next(iter(runs), None), expected_s=median, **more)

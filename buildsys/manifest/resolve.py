@@ -67,8 +67,8 @@ class Resolver:
         resolutions = []
         for variant in variants:
             # a broken layer may set any field that is missing
-            unset = [name for name in known_fields(ModelSpec, ()) if variant.get(name) is None]
-            unknown = [(name,) for name in unset] if layers.problems else []
+            names = known_fields(ModelSpec, ()) if layers.problems else ()
+            unknown = [(name,) for name in names if variant.get(name) is None]
             resolution, found = self._resolve_model(variant, self.workspace.shown(file), unknown)
             problems += found
             resolutions += [resolution] if resolution else []

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.problem import Problem
+from buildsys.manifest.problem import Problem, show_value
 from buildsys.manifest.value_tree import ValueNode, with_origins
 from buildsys.manifest.yaml_reader import MAX_BYTES, Positions, read_positions, read_yaml
 from buildsys.system.files import Stamp, sha256_of, stamp
@@ -31,6 +31,10 @@ class Workspace:
         self._contents: dict[Path, bytes] = {}
         self._positions: dict[Path, Positions] = {}
         self._recorded: set[str] = set()
+        self._shown: dict[Path, Path] = {}
+        self._located: dict[str, Path | str] = {}
+        # Python file -> its global names, and the problem of one that cannot be parsed
+        self.python_names: dict[str, tuple[list[str], str]] = {}
 
     @contextmanager
     def recording(self) -> Iterator[set[str]]:
@@ -43,7 +47,10 @@ class Workspace:
 
     def shown(self, path: Path) -> Path:
         """Return a path relative to the project, if inside."""
-        return path.relative_to(self.root) if path.is_relative_to(self.root) else path
+        if path not in self._shown:
+            inside = path.is_relative_to(self.root)
+            self._shown[path] = path.relative_to(self.root) if inside else path
+        return self._shown[path]
 
     def stamp(self, path: Path) -> Stamp | None:
         """Record a path and return its stamp, or None."""
@@ -56,6 +63,30 @@ class Workspace:
     def exists(self, path: Path) -> bool:
         """Record a path and return true if it exists."""
         return self.stamp(path) is not None
+
+    def locate(self, name: str) -> Path | str:
+        """Return the absolute path of a project file, or a problem.
+
+        It may be a link to another file of the project, or into ``links_into``.
+        """
+        if name not in self._located:
+            self._located[name] = self._locate(name)
+        return self._located[name]
+
+    def _locate(self, name: str) -> Path | str:
+        if not name.strip() or "\0" in name:
+            return f"{show_value(name)} is not a path"
+        if Path(name).is_absolute():
+            return f"path {show_value(name)} is absolute"
+        try:
+            real = (self.root / name).resolve()
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before 3.13
+            return f"path {show_value(name)} cannot be followed ({error})"
+        if not any(
+            real.is_relative_to(folder.resolve()) for folder in (self.root, self.links_into)
+        ):
+            return f"path {show_value(name)} leaves the project"
+        return self.root / name
 
     def document(self, path: Path) -> ValueNode:
         """Return the data of a YAML file.

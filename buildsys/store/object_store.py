@@ -75,6 +75,10 @@ class Store:
         """Return the path of the record of an action key."""
         return self.folder / action_name(key)
 
+    def has_actions(self) -> bool:
+        """Return True if there may be any record."""
+        return os.path.exists(f"{self.folder}/actions")  # noqa: PTH110 - asked for every target
+
     def actions(self) -> Iterator[StoredAction]:
         """Yield all readable records. Raises: OSError: the store cannot be read."""
         for path in sorted(self.folder.glob("actions/??/*.json")):

@@ -56,7 +56,7 @@ outputs:
   y: {{shape: [batch, 3]}}
 dims:
   batch: {{min: 1, opt: 8, max: 16}}
-engines: [ort-cpu]
+engines: [{engines}]
 bench: {{duration: 0.01, warmup: 0, min_samples: 1, baselines: []}}
 """
 
@@ -66,7 +66,7 @@ def model_name(number: int) -> str:
     return f"m{number:05d}"
 
 
-def write_manifests(project: Path, count: int) -> None:
+def write_manifests(project: Path, count: int, engines: str = "ort-cpu") -> None:
     """Write a project with ``count`` manifests and their sources; build nothing."""
     models, sources = project / "configs" / "models", project / "plugins" / "models"
     models.mkdir(parents=True)
@@ -78,7 +78,9 @@ def write_manifests(project: Path, count: int) -> None:
     for number in range(count):
         family = f"family_{number // FAMILY_SIZE:03d}"
         (sources / f"{family}.py").write_text(_SOURCE, encoding="utf-8")
-        text = _MANIFEST.format(name=model_name(number), scale=1.0 + number / 100, family=family)
+        text = _MANIFEST.format(
+            name=model_name(number), scale=1.0 + number / 100, family=family, engines=engines
+        )
         (models / f"{model_name(number)}.yaml").write_text(text, encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """doit on a generated project of a thousand manifests, compared with plain doit, DVC, Snakemake.
 
-All sides alternate; the table has wall time, CPU time (user and system) and peak memory of each.
+Queries are measured on a second project, with two engines per model, that was never built. All
+sides alternate; the table has wall time, CPU time (user and system) and peak memory of each.
 doit on an empty dodo file is one of them, as a measure of the machine's present speed.
 ``--project`` reuses a project that an earlier run kept with ``--keep``.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -17,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +101,14 @@ def first_stage(project: Path) -> Cost:
     return Cost(taken, 0.0)
 
 
+def first_query(project: Path, *arguments: str) -> Cost:
+    """Return the cost of a query on a project without a state folder."""
+    shutil.rmtree(project / ".buildsys", ignore_errors=True)
+    taken = cost(doit_command(*arguments), project)
+    cost(doit_command("list"), project)  # a run, or a list, leaves the resolved manifests
+    return taken
+
+
 def alternate(sides: Mapping[str, Side], rounds: int) -> dict[str, list[Cost]]:
     """Measure all sides alternately, reversing the order every round."""
     taken: dict[str, list[Cost]] = {name: [] for name in sides}
@@ -129,6 +140,25 @@ def make_project(folder: Path, count: int) -> Path:
     log(f"filling {project}")
     fill(project)
     return project
+
+
+def queries(project: Path, count: int) -> Iterator[tuple[str, Side, str]]:
+    """Yield the queries on a project of ``count`` manifests that was never built."""
+    one = f"build:{model_name(count // 2)}"
+    write_manifests(project, count, engines="ort-cpu, ort-fp16")
+    for name, arguments, limit in (
+        ("list", ["list"], "1.0 s, 120 MB"),
+        ("plan of one model", ["plan", one], "0.4 s, 120 MB"),
+        ("plan", ["plan"], "2.5 s, 120 MB"),
+    ):
+        side = partial(cost, doit_command(*arguments), project)
+        yield f"never built, {count} manifests: {name}", side, limit
+    for name, arguments in (("list", ["list"]), ("plan of one model", ["plan", one])):
+        yield (
+            f"the same without resolved manifests: {name}",
+            partial(first_query, project, *arguments),
+            "",
+        )
 
 
 def sides_of(
@@ -163,6 +193,7 @@ def sides_of(
         lambda: first_stage(project),
         "nothing to do + 0.3 s",
     )
+    yield from queries(folder / "unbuilt", count)
     if given.dvc or given.snakemake:
         equal = make_project(folder, STAGES // TARGETS_PER_MODEL)
         yield f"nothing to do, {STAGES} targets", lambda: cost(doit_command(), equal), ""

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from doit.cmd_clean import Clean as DoitClean
 from doit.cmd_forget import Forget as DoitForget
@@ -93,6 +93,15 @@ class List(DoitCommand, DoitList):  # type: ignore[misc]
     """doit list."""
 
     doc_purpose = "list models and stages, or all targets"
+    groups_only: ClassVar[bool] = False  # while it lists neither targets nor their state
+
+    def execute(self, params: Any, args: list[str]) -> Any:
+        """List groups without making a task of every target."""
+        List.groups_only = not (args or params["subtasks"] or params["status"])
+        try:
+            return super().execute(params, args)
+        finally:
+            List.groups_only = False
 
 
 class Info(DoitCommand, DoitInfo):  # type: ignore[misc]

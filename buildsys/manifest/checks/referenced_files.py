@@ -12,7 +12,7 @@ from types import EllipsisType
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problems, show_value, suggest, suggest_file
+from buildsys.manifest.problem import Problems, suggest, suggest_file
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
 
@@ -52,7 +52,7 @@ _RELATIVE = "paths are relative to the project"
 def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
     """Yield missing files, folders and callables, and weights with another digest."""
     for path, name in _texts(view, _FOLDERS):
-        folder = locate(workspace.root, name, workspace.links_into)
+        folder = workspace.locate(name)
         if isinstance(folder, str):
             yield view.problem(path, folder, _RELATIVE)
         elif not workspace.exists(folder) or not folder.is_dir():
@@ -65,24 +65,6 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
         yield from _file_problems(view, path, file or text, callable_name, workspace)
 
 
-def locate(root: Path, path: str, links_into: Path) -> Path | str:
-    """Return the absolute path of a project file, or a problem.
-
-    It may be a link to another file of the project, or into ``links_into``.
-    """
-    if not path.strip() or "\0" in path:
-        return f"{show_value(path)} is not a path"
-    if Path(path).is_absolute():
-        return f"path {show_value(path)} is absolute"
-    try:
-        real = (root / path).resolve()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        return f"path {show_value(path)} cannot be followed ({error})"
-    if not any(real.is_relative_to(folder.resolve()) for folder in (root, links_into)):
-        return f"path {show_value(path)} leaves the project"
-    return root / path
-
-
 def _texts(view: ManifestView, patterns: tuple[Pattern, ...]) -> Iterator[tuple[FieldPath, str]]:
     for pattern in patterns:
         for path, value in view.find(*pattern):
@@ -93,7 +75,7 @@ def _texts(view: ManifestView, patterns: tuple[Pattern, ...]) -> Iterator[tuple[
 def _file_problems(
     view: ManifestView, path: FieldPath, name: str, callable_name: str, workspace: Workspace
 ) -> Problems:
-    file = locate(workspace.root, name, workspace.links_into)
+    file = workspace.locate(name)
     if isinstance(file, str):
         yield view.problem(path, file, _RELATIVE)
     elif not workspace.exists(file):
@@ -102,7 +84,7 @@ def _file_problems(
         yield view.problem(path, f"{name} is not a regular file")
     else:
         try:
-            if callable_name and (found := _missing_callable(name, file, callable_name)):
+            if callable_name and (found := _missing_callable(name, file, callable_name, workspace)):
                 yield view.problem(path, *found)
             sha256 = view.get(*path[:-1], "sha256") if path[-1] == "file" else None
             if isinstance(sha256, str) and (digest := workspace.sha256(file)) != sha256:
@@ -114,8 +96,24 @@ def _file_problems(
             yield view.problem(path, f"cannot read {name}: {reason}")
 
 
-def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, str] | None:
+def _missing_callable(
+    name: str, file: Path, callable_name: str, workspace: Workspace
+) -> tuple[str, str] | None:
     """Return problem and hint for a name missing from a Python file."""
+    if name not in workspace.python_names:  # many manifests may name callables of one file
+        workspace.python_names[name] = _names_in(name, file)
+    defined, problem = workspace.python_names[name]
+    if problem:
+        return problem, ""
+    wanted = callable_name.partition(".")[0]
+    if not {"*", "__getattr__", wanted}.isdisjoint(defined):  # the first two may provide any name
+        return None
+    known = [name for name in defined if name != "*"]
+    return f"{name} does not define {wanted}", suggest(wanted, known, what="defined")
+
+
+def _names_in(name: str, file: Path) -> tuple[list[str], str]:
+    """Return the global names of a Python file, ``*`` for a star import, and any problem."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in user code are not our business
@@ -124,11 +122,8 @@ def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, s
             nodes = ast.walk(ast.parse(source))
             star = any(isinstance(node, ast.alias) and node.name == "*" for node in nodes)
     except SyntaxError as error:
-        return f"{name}:{error.lineno or 1}: {error.msg}", ""
+        return [], f"{name}:{error.lineno or 1}: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:
-        return f"cannot parse {name}: {error}", ""
-    wanted = callable_name.partition(".")[0]
+        return [], f"cannot parse {name}: {error}"
     defined = sorted(s.get_name() for s in symbols if s.is_assigned() or s.is_imported())
-    if star or wanted in defined or "__getattr__" in defined:  # these may provide any name
-        return None
-    return f"{name} does not define {wanted}", suggest(wanted, defined, what="defined")
+    return [*defined, *("*" * star)], ""

@@ -19,8 +19,9 @@ from cli_doubles import ScriptedExecutor, make_session, passed
 from doit.cmd_base import ModuleTaskLoader
 from doit.doit_cmd import DoitMain
 
+from buildsys.cli.commands.doit_commands import DoitCommand, List
 from buildsys.cli.session import Session
-from buildsys.cli.tasks import doit_config
+from buildsys.cli.tasks import SessionTask, doit_config
 from buildsys.errors import CheckFailed, StageError, WorkerDied
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -333,6 +334,28 @@ def test_list_shows_stages_and_models_and_all_targets_with_their_status(doit: Do
     assert status.keys() >= doit.session.actions.keys()
     stale = {"bench:net:ort", "bench:net", "bench", "build:net", "build"}
     assert {name for name, letter in status.items() if letter == "R"} == stale
+
+
+@pytest.mark.parametrize("options", [(), ("--sort", "definition"), ("--deps",), ("-q",)])
+def test_list_shows_the_same_groups_with_and_without_targets(
+    doit: Doit, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    doit.models = ("b", "a")
+    made: list[str] = []
+    init = SessionTask.__init__
+
+    def counted(task: SessionTask, name: str, *fields: Any, **more: Any) -> None:
+        made.append(name)
+        init(task, name, *fields, **more)
+
+    monkeypatch.setattr(SessionTask, "__init__", counted)
+    code, out = doit("list", *options)
+    assert code == 0
+    assert not set(made) & doit.session.actions.keys()
+    with monkeypatch.context() as patch:
+        patch.setattr(List, "execute", DoitCommand.execute)  # a task for every target
+        assert doit("list", *options) == (0, out)
+    assert made[-1] in doit.session.actions
 
 
 def test_info_shows_why_a_target_is_stale(doit: Doit) -> None:

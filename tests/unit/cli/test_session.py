@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_doubles import make_session, passed, write_result
 
 from buildsys.cli.tasks import remove_target_files
 from buildsys.errors import CheckFailed, StageError
+from buildsys.plan import project_plan
+from buildsys.plan.action import Action
+from buildsys.plan.project_plan import plan_model
 from buildsys.workers.result_file import format_figures
 
 
@@ -33,6 +37,23 @@ def test_build_is_everything(tmp_path: Path) -> None:
     assert session.members("build:a") == [
         target for target, action in session.actions.items() if action.model == "a"
     ]
+
+
+def test_a_query_plans_only_the_models_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = make_session(tmp_path, "a", "b")
+    planned = []
+
+    def plan(spec: Any, *arguments: Any) -> tuple[Action, ...]:
+        planned.append(spec["model"])
+        return plan_model(spec, *arguments)
+
+    monkeypatch.setattr(project_plan, "plan_model", plan)
+    explained = session.explain(session.select(["engine:b"]))
+    assert planned == ["b"]
+    assert list(explained)[-2:] == ["engine:b:ort", "engine:b:rtx"]
+    assert list(session.explain(session.select([]))) == list(session.actions)
 
 
 def test_a_target_runs_with_force_only_when_it_was_found_fresh(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_value_that_is_not_json_is_refused() -> None:
 
 
 def digest(target: str, parts: dict[str, str]) -> str:
-    return ActionKey(target, parts, files={}, missing=()).digest
+    return ActionKey(target, lambda: parts, files={}, missing=()).digest
 
 
 def test_the_key_depends_on_target_labels_and_values() -> None:

@@ -85,6 +85,23 @@ def test_a_fresh_target_has_the_run_of_its_files_not_a_later_failed_one(
     )
 
 
+def test_a_target_never_built_is_explained_without_its_key(root: Path) -> None:
+    found = examine(root, EXPORT)
+    assert [str(reason) for reason in found.reasons] == ["never built"]
+    assert found.key is not None
+    assert "parts" not in vars(found.key)
+    build(root)
+    shutil.rmtree(root / ".buildsys" / "locks")
+    (root / ".buildsys" / "state.db").unlink()
+    assert examine(root, EXPORT).restorable, "with a store the key is looked up in it"
+
+
+def test_a_target_never_built_still_names_an_unreadable_file(root: Path) -> None:
+    (root / "net.py").unlink()
+    (root / "net.py").mkdir()
+    assert reasons(root, EXPORT) == [f"{root / 'net.py'} is a folder where a file is expected"]
+
+
 def test_a_forced_run_of_a_fresh_target_has_that_reason(root: Path) -> None:
     build(root)
     executor, _ = make_executor(root)

@@ -115,7 +115,7 @@ def test_differences_between_any_two_keys_are_one_line_each(
 
 
 def key(parts: dict[str, str]) -> ActionKey:
-    return ActionKey("t", parts, {}, ())
+    return ActionKey("t", lambda: parts, {}, ())
 
 
 def test_a_fresh_target_has_no_reason() -> None:
