@@ -80,6 +80,55 @@ def one_node(
     return make_model([node], {"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, shape)})
 
 
+def splits_around_a_loop() -> ModelProto:
+    """Return a valid graph that ONNX Runtime 1.31 cannot load after fusing its Gathers to Splits.
+
+    Both Splits get the name split_output, outside and inside a Loop.
+    """
+
+    def both_columns(source: str, prefix: str) -> list[onnx.NodeProto]:
+        names = [f"{prefix}_{name}" for name in ("first", "second")]
+        gathers = [
+            helper.make_node("Gather", [source, f"{name}_index"], [name], axis=1) for name in names
+        ]
+        return [*gathers, helper.make_node("Mul", names, [f"{prefix}_product"])]
+
+    def indices(prefix: str) -> dict[str, np.ndarray]:
+        return {f"{prefix}_first_index": np.array(0), f"{prefix}_second_index": np.array(1)}
+
+    node, real = helper.make_node, TensorProto.FLOAT
+    body = helper.make_graph(
+        [
+            node("Add", ["state", "state"], ["twice"]),
+            *both_columns("twice", "inner"),
+            node("Identity", ["keep"], ["keep_out"]),
+            node("Identity", ["twice"], ["state_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("index", TensorProto.INT64, []),
+            helper.make_tensor_value_info("keep", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", real, ["batch", 2]),
+        ],
+        [
+            helper.make_tensor_value_info("keep_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state_out", real, ["batch", 2]),
+            helper.make_tensor_value_info("inner_product", real, ["batch"]),
+        ],
+        [numpy_helper.from_array(array, name) for name, array in indices("inner").items()],
+    )
+    nodes = [
+        *both_columns("x", "outer"),
+        node("ReduceSum", ["outer_product"], ["total"], keepdims=0),
+        node("Add", ["x", "total"], ["start"]),
+        node("Loop", ["count", "", "start"], ["final", "products"], body=body),
+        node("Add", ["outer_product", "products"], ["y"]),
+    ]
+    stored = {**indices("outer"), "count": np.array(3)}
+    outputs = {"y": (real, [3, "batch"]), "final": (real, ["batch", 2])}
+    return make_model(nodes, {"x": (real, ["batch", 2])}, outputs, stored)
+
+
 def simplify_job(folder: Path, model: ModelProto | Path, **options: Any) -> Job:
     source = model if isinstance(model, Path) else write(folder / "export", model)
     out = folder / "simplify"

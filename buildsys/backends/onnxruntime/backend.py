@@ -118,42 +118,66 @@ def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
 
 
 def build(request: BuildRequest) -> Figures:
-    """Save the optimized graph as the engine; return the settings.
+    """Save the optimized graph as the engine, load it again, and return the settings.
+
+    Some optimizations write a graph that ONNX Runtime itself refuses (1.31: a Split of the same
+    name inside and outside a Loop), so a lower level is tried until the file loads.
 
     Raises: GraphRefusedError: every refused node. StageError: the graph was refused otherwise.
     """
-    options = request.options
+    options, levels = request.options, _levels(request.options)
+    refusals: list[StageError] = []
     with TemporaryDirectory(dir=request.engine.parent) as folder:
         source = _source(request, Path(folder))
-        session = _session_options(options, _optimization(options))
-        session.optimized_model_filepath = str(request.engine)
-        # otherwise external weights that no optimization changed would stay next to the source
-        source_data = source.with_name(f"{source.name}.data")
-        if source_data.exists() or source.stat().st_size > _INLINE_LIMIT_BYTES:
-            external = {"file_name": f"{request.engine.name}.data", "min_size_in_bytes": "1024"}
-            for field, value in external.items():
-                session.add_session_config_entry(
-                    f"session.optimized_model_external_initializers_{field}", value
+        for level in levels:
+            request.progress("optimizing the graph" + (f" up to {level}" if refusals else ""))
+            try:
+                providers = _save_optimized(request, source, level)
+                _open(
+                    request.engine, _session_options(options, "disable"), options, request.operators
                 )
-        request.progress("optimizing the graph")
-        try:
-            graph = _open(source, session, options, request.operators)
-        except StageError as refusal:
-            nodes = _refused_nodes(request, source)
+                break
+            except StageError as refusal:
+                refusals.append(refusal)
+        else:
+            nodes, first = _refused_nodes(request, source), refusals[0]
             if nodes:
-                is_explained = any(node.operator in refusal.problem for node in nodes)
-                others = () if is_explained else (refusal.problem,)
+                is_explained = any(node.operator in first.problem for node in nodes)
+                others = () if is_explained else (first.problem,)
                 raise_refused(request, "ONNX Runtime", nodes, others)
-            raise StageError(f"model {request.model}: {refusal.problem}", refusal.hint) from refusal
+            raise StageError(f"model {request.model}: {first.problem}", first.hint) from first
     names = ("precision", "provider", "inter_op_threads", "execution_mode", "spinning")
     settings = {
         **{name: options[name] for name in names},
-        "graph_optimization_level": _optimization(options),
+        "graph_optimization_level": level,
         "intra_op_threads": int(options["intra_op_threads"]) or usable_cores(),
         "session_config": dict(options["session_config"]),
-        "providers": list(graph.session.get_providers()),
+        "providers": providers,
     }
-    return {"settings": settings, "profiles": [], "messages": _messages(options)}
+    messages = _messages(options, level)
+    if refusals:
+        reason = f"ONNX Runtime cannot use the graph optimized up to {levels[0]}"
+        messages.insert(0, f"{reason}, so it is optimized up to {level}: {refusals[0].problem}")
+    return {"settings": settings, "profiles": [], "messages": messages}
+
+
+def _save_optimized(request: BuildRequest, source: Path, level: str) -> list[str]:
+    """Write the engine file; return the execution providers of the session."""
+    data = request.engine.with_name(f"{request.engine.name}.data")
+    for file in (request.engine, data):  # of a higher level
+        file.unlink(missing_ok=True)
+    session = _session_options(request.options, level)
+    session.optimized_model_filepath = str(request.engine)
+    # otherwise external weights that no optimization changed would stay next to the source
+    source_data = source.with_name(f"{source.name}.data")
+    if source_data.exists() or source.stat().st_size > _INLINE_LIMIT_BYTES:
+        external = {"file_name": data.name, "min_size_in_bytes": "1024"}
+        for field, value in external.items():
+            session.add_session_config_entry(
+                f"session.optimized_model_external_initializers_{field}", value
+            )
+    graph = _open(source, session, request.options, request.operators)
+    return list(graph.session.get_providers())
 
 
 def describe(
@@ -264,7 +288,7 @@ def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]
 
 
 def _optimization(options: Options) -> str:
-    """Return the optimization level in force; at most basic for fp8.
+    """Return the highest optimization level; at most basic for fp8.
 
     Beyond basic, ONNX Runtime removes a Relu before a float8 quantizer, as if float8 had no
     negative values (1.31), and fuses quantizers to integer kernels, which do not support float8.
@@ -273,11 +297,18 @@ def _optimization(options: Options) -> str:
     return "basic" if options["precision"] == "fp8" and level in ("extended", "all") else level
 
 
-def _messages(options: Options) -> list[str]:
+def _levels(options: Options) -> list[str]:
+    """Return the optimization levels to try, the highest first."""
+    highest = _optimization(options)
+    lower = ("basic", "disable")
+    return [highest, *lower[lower.index(highest) + 1 if highest in lower else 0 :]]
+
+
+def _messages(options: Options, level: str) -> list[str]:
     precision, is_cpu = options["precision"], options["provider"] == "cpu"
     messages = {
         "optimized for the kind of processor that built it: it may not run, or run slowly, on"
-        " others": _optimization(options) == "all",
+        " others": level == "all",
         "the CPU computes float16 in float32, without rounding between its nodes; "
         "the stage convert has checked that rounding and the range of float16": (
             is_cpu and precision == "fp16"

@@ -31,7 +31,8 @@ _FAILURES = (
     ) if hasattr(ort_errors, name)),
     RuntimeError, ValueError, TypeError,
 )  # fmt: skip
-_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+# with the path, which differs between machines
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (Load model from .*? failed: ?)?")
 _FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)")
 _CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '([^']*)'")

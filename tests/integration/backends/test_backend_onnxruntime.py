@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from engine_jobs import engine_options, random_x, request
 from onnx import TensorProto, helper
-from small_graphs import conv_bn, make_model, one_node, write
+from small_graphs import conv_bn, make_model, one_node, splits_around_a_loop, write
 
 from buildsys.backends.onnxruntime import backend
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
@@ -60,6 +60,36 @@ def test_a_loaded_engine_computes_the_same_as_the_saving_session(
     )
     assert np.array_equal(run(engine, inputs)["y"].array, same.run(inputs)["y"].array)
     assert facts["settings"]["graph_optimization_level"] == level
+
+
+@pytest.mark.parametrize("level", ["extended", "all"])
+def test_an_engine_that_cannot_be_loaded_again_is_optimized_less(
+    tmp_path: Path, level: str
+) -> None:
+    model = splits_around_a_loop()
+    engine, facts = build(tmp_path, model, graph_optimization_level=level)
+    x = {"x": tensor_of(np.arange(6, dtype=np.float32).reshape(3, 2))}
+    expected = OrtGraph(model.SerializeToString()).run(x)
+    for name, tensor in run(engine, x).items():
+        assert np.array_equal(tensor.array, expected[name].array)
+    assert facts["settings"]["graph_optimization_level"] == "basic"
+    first, *others = facts["messages"]
+    assert first.startswith(
+        f"ONNX Runtime cannot use the graph optimized up to {level}, so it is optimized up to basic"
+    )
+    assert "single static assignment" in first
+    assert str(tmp_path) not in first
+    assert not any("kind of processor" in message for message in others)
+
+
+def test_external_data_of_a_refused_level_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_INLINE_LIMIT_BYTES", 0)
+    engine, facts = build(tmp_path, splits_around_a_loop())
+    assert facts["settings"]["graph_optimization_level"] == "basic"
+    assert {file.name for file in engine.parent.iterdir()} <= {"engine.onnx", "engine.onnx.data"}
+    assert run(engine, {"x": tensor_of(np.ones((1, 2), np.float32))})
 
 
 def test_the_facts_are_those_of_the_optimized_graph(tmp_path: Path) -> None:
