@@ -137,6 +137,8 @@ def build(request: BuildRequest) -> Figures:
                     request.engine, _session_options(options, "disable"), options, request.operators
                 )
                 break
+            except Unavailable:
+                raise
             except StageError as refusal:
                 refusals.append(refusal)
         else:
