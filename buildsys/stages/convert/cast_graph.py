@@ -31,7 +31,12 @@ from buildsys.onnx_graphs.tensor_types import (
     rename_outer,
 )
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
-from buildsys.stages.convert.precision_rules import NodePrecision, PrecisionRules, fill_value
+from buildsys.stages.convert.precision_rules import (
+    LARGEST,
+    NodePrecision,
+    PrecisionRules,
+    fill_value,
+)
 
 HEAVY = frozenset(
     ("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
@@ -44,6 +49,7 @@ class Conversion:
 
     converted: int = 0  # nodes
     casts: int = 0  # inserted
+    clamped: list[str] = field(default_factory=list)  # masks limited to the 16-bit range
     kept: dict[str, str] = field(default_factory=dict)  # node -> reason for float32
     problems: dict[str, str] = field(default_factory=dict)  # initializer -> reason for float32
     flushed: int = 0  # non-zero values that became zero
@@ -79,7 +85,9 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
             + (f": {_name(heavy[0])} stays in float32, because {reason}" if heavy else ""),
             "export with a higher opset" if reason.endswith("opset") else "",
         )
-    conversion.casts = _Rewriter(model.graph, rules, decisions).rewrite()
+    rewriter = _Rewriter(model.graph, rules, decisions, opsets(model).get("ai.onnx", 1))
+    conversion.casts = rewriter.rewrite()
+    conversion.clamped = rewriter.clamped
     return conversion
 
 
@@ -87,9 +95,11 @@ class _Rewriter:
     """Rewrites the nodes in order; ``_names`` maps (tensor, is 16-bit) to names."""
 
     def __init__(
-        self, graph: GraphProto, rules: PrecisionRules, decisions: list[NodePrecision]
+        self, graph: GraphProto, rules: PrecisionRules, decisions: list[NodePrecision], opset: int
     ) -> None:
+        self.clamped: list[str] = []
         self._graph, self._rules, self._decisions = graph, rules, decisions
+        self._opset = opset
         self._low_type = ELEM_TYPES[rules.dtype]
         self._outputs = {value.name for value in graph.output}
         self._low_tensors: set[str] = set()
@@ -142,12 +152,34 @@ class _Rewriter:
         """Return a tensor's name in one precision, with a cast if needed."""
         if (name, low) not in self._names:
             cast = self._fresh.new(f"{name}_as_{self._rules.dtype if low else 'float32'}")
-            self._add_cast(
-                self._names[name, not low], cast, self._low_type if low else TensorProto.FLOAT
-            )
+            source = self._names[name, not low]
+            if low and name in self._rules.masks:
+                source = self._clamp(source)
+            self._add_cast(source, cast, self._low_type if low else TensorProto.FLOAT)
             self._names[name, low] = cast
         found: str = self._names[name, low]
         return found
+
+    def _clamp(self, name: str) -> str:
+        """Return a mask within the 16-bit range, as ``model.half()`` builds it.
+
+        Infinities would become NaN where all elements of a row are masked.
+        """
+        self.clamped.append(name)
+        limit, result = LARGEST[self._rules.dtype], self._fresh.new(f"{name}_clamped")
+        node = helper.make_node("Clip", [name], [result], self._fresh.new(f"{result}_clip"))
+        if self._opset < 11:
+            node.attribute.extend(
+                helper.make_attribute(*limits) for limits in (("max", limit), ("min", -limit))
+            )
+        else:
+            for word, value in (("lowest", -limit), ("largest", limit)):
+                bound = self._fresh.new(f"{result}_{word}")
+                tensor = numpy_helper.from_array(np.array(value, np.float32), bound)
+                self._graph.initializer.append(tensor)
+                node.input.append(bound)
+        self._nodes.append(node)
+        return result
 
     def _add_cast(self, source: str, target: str, elem_type: int) -> None:
         self._nodes.append(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
-from buildsys.onnx_graphs.onnx_file import opsets, subgraphs
+from buildsys.onnx_graphs.onnx_file import all_nodes, opsets, subgraphs
 from buildsys.onnx_graphs.tensor_types import (
     NOT_A_TENSOR,
     element_types,
@@ -36,6 +37,15 @@ _INDEX_OPERATORS = frozenset((
 ))  # fmt: skip
 # ONNX defines these in bfloat16; TensorRT's parser does not.
 _NOT_IN_BFLOAT16 = frozenset(("ConvTranspose", "HardSwish", "LpNormalization", "Mish"))
+# They select or move values, so a constant beyond the range in their results is a mask.
+_SELECTIONS = frozenset((
+    "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min",
+    "Pad", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where",
+))  # fmt: skip
+_ARITHMETIC = frozenset(("Add", "Mul", "Neg", "Sub"))  # (1 - mask) * -3.4e38
+# the largest finite values; -3.4e38, the lowest float32, is also beyond bfloat16
+LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
 _FLUSHED_LIMIT = 0.1  # share of a tensor's non-zero values that may become zero
 
 
@@ -61,11 +71,14 @@ class PrecisionRules:
     problems: dict[str, str] = field(default_factory=dict)  # unconvertible initializer -> reason
     # initializer -> (values flushed to zero, non-zero values)
     flushed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # float32 tensors with constants beyond the 16-bit range, such as attention masks
+    masks: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Infer the types of all tensors."""
         self.types = element_types(self.model)
         self._index_tensors: set[str] = set()
+        self._without_data: set[str] = set()
         self._opsets = opsets(self.model)
         inputs = {value.name for value in self.model.graph.input}
         self.stored = {
@@ -76,6 +89,40 @@ class PrecisionRules:
 
     def decide(self, node: NodeProto) -> NodePrecision:
         """Return the precision of ``node``; its predecessors must be decided."""
+        decision = self._decide(node)
+        outputs = [name for name in node.output if self._is_float(name)]
+        if not decision.outputs and self._is_mask(node):
+            self.masks.update(outputs)
+        if all(map(self._is_without_data, filter(self._is_float, node.input))):
+            self._without_data.update(outputs)
+        return decision
+
+    def _is_mask(self, node: NodeProto) -> bool:
+        """Check for results with constants beyond the 16-bit range, unless data scales them."""
+        if node.op_type == "ConstantOfShape":
+            return self._rounding(fill_value(node))[1]
+        if any(subgraphs(node)):
+            return any(map(self._is_beyond, _constants(node)))
+        floats = [name for name in node.input if self._is_float(name)]
+        if node.op_type in _ARITHMETIC:
+            if not all(map(self._is_without_data, floats)):
+                return False
+        elif node.op_type not in _SELECTIONS:
+            return False
+        for name in floats:
+            if name in self.stored and self._problem(name) and self._is_beyond(self.stored[name]):
+                self.masks.add(name)
+        return any(name in self.masks for name in floats)
+
+    def _is_without_data(self, name: str) -> bool:
+        """Check for a tensor computed from constants, integers and booleans only."""
+        return name in self.stored or name in self._without_data
+
+    def _is_beyond(self, tensor: TensorProto) -> bool:
+        is_float = tensor.data_type == TensorProto.FLOAT
+        return is_float and self._rounding(numpy_helper.to_array(tensor))[1]
+
+    def _decide(self, node: NodeProto) -> NodePrecision:
         floats = {name for name in (*node.input, *node.output) if self._is_float(name)}
         is_index = self._is_index_arithmetic(node)
         if is_index:
@@ -177,6 +224,19 @@ def fill_value(node: NodeProto) -> Array:
         if attribute.name == "value"
     )
     return next(stored, np.zeros(1, np.float32))
+
+
+def _constants(node: NodeProto) -> Iterator[TensorProto]:
+    """Yield the constants in the bodies of an If, Loop or Scan."""
+    for body in subgraphs(node):
+        yield from body.initializer
+        for inner in all_nodes(body):
+            for attribute in inner.attribute:
+                if inner.op_type in ("Constant", "ConstantOfShape"):
+                    if attribute.name == "value":
+                        yield attribute.t
+                    elif attribute.name == "value_float":
+                        yield numpy_helper.from_array(np.float32(attribute.f))
 
 
 def _largest(values: Array) -> float:

@@ -115,6 +115,12 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
     found = convert_precision(model, precision)
     warnings += [f"{problem}; its nodes stay in float32" for problem in found.problems.values()]
+    if found.clamped:
+        more = f" and {len(found.clamped) - 1} more" if len(found.clamped) > 1 else ""
+        warnings.append(
+            f"constants of masks are limited to the range of {DTYPES[precision]}:"
+            f" {found.clamped[0]}{more}"
+        )
     if found.flushed > _FLUSHED_WARNING * found.values:
         warnings.append(f"{found.flushed} of {found.values} non-zero weights became zero")
     figures = {

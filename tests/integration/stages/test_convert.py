@@ -455,6 +455,81 @@ def test_infinities_that_belong_to_the_network_are_no_overflow(tmp_path: Path) -
     assert wrong.figures["overflow"] is None
 
 
+LOWEST = np.float32(np.finfo(np.float32).min)
+
+
+def attention(kind: str, lowest: float) -> onnx.ModelProto:
+    """Return an attention with the integer input ``keep``: 0 masks a token.
+
+    ``kind`` is how the mask is applied: filled, added, or from the body of an If.
+    """
+    stored = {
+        "w": weights(4, 4), "v": weights(4, 4, seed=1), "zero": np.array(0, np.int64),
+        "lowest": np.float32(lowest), "one": np.float32(1), "nothing": np.float32(0),
+        "true": np.array(True),
+    }  # fmt: skip
+    filled = [
+        node("Greater", ["keep", "zero"], ["is_kept"]),
+        node("Where", ["is_kept", "scores", "lowest"], ["masked"]),
+    ]
+    selected = [
+        node("Greater", ["keep", "zero"], ["is_kept"]),
+        node("Where", ["is_kept", "nothing", "lowest"], ["bias"]),
+        node("Add", ["scores", "bias"], ["masked"]),
+    ]
+    scaled = [
+        node("Cast", ["keep"], ["kept"], to=FLOAT),
+        node("Sub", ["one", "kept"], ["dropped"]),
+        node("Mul", ["dropped", "lowest"], ["bias"]),
+        node("Add", ["scores", "bias"], ["masked"]),
+    ]
+    constant = numpy_helper.from_array(np.full((3, 3), lowest, np.float32))
+    body = helper.make_graph(
+        [node("Constant", [], ["bias_of_body"], value=constant)],
+        "body", [], [helper.make_tensor_value_info("bias_of_body", FLOAT, [3, 3])],
+    )  # fmt: skip
+    branch = [
+        node("If", ["true"], ["bias"], then_branch=body, else_branch=body),
+        node("Greater", ["keep", "zero"], ["is_kept"]),
+        node("Where", ["is_kept", "scores", "bias"], ["masked"]),
+    ]
+    ways = {"filled": filled, "selected": selected, "scaled": scaled, "branch": branch}
+    nodes = [
+        node("MatMul", ["x", "w"], ["q"]),
+        node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        node("MatMul", ["q", "t"], ["scores"]),
+        *ways[kind],
+        node("Softmax", ["masked"], ["p"], axis=1),
+        node("MatMul", ["x", "v"], ["values"]),
+        node("MatMul", ["p", "values"], ["y"]),
+    ]
+    kinds = {"x": (FLOAT, [3, 4]), "keep": (INT64, [3, 3])}, {"y": (FLOAT, [3, 4])}
+    return make_model(nodes, *kinds, stored)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["filled", "selected", "scaled", "branch"])
+@pytest.mark.parametrize("lowest", [LOWEST, -1e9])
+def test_fully_masked_rows_stay_finite(
+    tmp_path: Path, kind: str, precision: str, lowest: float
+) -> None:
+    keep = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0]], np.int64)
+    cases = {"opt": {"x": weights(3, 4, seed=2), "keep": keep}}
+    result, path = convert_file(tmp_path, attention(kind, lowest), precision, cases)
+    assert result.status == "passed", result.reason
+    checker.check_model(onnx.load(path), full_check=True)
+    clamped = any("limited to the range" in warning for warning in result.figures["warnings"])
+    assert clamped == (precision == "fp16" or lowest == LOWEST)
+
+
+def test_masks_are_limited_below_opset_11_too() -> None:
+    model = attention("selected", LOWEST)
+    model.opset_import[0].version = 10
+    low, _ = converted_in_memory(model, "fp16")
+    inputs = {"x": weights(3, 4), "keep": np.zeros((3, 3), np.int64)}
+    assert_close(model, low, inputs, rtol=1e-2)
+
+
 def test_a_wrong_conversion_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def convert_wrongly(model: onnx.ModelProto, precision: str) -> Conversion:
         found = convert_precision(model, precision)
