@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
+from buildsys.models.old_torch_names import provide_old_names
 from buildsys.models.random_weights import SkipInitialization, batch_norms, draw_parameters
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.system.files import sha256_of
@@ -43,6 +44,7 @@ def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
 
     Raises: StageError: it is unknown or fails, or its weights are not available.
     """
+    provide_old_names()
     torch.manual_seed(source["seed"])
     make = _from_torchvision if "torchvision" in source else _from_python
     made = make(source, project)

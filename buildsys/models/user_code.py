@@ -8,12 +8,13 @@ between two builds easily has, and the build would then use the old code.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     ExtensionFileLoader,
@@ -29,6 +30,11 @@ from buildsys.errors import BuildsysError, StageError
 from buildsys.system.suggestions import nearest
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_PIP_NAMES = {  # packages whose modules have other names
+    "cv2": "opencv-python-headless", "PIL": "pillow", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+_PIP_COMMAND = re.compile(r"pip install [\w.\[\],=<>~-]+\w\]?")
 _OWN_CODE = Path(__file__).parents[1]
 
 
@@ -160,7 +166,23 @@ def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
     except BuildsysError:
         raise
     except Exception as error:
-        raise StageError(f"{what}: {describe_exception(error, project)}") from error
+        problem = f"{what}: {describe_exception(error, project)}"
+        raise StageError(problem, install_hint(error)) from error
+
+
+def install_hint(error: BaseException) -> str:
+    """Return the pip command for a missing package, or ""."""
+    if not isinstance(error, ImportError):
+        return ""
+    if found := _PIP_COMMAND.search(str(error)):  # as transformers says
+        return found[0]
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    top = error.name.partition(".")[0]
+    with suppress(ValueError):  # a module without a spec
+        if importlib.util.find_spec(top) is None:
+            return f"pip install {_PIP_NAMES.get(top, top)}"
+    return ""
 
 
 def describe_exception(error: BaseException, project: Path) -> str:

@@ -59,6 +59,7 @@ _OTHER_GPU = re.compile(
     r"|compiled for.*?SM.*?not supported|different (?:GPU|device)",
     re.I | re.S,
 )
+_CRASH = re.compile(r"\bMyelinCheckException\b|\bCHECK\((?:0|false)\)|Assertion .*failed in Myelin")
 _DAMAGED = re.compile(
     r"magicTag|magic tag|Serialization assertion|deserializ|corrupt|header|not found in plan", re.I
 )
@@ -139,6 +140,12 @@ def build_failure(messages: Messages, options: Options, title: str) -> StageErro
             f"{memory}: {reason}",
             "stop other programs on the GPU, limit the engine's workspace, or build smaller"
             " profiles",
+        )
+    if _CRASH.search(reason):
+        return StageError(
+            f"{title} failed in its own compiler Myelin, on a graph that it accepts: {reason}",
+            f"a fault of {title}, not of the graph: use another version (toolchain), another"
+            " precision, or surgery on the nodes named above",
         )
     return StageError(reason)
 

@@ -83,11 +83,13 @@ def _export(view: ManifestView) -> Problems:
             text = f"ignored by exporter {exporter}"
             yield view.problem(("export", option), text, hint, of_key=True)
     yield from opset_problems(view, ("export", "opset"), exporter)
-    as_inputs = view.get("export", "keep_initializers_as_inputs")
-    if exporter == "dynamo" and view.get("export", "export_params") is False and not as_inputs:
-        text = "the dynamo exporter writes an invalid file without parameters"
-        hint = "set keep_initializers_as_inputs: true as well"
-        yield view.problem(("export", "export_params"), text, hint)
+    if view.get("export", "export_params") is False:
+        text = "a file without its weights cannot be validated or built"
+        yield view.problem(("export", "export_params"), text, "remove it", of_key=True)
+    if view.get("export", "training") == "train" and exporter == "torchscript":
+        text = "a graph in training mode cannot give the reference's outputs"
+        hint = "remove it (the network is exported in evaluation mode)"
+        yield view.problem(("export", "training"), text, hint)
 
 
 def _simplify(view: ManifestView) -> Problems:

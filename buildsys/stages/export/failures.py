@@ -23,12 +23,14 @@ from buildsys.backends.operator_support.torch_registries import (
     torchscript_from,
 )
 from buildsys.errors import StageError
-from buildsys.models.user_code import describe_exception
+from buildsys.models.user_code import describe_exception, install_hint
 from buildsys.stages.export.origins import source_line
 from buildsys.stages.remedies.remedies import (
     TorchOperator,
     format_remedies,
+    function_remedies,
     opset_remedies,
+    raised_opset_remedies,
     shipped_files,
     translation_remedies,
 )
@@ -38,6 +40,12 @@ _UNSUPPORTED = re.compile(
     r"|unrecognized namespace (?P<foreign>\w+::\w+)"
     r"|No ONNX function found for <OpOverload\(op='(?P<captured>[^']+)'"
 )
+_TRY_OPSET = re.compile(r"[Pp]lease try opset version (\d+)")  # torch's own remedy
+_PYTHON_FUNCTION = re.compile(r"Couldn't export Python operator (\w+)|prim::PythonOp")
+_DECIDES_BY_VALUE = re.compile(
+    r"[Dd]ata-dependent|[Dd]ynamic control flow|GuardOnDataDependentSymNode"
+)
+_CONFLICT = re.compile(r"^\s*(-\s+\S|\w+ = \S)")  # a violated guard, or a suggested dimension
 _NOT_IN_OPSET = re.compile(
     r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)"
 )
@@ -66,14 +74,27 @@ class UntranslatedOperator:
 
 
 def export_failure(
-    error: Exception, exporter: str, opset: int, project: Path, declared: Collection[str] = ()
+    error: Exception,
+    exporter: str,
+    opset: int,
+    project: Path,
+    declared: Collection[str] = (),
+    *,
+    inlines: bool = True,
 ) -> StageError:
     """Return an exception of torch.onnx.export as a readable error.
 
-    ``declared`` are the manifest's sections for custom operators.
+    ``declared`` are the manifest's sections for custom operators; ``inlines`` is false with
+    ``autograd_inlining: false``.
     """
     cause: BaseException = error
     while True:  # from the outermost exception inwards
+        if found := _PYTHON_FUNCTION.search(str(cause)):
+            remedies = function_remedies(found[1] or "Function", opset, inlines=inlines)
+            return StageError(
+                f"the {exporter} exporter cannot translate the autograd function {found[1] or ''}",
+                format_remedies([("", remedies)]),
+            )
         if found := _UNSUPPORTED.search(str(cause)):
             operators = untranslated_operators(error, project)
             if not operators:
@@ -85,7 +106,7 @@ def export_failure(
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}",
-                f"pip install {cause.name}",
+                install_hint(cause),
             )
         if cause.__cause__ is None:
             break
@@ -93,11 +114,30 @@ def export_failure(
     what = describe_exception(cause, project)
     problem = f"the {exporter} exporter failed at opset {opset}: {what}"
     line = failing_line(error, project)
+    problem += f", on a node of {line}" if line and line not in problem else ""
+    texts = [str(each) for each in _causes(error)]
+    conflicts = [
+        line.strip() for text in texts[-1:] for line in text.splitlines() if _CONFLICT.match(line)
+    ]
+    if wanted := next((int(found[1]) for text in texts if (found := _TRY_OPSET.search(text))), 0):
+        remedies = raised_opset_remedies(exporter, wanted)
+        return StageError(problem, format_remedies([("", remedies)]))
     other = "dynamo" if exporter == "torchscript" else "torchscript"
-    return StageError(
-        problem + (f", on a node of {line}" if line and line not in problem else ""),
-        f"the log has the complete message; the {other} exporter may support the network",
-    )
+    hint = f"the log has the complete message; the {other} exporter may support the network"
+    if any(map(_DECIDES_BY_VALUE.search, texts)):
+        hint = (
+            "forward decides by the values of a tensor: use torch.where or torch.cond; tracing with"
+            " torchscript would keep only the branch of the example"
+        )
+    return StageError(problem, "\n".join((*dict.fromkeys(conflicts), hint)))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an exception and its causes, the outermost first."""
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    return causes
 
 
 def checker_failure(error: Exception, exporter: str) -> StageError:

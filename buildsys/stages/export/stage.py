@@ -100,14 +100,19 @@ def _export_network(
     if job.threads:
         torch.set_num_threads(job.threads)
     job.progress("building the network")
-    network = make_network(options, job.project)
-    request = _export_request(network, options, job.outputs["model"])
     registrations: list[Registration] = []
     if "symbolics" in options:
-        from buildsys.stages.export.symbolics import register_symbolics
+        from buildsys.stages.export.symbolics import collected_registrations, register_symbolics
 
-        registrations = register_symbolics(options, job.project)
-    elif "translations" in options:
+        of_network: list[Registration] = []
+        file = options["source"].get("python", "").rpartition(":")[0]
+        with collected_registrations(of_network, file, pass_on=True):
+            network = make_network(options, job.project)
+        registrations = register_symbolics(options, job.project, of_network)
+    else:
+        network = make_network(options, job.project)
+    request = _export_request(network, options, job.outputs["model"])
+    if "translations" in options:
         from buildsys.stages.export.translations import make_translations
 
         table, registrations = make_translations(options, job.project)
@@ -203,7 +208,10 @@ def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str
 
         traceback.print_exception(error)  # to the log: the message has its last line only
         declared = [section for section in _OPERATOR_SECTIONS if job.options.get(section)]
-        raise export_failure(error, exporter, opset, job.project, declared) from error
+        inlines = request.options["autograd_inlining"] is not False
+        raise export_failure(
+            error, exporter, opset, job.project, declared, inlines=inlines
+        ) from error
 
 
 def _check_signature(

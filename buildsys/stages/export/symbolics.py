@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.onnx._internal.torchscript_exporter import registration as torch_regi
 from buildsys.backends.operator_support.torch_registries import load_symbolics
 from buildsys.errors import StageError
 from buildsys.manifest.checks.operators import reaches
+from buildsys.models.old_torch_names import provide_old_names
 from buildsys.stages.export.registrations import (
     PluginFiles,
     Registration,
@@ -26,21 +25,24 @@ from buildsys.stages.export.registrations import (
 )
 
 _UNPACKED = ("prim", "quantized")  # namespaces with other inputs in symbolics than in schemas
-_MOVED = ("registration", "jit_utils")  # modules in torch.onnx._internal until torch 2.9
-_OLD, _NEW = "torch.onnx._internal", "torch.onnx._internal.torchscript_exporter"
+_NEW = "torch.onnx._internal.torchscript_exporter"
 
 
-def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Registration]:
+def register_symbolics(
+    options: Mapping[str, Any], project: Path, of_network: Sequence[Registration] = ()
+) -> list[Registration]:
     """Register the symbolics of an export.
 
-    The network must be built already, as its file may define operators.
+    The network must be built already, as its file may define operators. ``of_network`` are those
+    that it registered itself.
     Raises: StageError: a file fails, an operator or arity is wrong, or the opset is too low.
     """
+    provide_old_names()
     load_symbolics()  # the checks below use torch's own
     opset = options["export"]["opset"]
     files = PluginFiles(project, options["source"])
     registrations: list[Registration] = []
-    for registration in list(_load(options["symbolics"], files, opset)):
+    for registration in list(_load(options["symbolics"], files, opset, of_network)):
         _check(registration, registrations, opset)
         registration.why_unused = _shadowed(registration, opset)
         registrations.append(registration)
@@ -56,14 +58,19 @@ def register_symbolics(options: Mapping[str, Any], project: Path) -> list[Regist
 
 
 def _load(
-    entries: Sequence[Mapping[str, Any]], files: PluginFiles, opset: int
+    entries: Sequence[Mapping[str, Any]],
+    files: PluginFiles,
+    opset: int,
+    of_network: Sequence[Registration],
 ) -> Iterator[Registration]:
     """Yield the entries' functions and their files' own registrations."""
     for entry in entries:
         file = entry["module"] or entry["function"].rpartition(":")[0]
         own: list[Registration] = []
-        with _intercept_registrations(own, file), _old_module_names():
+        with collected_registrations(own, file):
             files.module(file)
+        if entry["module"]:  # executed when the network was built
+            own += [registration for registration in of_network if registration.origin == file]
         yield from own
         if entry["function"]:
             function = files.function(entry["function"])
@@ -77,11 +84,16 @@ def _load(
 
 
 @contextmanager
-def _intercept_registrations(found: list[Registration], origin: str) -> Iterator[None]:
-    """Collect registrations instead of passing them to torch."""
+def collected_registrations(
+    found: list[Registration], origin: str, *, pass_on: bool = False
+) -> Iterator[None]:
+    """Collect registrations, with ``pass_on`` in addition to torch's registry."""
+    original = torch_registration.registry.register
 
-    def record(name: str, opset: int, func: Callable[..., Any], **_: Any) -> None:
-        if "::" not in name or name.startswith("onnx::"):
+    def record(name: str, opset: int, func: Callable[..., Any], **options: Any) -> None:
+        if pass_on:
+            original(name, opset, func, **options)
+        elif "::" not in name or name.startswith("onnx::"):
             raise StageError(
                 f"{origin} registers {name}, which is not an operator of PyTorch",
                 "use a name such as aten::asinh",
@@ -94,24 +106,6 @@ def _intercept_registrations(found: list[Registration], origin: str) -> Iterator
         yield
     finally:
         del methods["register"]
-
-
-@contextmanager
-def _old_module_names() -> Iterator[None]:
-    """Allow the tutorials' imports of torch's registration modules."""
-    parent = import_module(_OLD)
-    missing = [
-        name for name in _MOVED if f"{_OLD}.{name}" not in sys.modules and not hasattr(parent, name)
-    ]
-    for name in missing:
-        sys.modules[f"{_OLD}.{name}"] = import_module(f"{_NEW}.{name}")
-        setattr(parent, name, sys.modules[f"{_OLD}.{name}"])
-    try:
-        yield
-    finally:
-        for name in missing:
-            del sys.modules[f"{_OLD}.{name}"]
-            delattr(parent, name)
 
 
 def _check(registration: Registration, others: Sequence[Registration], opset: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
+OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and converts only some graphs down
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _ASINH = (
     'symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',
@@ -146,6 +147,32 @@ def opset_remedies(
     needs_dynamo = exporter == "torchscript" and first > NEWEST_TORCHSCRIPT_OPSET
     yaml = f"export: {{{'exporter: dynamo, ' * needs_dynamo}opset: {first}}}"
     return [Remedy("opset", f"export to opset {first}, the first with {operator}", (yaml,))]
+
+
+def raised_opset_remedies(exporter: str, wanted: int) -> list[Remedy]:
+    """Return the remedy for a torch message that asks for opset ``wanted``."""
+    needs_dynamo = exporter == "torchscript" and wanted > NEWEST_TORCHSCRIPT_OPSET
+    yaml = f"export: {{{'exporter: dynamo, ' * needs_dynamo}opset: {wanted}}}"
+    return [Remedy("opset", f"export to opset {wanted}, as torch asks", (yaml,))]
+
+
+def function_remedies(name: str, opset: int, *, inlines: bool) -> list[Remedy]:
+    """Return remedies for an autograd function without a symbolic.
+
+    ``inlines``: the exporter already tries the operators of its forward.
+    """
+    text = f"give {name} a static method that writes ONNX nodes"
+    node = f'return g.op("custom_domain::{name}", x).setType(x.type())'
+    lines = ("@staticmethod", "def symbolic(g, x):", f"    {node}")
+    yaml = f"export: {{exporter: dynamo, opset: {max(opset, OLDEST_DYNAMO_OPSET)}}}"
+    remedies = [
+        Remedy("symbolic", text, lines),
+        Remedy("exporter", "dynamo exports the operators of its forward", (yaml,)),
+    ]
+    if not inlines:
+        text = "let torchscript export the operators of its forward"
+        remedies.insert(0, Remedy("inlining", text, ("export: {autograd_inlining: true}",)))
+    return remedies
 
 
 def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:

@@ -76,6 +76,39 @@ def test_the_shipped_linear_layer_gives_the_sums_of_its_weights(tmp_path: Path) 
     ]
 
 
+def test_a_network_file_may_import_old_names_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "import torch.onnx._internal.jit_utils\n"
+        "from torch.onnx._internal import registration\n"
+        "assert registration.registry.register\n"
+        "def make(): return torch.nn.Linear(4, 3)\n"
+    )
+    run(tmp_path, "", tmp_path, source={"python": "net.py:make"})
+    assert torch.onnx._internal.torchscript_exporter.registration.__spec__.name.endswith(
+        "torchscript_exporter.registration"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("import nowhere_to_be_found", "pip install nowhere_to_be_found"),
+        ("import nowhere.part", "pip install nowhere"),
+        ("raise ModuleNotFoundError('', name='cv2')", "pip install opencv-python-headless"),
+        ("raise ImportError('needs sentencepiece: `pip install sentencepiece`')",
+         "pip install sentencepiece"),
+        ("import torch.nowhere", ""),
+        ("from torch import nowhere", ""),
+    ],
+)  # fmt: skip
+def test_a_missing_package_names_the_pip_command(tmp_path: Path, line: str, hint: str) -> None:
+    (tmp_path / "net.py").write_text(f"import torch\n{line}\n")
+    with pytest.raises(StageError, match="importing net.py failed") as error:
+        run(tmp_path, "", tmp_path, source={"python": "net.py:make"})
+    assert error.value.hint == hint
+
+
 def test_files_are_the_same_each_time(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         run(tmp_path / folder, "Affine")

@@ -152,7 +152,6 @@ def test_a_module_registers_by_the_decorator(project: Project, imports: str) -> 
     project.write("p.py", DECORATED.format(imports=imports, opset=9))
     assert project.export({"module": "p.py"}).figures["warnings"] == []
     assert project.operators() == ["Asinh"]
-    assert not hasattr(torch.onnx._internal, "registration")
 
 
 def test_a_module_registers_by_the_function_of_torch(project: Project) -> None:
@@ -320,6 +319,23 @@ def test_more_outputs_than_the_operator_has(project: Project) -> None:
 def test_a_module_that_registers_wrongly(project: Project, plugin: str, expected: str) -> None:
     project.write("p.py", plugin)
     assert expected in project.failure({"module": "p.py"})
+
+
+@pytest.mark.parametrize(
+    "imports", [NEW_PATH, "from torch.onnx._internal import jit_utils, registration\n"]
+)
+def test_one_file_with_the_network_and_its_symbolic(project: Project, imports: str) -> None:
+    project.write("nets.py", DECORATED.format(imports=imports, opset=9) + NET)
+    figures = project.export({"module": "nets.py"}).figures
+    assert (project.operators(), figures["warnings"]) == (["Asinh"], [])
+    project.export()  # torch's registry has it without an entry in the manifest as well
+    assert project.operators() == ["Asinh"]
+
+
+def test_the_symbolics_of_a_network_file_are_checked(project: Project) -> None:
+    wrong = DECORATED.format(imports=NEW_PATH, opset=9).replace("(g, x)", "(g)")
+    project.write("nets.py", wrong + NET)
+    assert "takes the graph and 0 inputs" in project.failure({"module": "nets.py"})
 
 
 def test_two_files_that_register_the_same(project: Project) -> None:

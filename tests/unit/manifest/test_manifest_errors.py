@@ -53,10 +53,15 @@ FIELDS = [
     ),
     (
         "export: {exporter: dynamo, export_params: false}",
-        "6:43: export.export_params: the dynamo exporter writes an invalid file without "
-        "parameters; "
-        "set keep_initializers_as_inputs: true as well",
+        "6:28: export.export_params: a file without its weights cannot be validated or built; "
+        "remove it",
     ),
+    (
+        "export: {training: train}",
+        "6:20: export.training: a graph in training mode cannot give the reference's outputs; "
+        "remove it (the network is exported in evaluation mode)",
+    ),
+    ("export: {training: preserve, export_params: true}", None),
     (
         "engines: [ort-cup]",
         '6:11: engines.0: unknown engine preset "ort-cup"; did you mean ort-cpu?',
