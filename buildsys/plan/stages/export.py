@@ -14,7 +14,8 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
     """Plan the export of a network or copy of an ONNX file."""
     spec, name = model.spec, model.name
     functions = model.operators.graph_functions
-    exporter: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
     registered: list[str] = []
     if model.is_onnx:  # the file is copied: its seed, example and exporter decide nothing
         options = {
@@ -23,13 +24,15 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
             "outputs": spec["outputs"],
             "export": {"external_data": spec["export"]["external_data"]},
         }
+        libraries = ("onnxruntime",)  # decides the versions of the file
+        code = ("buildsys.backends.onnxruntime.file_versions",)
     else:
         sections = {section: spec[section] for section in _REGISTRATIONS if spec[section]}
         options = {**model.network_options, "export": spec["export"], **sections}
         for entry in (entry for entries in sections.values() for entry in entries):
             registered.append(entry.get("module") or entry["function"].rpartition(":")[0])
         if spec["export"]["exporter"] == "dynamo":
-            exporter = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
+            libraries = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
     yield Action(
         **model.fields("export"),
         options=options,
@@ -42,8 +45,8 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         sources=(*model.network_sources, *dict.fromkeys(registered)),
         weights=model.weights,
         after=(model.operators.target,) if functions else (),
-        code=("buildsys.stages.export.stage",),
-        tools=("onnx", *model.network_tools, *exporter),
+        code=("buildsys.stages.export.stage", *code),
+        tools=("onnx", *model.network_tools, *libraries),
         environment=() if model.is_onnx else ("torch",),
         doc=f"export {name} to ONNX",
     )

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ from buildsys.workers.job import Job, StageResult
 
 Declared = Mapping[str, Mapping[str, Any]]  # name -> {shape, dtype} of the manifest
 Port = Mapping[str, Any]  # name, dtype and shape in the file
+# imported by name, so its code is only in the keys of ONNX sources
+_FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
 _OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
 # larger weights go to a separate file; by external_data: unset, false, true
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
@@ -57,6 +60,8 @@ def run(job: Job) -> StageResult:
         model = load_model(job.project / shown)
         if not model.graph.output:
             raise StageError(f"{shown} is not an ONNX model: it has no graph with outputs")
+        model, changes = import_module(_FILE_VERSIONS).fit_versions(model, shown)
+        warnings += changes
         _check_signature(model, job.options["inputs"], job.options["outputs"])
         figures = ExportResult(exporter="none", weights=f"from {shown}")
     else:
@@ -133,11 +138,7 @@ def _export_network(
             raise StageError(problem)
         remedies = format_remedies([("", higher_opset_remedies(written, opset))])
         raise StageError(f"{problem}: it cannot convert this network down", remedies)
-    inputs = options["inputs"]
-    if options["export"]["export_params"] is False:  # weights are inputs, after the network's own
-        extra = list(model.graph.input)[len(inputs) :]
-        inputs = {**inputs, **{value.name: {"shape": None, "dtype": None} for value in extra}}
-    _check_signature(model, inputs, options["outputs"], request.output_names)
+    _check_signature(model, options["inputs"], options["outputs"], request.output_names)
     classes = Counter(type(module).__name__ for module in network.module.modules())
     figures = ExportResult(
         exporter=exporter,

@@ -89,18 +89,26 @@ def _torch_model(job: Job) -> tuple[Model, str]:
 
 def _onnx_model(job: Job) -> tuple[Model, str]:
     """Return the ONNX source in a session, and its weights' origin."""
+    from buildsys.backends.onnxruntime.file_versions import (
+        fit_versions,
+        newest_ir_version,
+        newest_opset,
+    )
     from buildsys.backends.onnxruntime.session import OrtGraph
+    from buildsys.onnx_graphs.onnx_file import load_model, save_model
+    from buildsys.stages.operators.function_placement import add_functions
 
     name = job.options["source"]["onnx"]
     if not (job.project / name).is_file():
         raise StageError(f"{name} does not exist in the project")
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
         implementation, file = implementation_of(job), job.project / name
-        if "operators" in job.options or "graph_functions" in job.inputs:
-            from buildsys.onnx_graphs.onnx_file import load_model, save_model
-            from buildsys.stages.operators.function_placement import add_functions
-
-            model = load_model(file)
+        header = load_model(file, external_data=False)
+        is_new = header.ir_version > newest_ir_version() or any(
+            entry.version > newest_opset() for entry in header.opset_import if not entry.domain
+        )
+        if is_new or "operators" in job.options or "graph_functions" in job.inputs:
+            model, _ = fit_versions(load_model(file), name)
             if "graph_functions" in job.inputs:
                 add_functions(model, load_model(job.inputs["graph_functions"]))
             implementation.apply(model)

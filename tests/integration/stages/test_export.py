@@ -13,10 +13,14 @@ from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model
 from stage_jobs import ROOT, manifest, stage_job
 
+from buildsys.backends.onnxruntime import file_versions
+from buildsys.backends.onnxruntime.file_versions import newest_ir_version, newest_opset
+from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
 from buildsys.stages.export import stage as export
 from buildsys.stages.export import torchscript
+from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
 
 SMALL_MODELS = (
@@ -165,18 +169,6 @@ def test_weights_as_inputs(tmp_path: Path, options: dict[str, Any]) -> None:
     graph = model_of(tmp_path).graph
     assert [value.name for value in graph.input] == ["x", "linear.weight", "linear.bias"]
     assert len(graph.initializer) == 2
-
-
-def test_without_weights(tmp_path: Path) -> None:
-    figures = run(tmp_path, "Affine", export={"export_params": False}).figures
-    assert [port["name"] for port in figures["inputs"]] == ["x", "linear.weight", "linear.bias"]
-    assert not model_of(tmp_path).graph.initializer
-
-
-def test_training_mode_and_its_warnings(tmp_path: Path) -> None:
-    figures = run(tmp_path, "Dropped", export={"training": "train"}).figures
-    assert figures["operators"]["Dropout"] == 1
-    assert any("training" in warning for warning in figures["warnings"])
 
 
 def test_modules_as_functions_keep_the_output_names(tmp_path: Path) -> None:
@@ -341,6 +333,42 @@ def test_an_operator_that_a_later_opset_adds(tmp_path: Path) -> None:
     )
 
 
+def test_the_opset_that_torch_asks_for_is_a_remedy(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["batch", 3, 4, 4]}}
+    message = failure(tmp_path, "Enlarged", inputs=inputs, export={"opset": 10})
+    assert "lease try opset version 11" in message
+    assert message.endswith("1. opset: export to opset 11, as torch asks\n     export: {opset: 11}")
+    assert run(tmp_path, "Enlarged", inputs=inputs, export={"opset": 11}).figures["opset"] == 11
+
+
+def test_an_autograd_function_without_a_symbolic_gets_remedies(tmp_path: Path) -> None:
+    message = failure(tmp_path, "Doubled", export={"autograd_inlining": False})
+    assert message.startswith(
+        "the torchscript exporter cannot translate the autograd function Double\n"
+        "1. inlining: let torchscript export the operators of its forward\n"
+        "     export: {autograd_inlining: true}\n"
+        "2. symbolic: give Double a static method that writes ONNX nodes\n"
+        "     @staticmethod\n"
+    )
+    assert run(tmp_path, "Doubled", export={"autograd_inlining": True}).status == "passed"
+    assert run(tmp_path, "Doubled", export=dynamo(18)).status == "passed"
+
+
+def test_a_branch_on_values_does_not_recommend_tracing(tmp_path: Path) -> None:
+    message = failure(tmp_path, "ValueBranch", export=dynamo())
+    assert "use torch.where or torch.cond" in message
+    assert "torchscript exporter may" not in message
+
+
+def test_all_violated_guards_of_dynamo_are_listed(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["rows", "columns"]}, "y": {"shape": ["rows2", "columns2"]}}
+    span = {"min": 2, "opt": 4, "max": 8}
+    dims = dict.fromkeys(("rows", "columns", "rows2", "columns2"), span)
+    message = failure(tmp_path, "Sum", inputs=inputs, dims=dims, export=dynamo())
+    for name in ("rows", "columns"):
+        assert f"{name}2" in message
+
+
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 4]}, "y": {"shape": ["batch", 4]}}
     assert "input y is not in the file: forward does not use it" in failure(
@@ -422,6 +450,49 @@ def test_a_ready_file_that_is_not_as_declared(
     with pytest.raises(StageError) as error:
         given(tmp_path, conv_bn(), inputs, outputs=outputs, dims=dims)
     assert message in str(error.value)
+
+
+def test_a_ready_file_gets_versions_that_onnx_runtime_reads(tmp_path: Path) -> None:
+    model = conv_bn(opset=onnx.defs.onnx_opset_version())
+    model.ir_version = onnx.IR_VERSION
+    figures = given(tmp_path, model).figures
+    assert (figures["ir_version"], figures["opset"]) == (newest_ir_version(), newest_opset())
+    OrtGraph(tmp_path / "build/m/export/model.onnx")
+    lowered = {
+        f"given.onnx: {what} {old} is lowered to {new}, the newest that the installed ONNX Runtime"
+        " reads"
+        for what, old, new in (
+            ("IR version", onnx.IR_VERSION, newest_ir_version()),
+            ("opset", onnx.defs.onnx_opset_version(), newest_opset()),
+        )
+        if old > new
+    }
+    assert set(figures["warnings"]) == lowered
+    golden = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)
+    assert reference.run(stage_job("reference", golden, tmp_path, tmp_path)).status == "passed"
+
+
+def test_a_file_of_older_versions_is_unchanged(tmp_path: Path) -> None:
+    figures = given(tmp_path, conv_bn(opset=15)).figures
+    assert (figures["ir_version"], figures["opset"], figures["warnings"]) == (10, 15, [])
+
+
+def test_an_opset_that_cannot_be_lowered_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_versions, "newest_opset", lambda: 17)
+    function = helper.make_function(
+        "mine", "f", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])],
+        [helper.make_opsetid("", 18)],
+    )  # fmt: skip
+    port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    node = helper.make_node("f", ["x"], ["y"], domain="mine")
+    model = make_model(
+        [node], {"x": port}, {"y": port}, opset=18, functions=[function],
+        opsets=[helper.make_opsetid("mine", 1)],
+    )  # fmt: skip
+    with pytest.raises(StageError, match="has opset 18, .* reads up to 17, and it cannot be conve"):
+        given(tmp_path, model)
 
 
 def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:

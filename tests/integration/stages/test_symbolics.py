@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from stage_jobs import ROOT, manifest, stage_job
 from torch.onnx._internal.torchscript_exporter import registration
 

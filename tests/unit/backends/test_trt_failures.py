@@ -94,6 +94,19 @@ def test_the_need_of_the_smallest_tactic_is_reported() -> None:
     assert failure.problem.endswith("which needs 256 MiB or more")
 
 
+def test_a_crash_of_the_compiler_is_named_as_a_fault_of_the_library() -> None:
+    error = (
+        "9: Skipping tactic 0x0 due to exception [myelin] MyelinCheckException: utilities.h:316:"
+        " CHECK(0) failed. In compileGraph at /_src/optimizer/myelin/codeGenerator.cpp:1421"
+    )
+    failure = build_failure(logged(error), {"workspace": None}, "TensorRT-RTX")
+    assert failure.problem.startswith(
+        "TensorRT-RTX failed in its own compiler Myelin, on a graph that it accepts: "
+    )
+    assert "MyelinCheckException" in failure.problem
+    assert "not of the graph" in failure.hint
+
+
 def test_a_full_gpu() -> None:
     errors = (
         "1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)",
