@@ -88,13 +88,13 @@ class Implementation:
             shutil.copyfile(data, copy.with_name(f"{copy.name}.data"))
         return copy
 
-    def is_complete_for(self, path: Path) -> bool:
-        """Check for an implementation of all declared operators in a graph."""
+    def missing_operators(self, path: Path) -> list[str]:
+        """Return the declared operators of a graph without an implementation."""
         if not self.missing:
-            return True
+            return []
         from buildsys.onnx_graphs.onnx_file import load_model
 
-        return not self._missing_in(load_model(path, external_data=False))
+        return sorted(self._missing_in(load_model(path, external_data=False)))
 
     def _missing_in(self, model: ModelProto) -> frozenset[str]:
         from buildsys.stages.operators.function_placement import nodes_of, operator_of

@@ -491,7 +491,9 @@ def test_an_opset_that_cannot_be_lowered_is_an_error(
         [node], {"x": port}, {"y": port}, opset=18, functions=[function],
         opsets=[helper.make_opsetid("mine", 1)],
     )  # fmt: skip
-    with pytest.raises(StageError, match="has opset 18, .* reads up to 17, and it cannot be conve"):
+    with pytest.raises(
+        StageError, match=r"has opset 18, .* reads up to 17, and it cannot be conve"
+    ):
         given(tmp_path, model)
 
 

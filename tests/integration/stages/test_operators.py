@@ -407,14 +407,27 @@ def test_an_operator_without_an_implementation_for_one_backend(project: Operator
     assert made.figures["warnings"] == [
         "the graphs were not compared: ONNX Runtime has no implementation of an operator"
     ]
-    for target in ("validate:m", "engine:m:ort"):
-        said = refused(project, op, targets=(target,))
-        assert (
-            said
-            == f"nothing implements {OP} for ONNX Runtime; add function or library to its entry"
-            f" in ops"
-        )
+    said = refused(project, op, targets=("engine:m:ort",))
+    assert (
+        said
+        == f"nothing implements {OP} for ONNX Runtime; add function or library to its entry in ops"
+    )
+    validated = project.run("validate:m", [op])
+    assert validated.status == "unavailable"
+    assert validated.reason == (
+        f"nothing implements {OP} for ONNX Runtime: only the engines are compared with PyTorch"
+    )
     assert project.run("engine:m:rtx", [op]).status == "passed"
+
+
+def test_a_conversion_that_cannot_run_is_not_checked_and_says_so(project: OperatorProject) -> None:
+    op = {"op": OP, "plugin": {"python": "plugins/ops/swish_plugin.py"}}
+    engine = {"backend": "tensorrt_rtx", "name": "half", "precision": "fp16"}
+    stages = ("export:m", "simplify:m", "convert:m:fp16")
+    made = project.run_all(stages, [op], engines=[engine])
+    assert made.figures["warnings"][-1] == (
+        f"nothing implements {OP} for ONNX Runtime: the numbers of the graph are not checked"
+    )
 
 
 def test_tensorrt_without_an_implementation_names_the_remedy(project: OperatorProject) -> None:

@@ -104,7 +104,7 @@ def test_a_network_file_may_import_old_names_of_torch(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_missing_package_names_the_pip_command(tmp_path: Path, line: str, hint: str) -> None:
     (tmp_path / "net.py").write_text(f"import torch\n{line}\n")
-    with pytest.raises(StageError, match="importing net.py failed") as error:
+    with pytest.raises(StageError, match=r"importing net\.py failed") as error:
         run(tmp_path, "", tmp_path, source={"python": "net.py:make"})
     assert error.value.hint == hint
 
