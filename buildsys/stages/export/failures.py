@@ -45,6 +45,7 @@ _PYTHON_FUNCTION = re.compile(r"Couldn't export Python operator (\w+)|prim::Pyth
 _DECIDES_BY_VALUE = re.compile(
     r"[Dd]ata-dependent|[Dd]ynamic control flow|GuardOnDataDependentSymNode"
 )
+_GUARDS = ("Constraints violated", "Suggested fixes", "your code specialized")
 _CONFLICT = re.compile(r"^\s*(-\s+\S|\w+ = \S)")  # a violated guard, or a suggested dimension
 _NOT_IN_OPSET = re.compile(
     r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)"
@@ -116,9 +117,8 @@ def export_failure(
     line = failing_line(error, project)
     problem += f", on a node of {line}" if line and line not in problem else ""
     texts = [str(each) for each in _causes(error)]
-    conflicts = [
-        line.strip() for text in texts[-1:] for line in text.splitlines() if _CONFLICT.match(line)
-    ]
+    lines = texts[-1].splitlines() if any(sign in texts[-1] for sign in _GUARDS) else []
+    conflicts = [line.strip() for line in lines if _CONFLICT.match(line)]
     if wanted := next((int(found[1]) for text in texts if (found := _TRY_OPSET.search(text))), 0):
         remedies = raised_opset_remedies(exporter, wanted)
         return StageError(problem, format_remedies([("", remedies)]))

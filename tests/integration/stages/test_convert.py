@@ -523,7 +523,7 @@ def test_fully_masked_rows_stay_finite(
 
 
 def test_masks_are_limited_below_opset_11_too() -> None:
-    model = attention("selected", LOWEST)
+    model = attention("filled", LOWEST)
     model.opset_import[0].version = 10
     low, _ = converted_in_memory(model, "fp16")
     inputs = {"x": weights(3, 4), "keep": np.zeros((3, 3), np.int64)}

@@ -10,6 +10,7 @@ import torch
 from export_jobs import IMAGE, NETWORKS, dynamo, line_of
 from export_jobs import export_network as run
 from onnx import TensorProto, helper
+from sample_networks import FixedSizes
 from small_graphs import conv_bn, make_model
 from stage_jobs import ROOT, manifest, stage_job
 
@@ -20,6 +21,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
 from buildsys.stages.export import stage as export
 from buildsys.stages.export import torchscript
+from buildsys.stages.export.failures import export_failure
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
 
@@ -334,11 +336,10 @@ def test_an_operator_that_a_later_opset_adds(tmp_path: Path) -> None:
 
 
 def test_the_opset_that_torch_asks_for_is_a_remedy(tmp_path: Path) -> None:
-    inputs = {"x": {"shape": ["batch", 3, 4, 4]}}
-    message = failure(tmp_path, "Enlarged", inputs=inputs, export={"opset": 10})
+    message = failure(tmp_path, "Cumulated", export={"opset": 10})
     assert "lease try opset version 11" in message
     assert message.endswith("1. opset: export to opset 11, as torch asks\n     export: {opset: 11}")
-    assert run(tmp_path, "Enlarged", inputs=inputs, export={"opset": 11}).figures["opset"] == 11
+    assert run(tmp_path, "Cumulated", export={"opset": 11}).figures["opset"] == 11
 
 
 def test_an_autograd_function_without_a_symbolic_gets_remedies(tmp_path: Path) -> None:
@@ -360,13 +361,14 @@ def test_a_branch_on_values_does_not_recommend_tracing(tmp_path: Path) -> None:
     assert "torchscript exporter may" not in message
 
 
-def test_all_violated_guards_of_dynamo_are_listed(tmp_path: Path) -> None:
-    inputs = {"x": {"shape": ["rows", "columns"]}, "y": {"shape": ["rows2", "columns2"]}}
-    span = {"min": 2, "opt": 4, "max": 8}
-    dims = dict.fromkeys(("rows", "columns", "rows2", "columns2"), span)
-    message = failure(tmp_path, "Sum", inputs=inputs, dims=dims, export=dynamo())
-    for name in ("rows", "columns"):
-        assert f"{name}2" in message
+def test_all_violated_guards_of_torch_are_listed() -> None:
+    sizes = {axis: torch.export.Dim(name, min=2, max=8) for axis, name in enumerate(("n", "m"))}
+    with pytest.raises(Exception, match="Constraints violated") as violation:
+        torch.export.export(FixedSizes(), (torch.zeros(3, 5),), dynamic_shapes={"x": sizes})
+    found = export_failure(violation.value, "dynamo", 18, ROOT)
+    conflicts = [line for line in found.hint.splitlines() if line.startswith("- ")]
+    assert len(conflicts) == 2, found.hint
+    assert {"n = 3", "m = 5"} <= set(found.hint.splitlines())
 
 
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:

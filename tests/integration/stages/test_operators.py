@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from operator_project import NEGATIVE, OP, SWISH, OperatorProject
@@ -423,6 +424,12 @@ def test_an_operator_without_an_implementation_for_one_backend(project: Operator
 def test_a_conversion_that_cannot_run_is_not_checked_and_says_so(project: OperatorProject) -> None:
     op = {"op": OP, "plugin": {"python": "plugins/ops/swish_plugin.py"}}
     engine = {"backend": "tensorrt_rtx", "name": "half", "precision": "fp16"}
+    model = onnx.load(project.root / "m.onnx")
+    product = onnx.helper.make_node("MatMul", ["x", "w"], ["h"])
+    model.graph.node.insert(0, product)
+    model.graph.node[1].input[0] = "h"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    onnx.save(model, project.root / "m.onnx")
     stages = ("export:m", "simplify:m", "convert:m:fp16")
     made = project.run_all(stages, [op], engines=[engine])
     assert made.figures["warnings"][-1] == (

@@ -327,7 +327,11 @@ def test_one_file_with_the_network_and_its_symbolic(project: Project, imports: s
     project.write("nets.py", DECORATED.format(imports=imports, opset=9) + NET)
     figures = project.export({"module": "nets.py"}).figures
     assert (project.operators(), figures["warnings"]) == (["Asinh"], [])
-    project.export()  # torch's registry has it without an entry in the manifest as well
+
+
+def test_a_network_that_registers_a_symbolic_needs_no_entry(project: Project) -> None:
+    project.write("nets.py", DECORATED.format(imports=NEW_PATH, opset=9) + NET)
+    assert project.export().figures["warnings"] == []
     assert project.operators() == ["Asinh"]
 
 

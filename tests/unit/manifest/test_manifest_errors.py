@@ -61,7 +61,6 @@ FIELDS = [
         "6:20: export.training: a graph in training mode cannot give the reference's outputs; "
         "remove it (the network is exported in evaluation mode)",
     ),
-    ("export: {training: preserve, export_params: true}", None),
     (
         "engines: [ort-cup]",
         '6:11: engines.0: unknown engine preset "ort-cup"; did you mean ort-cpu?',
