@@ -182,7 +182,8 @@ def test_an_onnx_source_uses_neither_torch_nor_a_seed_nor_an_exporter() -> None:
     def given(**changes: Any) -> dict[str, Action]:
         return plan(**{"source": {"onnx": "net.onnx"}, **changes})
 
-    assert not {"torch", "python", "onnxruntime"} & set(given()["export:net"].tools)
+    # ONNX Runtime decides the newest IR version and opset of the copy
+    assert not {"torch", "python"} & set(given()["export:net"].tools)
     for change in ({"source": {"onnx": "net.onnx", "seed": 1}}, {"export": {"opset": 18}}):
         assert given(**change)["export:net"] == given()["export:net"]
     assert given(bench={"baselines": []})["bench:net:ort"] == given()["bench:net:ort"]

@@ -1,0 +1,237 @@
+"""The share of models that plain torch.onnx.export and ONNX Runtime run and that also pass here.
+
+    python tests/bench/breadth.py --only 'timm/res*' --results /tmp/breadth
+    python tests/bench/breadth.py --results /tmp/breadth --page docs/breadth.md
+
+Each model gets a project with a generated manifest. First a plain script exports it, with
+torchscript or else dynamo, and runs the file in ONNX Runtime; then doit validates it and verifies
+an engine, with the same exporter. Results are kept as JSON, so a run can be continued, and several
+may share a folder. Needs the extra ``[breadth]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/bench"))
+
+import _breadth_models as breadth_models  # noqa: E402 (the path has to be set first)
+
+TIMEOUT_S = 900
+_OUTCOME = {True: "yes", False: "no", None: "-"}
+
+
+def main() -> None:
+    """Run the selected models, or write the page of all results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="*", help="pattern of SUITE/MODEL (default: all)")
+    parser.add_argument("--results", type=Path, default=ROOT / ".buildsys/breadth")
+    parser.add_argument("--again", action="store_true", help="run models with a result again")
+    parser.add_argument("--page", type=Path, help="write the results to this file")
+    parser.add_argument("--plain", metavar="SUITE/MODEL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.plain:
+        run_plain(*options.plain.split("/"))
+        return
+    names = [f"{suite}/{name}" for suite, names in breadth_models.SUITES.items() for name in names]
+    for name in names:
+        if fnmatch(name, options.only):
+            run_model(name, options.results.resolve(), again=options.again)
+    if options.page:
+        options.page.write_text(page(names, options.results))
+
+
+def run_model(name: str, results: Path, *, again: bool) -> None:
+    """Run one model, unless it has a result or another process runs it."""
+    folder, file = results / name, results / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        if file.exists() and not again:
+            return
+        print(name, end=" ", flush=True)
+        plain = plain_result(name, folder)
+        found: dict[str, Any] = {"model": name, "plain": plain}
+        if plain["exporter"]:
+            found["here"] = result_here(name, folder, plain["exporter"])
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(found, indent=1))
+        part.replace(file)
+        here = found.get("here", {})
+        print(
+            f"plain: {plain['exporter'] or 'no'}; here: {_OUTCOME[here.get('passed')]}", flush=True
+        )
+
+
+def plain_result(name: str, folder: Path) -> dict[str, Any]:
+    """Return the result of the plain script: exporter, seconds, problem."""
+    command = [sys.executable, "-W", "ignore", __file__, "--plain", name]
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"exporter": "", "seconds": TIMEOUT_S, "problem": "timed out"}
+    seconds = round(time.perf_counter() - start, 1)
+    (folder / "plain.log").write_text(done.stdout + done.stderr)
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    if done.returncode == 0 and last.startswith("{"):
+        return {**json.loads(last), "seconds": seconds}
+    problem = (done.stderr.strip().splitlines() or ["crashed"])[-1]
+    return {"exporter": "", "seconds": seconds, "problem": problem}
+
+
+def run_plain(suite: str, name: str) -> None:
+    """Export with torchscript or dynamo and run the file with two batch sizes."""
+    import numpy as np
+    import onnxruntime as ort
+    import torch
+
+    inputs = breadth_models.inputs_of(suite, name)
+    dims = breadth_models.dims_of(inputs)
+    torch.manual_seed(0)
+    network = breadth_models.make(suite, name).eval()
+    problems = {}
+    for exporter in ("torchscript", "dynamo"):
+        try:
+            arguments = tuple(tensors(inputs, dims, "opt"))
+            axes = {
+                key: {axis: size for axis, size in enumerate(tensor["shape"]) if size in dims}
+                for key, tensor in inputs.items()
+            }
+            ranges: dict[str, Any] = {}
+            if exporter == "dynamo":
+                shapes = tuple(axes.values())
+                is_variadic = suite == "transformers"
+                ranges = {"dynamic_shapes": (shapes,) if is_variadic else shapes} if dims else {}
+            elif dims:
+                ranges = {"dynamic_axes": axes}
+            torch.onnx.export(
+                network, arguments, "plain.onnx", dynamo=exporter == "dynamo",
+                opset_version=breadth_models.OPSET[exporter], input_names=list(inputs), **ranges,
+            )  # fmt: skip
+            session = ort.InferenceSession("plain.onnx", providers=["CPUExecutionProvider"])
+            for point in ("opt", "min"):
+                feeds = dict(zip(inputs, tensors(inputs, dims, point), strict=True))
+                known = {port.name for port in session.get_inputs()}
+                arrays = {key: np.asarray(value) for key, value in feeds.items() if key in known}
+                session.run(None, arrays)
+        except Exception as error:
+            problems[exporter] = f"{type(error).__name__}: {str(error).strip()[:300]}"
+        else:
+            print(json.dumps({"exporter": exporter, "problem": "", "problems": problems}))
+            return
+    print(json.dumps({"exporter": "", "problem": problems["torchscript"], "problems": problems}))
+
+
+def tensors(inputs: dict[str, Any], dims: dict[str, Any], point: str) -> Iterator[Any]:
+    """Yield an example of each input, at a point of the dimensions."""
+    import torch
+
+    for tensor in inputs.values():
+        shape = [dims[size][point] if isinstance(size, str) else size for size in tensor["shape"]]
+        if tensor.get("dtype") == "int64":
+            data = tensor["data"]
+            yield (
+                torch.full(shape, data["constant"])
+                if "constant" in data
+                else torch.randint(data["low"], data["high"], shape)
+            )
+        else:
+            yield torch.rand(shape) if "data" in tensor else torch.randn(shape)
+
+
+def result_here(name: str, folder: Path, exporter: str) -> dict[str, Any]:
+    """Return the result of doit: passed, seconds, problem."""
+    suite, _, model = name.partition("/")
+    write_project(folder, suite, model, exporter)
+    target = breadth_models.manifest_of(suite, model, exporter)["model"]
+    command = ["doit", "validate:" + target, f"verify:{target}:ort"]
+    environment = {**os.environ, "BUILDSYS_WORKER_IDLE": "0"}
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"passed": False, "seconds": TIMEOUT_S, "problem": "timed out"}
+    seconds = round(time.perf_counter() - start, 1)
+    (folder / "doit.log").write_text(done.stdout + done.stderr)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("failed ")]
+    return {
+        "passed": done.returncode == 0,
+        "seconds": seconds,
+        "problem": "" if done.returncode == 0 else "\n".join(lines) or done.stderr[-500:],
+    }
+
+
+def write_project(folder: Path, suite: str, model: str, exporter: str) -> None:
+    """Write a project with the manifest of one model."""
+    for name in ("dodo.py", "pyproject.toml"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    models = ROOT / "tests/bench/_breadth_models.py"
+    (folder / "breadth_models.py").write_bytes(models.read_bytes())
+    (folder / "configs/models").mkdir(parents=True, exist_ok=True)
+    manifest = breadth_models.manifest_of(suite, model, exporter)
+    # JSON is YAML
+    file = folder / f"configs/models/{manifest['model']}.yaml"
+    file.write_text(json.dumps(manifest, indent=1))
+
+
+def page(names: list[str], results: Path) -> str:
+    """Return the page of all results."""
+    from importlib.metadata import version
+
+    found = {}
+    for name in names:
+        file = results / f"{name}.json"
+        if file.exists():
+            found[name] = json.loads(file.read_text())
+    plain = [each for each in found.values() if each["plain"]["exporter"]]
+    passed = [each for each in plain if each["here"]["passed"]]
+    share = f"{100 * len(passed) / len(plain):.1f} %" if plain else "-"
+    libraries = ("torch", "torchvision", "timm", "transformers", "onnx", "onnxruntime")
+    versions = ", ".join(f"{library} {version(library)}" for library in libraries)
+    lines = [
+        "# Breadth",
+        "",
+        "Models with random weights in small configurations: does plain `torch.onnx.export` with",
+        "ONNX Runtime run them (torchscript, else dynamo, at two batch sizes), and do they pass",
+        "`validate` and `verify` here with the same exporter and an ONNX Runtime engine?",
+        "",
+        f"{len(found)} of {len(names)} models were run; plain runs {len(plain)}, of which"
+        f" {len(passed)} pass here: **{share}** (target: 95 %).",
+        "",
+        f"Versions: {versions}. `python tests/bench/breadth.py --page docs/breadth.md` writes this",
+        "page. Seconds are wall time of one run on a shared machine with two cores.",
+        "",
+        "| model | plain | s | here | s | cause |",
+        "|---|---|---:|---|---:|---|",
+    ]
+    for name, each in found.items():
+        raw, here = each["plain"], each.get("here", {})
+        cause = (here.get("problem") or raw["problem"]).replace("|", "\\|").split("\n")[0][:200]
+        lines.append(
+            f"| {name} | {raw['exporter'] or 'no'} | {raw['seconds']:.0f}"
+            f" | {_OUTCOME[here.get('passed')]} | {here.get('seconds', 0):.0f} | {cause} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
