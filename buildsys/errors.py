@@ -36,7 +36,8 @@ class ManifestError(BuildsysError):
         where = ":".join(str(part) for part in position if part is not None)
         dotted = ".".join(str(part) for part in self.key)
         head = f"{where}: {dotted}: " if dotted else f"{where}: "
-        return head + self.problem + (f"; {self.hint}" if self.hint else "")
+        text = head + self.problem + (f"; {self.hint}" if self.hint else "")
+        return " ".join(text.split("\n"))  # a field's name may contain newlines
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from doit.cmd_base import Command, opt_dodo
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys.errors import BuildsysError, UsageError
+from buildsys.system.printable import printable, printable_line
 from buildsys.system.suggestions import nearest
 
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
@@ -52,7 +53,7 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
             found, names = getopt.gnu_getopt(in_args, parser.get_short(), parser.get_long())
         except getopt.GetoptError as error:
             hint = f"run `doit help {self.name}` for its options"
-            raise InvalidCommand(f"{error}; {hint}") from None
+            raise InvalidCommand(printable(f"{error}; {hint}")) from None
         flags = {name for name, _ in found if parser.get_option(name)[0].type is bool}
         options = [word for pair in found for word in (pair[:1] if pair[0] in flags else pair)]
         return super().parse_execute([*options, "--", *names])
@@ -68,8 +69,8 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
             return code
         except BuildsysError as error:
             if error.exit_code == UsageError.exit_code:
-                raise InvalidCommand(str(error)) from None
-            sys.stderr.write(f"ERROR: {error}\n")
+                raise InvalidCommand(printable(str(error))) from None
+            sys.stderr.write(printable(f"ERROR: {error}\n"))
             return error.exit_code
         except KeyboardInterrupt:
             return INTERRUPTED
@@ -78,7 +79,7 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
             return BROKEN_PIPE
         except OSError as error:  # most likely a full disk
             problem = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-            sys.stderr.write(f"ERROR: {problem}\n")
+            sys.stderr.write(printable(f"ERROR: {problem}\n"))
             drop_unwritten()
             return BuildsysError.exit_code
 
@@ -99,7 +100,7 @@ def print_json(document: Any) -> None:
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of text."""
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.writelines(f"{printable_line(line)}\n" for line in lines)
 
 
 def print_answer(options: Options, document: Any, lines: Iterable[str]) -> None:

@@ -27,6 +27,7 @@ from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors
 from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import model_of
 from buildsys.report.formatting import plural
+from buildsys.system.printable import printable
 
 _STAGE_DOCS = {
     "build": "everything of every model (the default)",
@@ -57,9 +58,9 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
         summary = f"{plural(len(error.errors), 'error')} in the manifests"
-        raise InvalidDodoFile(f"{summary}\n{error}") from None
+        raise InvalidDodoFile(printable(f"{summary}\n{error}")) from None
     except (BuildsysError, OSError) as error:
-        raise InvalidDodoFile(str(error)) from None
+        raise InvalidDodoFile(printable(str(error))) from None
     return doit_config(session)
 
 

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"system"},
     "workers": {"system"},
     "plan": {"manifest", "system"},
-    "report": {"manifest", "onnx_graphs"},
+    "report": {"manifest", "onnx_graphs", "system"},
     "models": {"manifest", "onnx_graphs", "system"},
     "backends": {"models", "onnx_graphs", "system"},
     "stages": {

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import Options, ProjectCommand, option
+from buildsys.cli.command import Options, ProjectCommand, option, print_lines
 from buildsys.cli.graph_files import STORED, GraphFile, named_graph
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, Unavailable, UsageError
@@ -51,7 +51,7 @@ class Netron(ProjectCommand):
             hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
             raise Unavailable("netron is not installed", hint)
         if graph.note:
-            sys.stdout.write(f"{graph.note}\n")
+            print_lines([graph.note])
         with _file_with_suffix(graph) as file:
             _serve(file, port, browse=options["browse"])
         return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from buildsys.cli.command import Options, ProjectCommand, require_model
 from buildsys.manifest.project import load_project
 from buildsys.manifest.resolved_yaml import resolved_text
+from buildsys.system.printable import printable
 
 
 class Resolve(ProjectCommand):
@@ -21,5 +22,5 @@ class Resolve(ProjectCommand):
         """Print the manifest as YAML."""
         del options
         models = load_project(root).models
-        sys.stdout.write(resolved_text(models[require_model("resolve", models, names)]))
+        sys.stdout.write(printable(resolved_text(models[require_model("resolve", models, names)])))
         return 0

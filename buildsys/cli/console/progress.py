@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from buildsys.report.formatting import duration
+from buildsys.system.printable import printable, printable_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +86,8 @@ class PlainDisplay:
         """Do nothing: lines stay."""
 
     def _print(self, word: str, *rest: str) -> None:
-        self._out.write(f"{word:<11}  {'  '.join(part for part in rest if part)}\n")
+        text = "  ".join(part for part in rest if part)
+        self._out.write(f"{word:<11}  {printable_line(text)}\n")
         self._out.flush()
 
 
@@ -128,15 +130,15 @@ class LiveDisplay:
             text.append("from the store", "dim")
         elif line.status == "passed":
             why = "" if line.why == _FIRST_BUILD else line.why
-            text.append(f"  {why}".rstrip(), "dim")
+            text.append(f"  {printable_line(why)}".rstrip(), "dim")
         elif line.reason:
-            reason, *details = line.reason.splitlines()
+            reason, *details = printable(line.reason).splitlines()
             text.append(f"\n  {reason}", "red" if line.status == "failed" else "dim")
         self._live.refresh()  # else the target is shown as running below its own last line
         self._console.print(text)
         below = Text("\n").join(Text(f"  {detail}") for detail in details)
         if line.status == "failed" and line.log:
-            below.append(("\n" if details else "") + f"  log: {line.log}", "dim")
+            below.append(("\n" if details else "") + f"  log: {printable_line(line.log)}", "dim")
         if below:  # unwrapped, so that YAML can be copied from a narrow terminal
             self._console.print(below, soft_wrap=True)
 
@@ -157,7 +159,7 @@ class LiveDisplay:
         for line in (line for line in lines if line.status == "running"):
             frame, elapsed = _FRAMES[int(now * 8) % len(_FRAMES)], duration(now - line.began)
             why = "" if line.why == _FIRST_BUILD else line.why
-            message = Text(line.message or why, "dim")
+            message = Text(printable_line(line.message or why), "dim")
             table.add_row(frame, line.target, Text(elapsed, "cyan"), message)
         done = sum(line.status not in ("running", "not run") for line in lines)
         table.add_row("", Text(f"{done} of {len(lines)} targets done", "dim"))

@@ -18,6 +18,7 @@ from buildsys.cli.interruption import NOTICE
 from buildsys.cli.session import Session
 from buildsys.errors import with_hint
 from buildsys.report.formatting import plural
+from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
     from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
@@ -169,7 +170,7 @@ class Reporter:
             empty = "no targets: there is no manifest in the models folder yet"
             self._out.write(f"everything is up to date ({count})\n" if lines else f"{empty}\n")
         for problem in self._problems:
-            self._out.write(f"{problem.strip()}\n")
+            self._out.write(printable(f"{problem.strip()}\n"))
         if interrupted:
             self._out.write(NOTICE)
         self._out.flush()

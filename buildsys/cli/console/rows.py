@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from buildsys.report.formatting import align
+from buildsys.system.printable import printable_line
 
 _STYLES = {
     "fresh": "green", "stale": "bold red", "may rerun": "yellow", "restore": "cyan", "run": "bold",
     "added": "green", "removed": "red", "changed": "yellow", "downstream": "dim",
-    "ok": "green", "missing": "yellow", "broken": "bold red",
+    "ok": "green", "missing": "yellow", "broken": "bold red", "unknown": "yellow",
 }  # fmt: skip
 _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
 
@@ -34,7 +35,11 @@ def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
     out = sys.stdout
     if hasattr(out, "reconfigure"):
         out.reconfigure(errors="replace")
-    listed = list(rows)
+    shown = printable_line
+    listed = [
+        Row(row.word, shown(row.text), [*map(shown, row.details)], shown(row.note)) for row in rows
+    ]
+    closing = [*map(shown, closing)]
     width = max((len(row.word) for row in listed), default=0) + 2
     if out.isatty() and os.environ.get("TERM") != "dumb":
         _print_with_rich(listed, closing, width)

@@ -17,6 +17,7 @@ from buildsys.cli.console.progress import ENDED, TargetLine
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
+from buildsys.system.printable import printable_line
 
 if TYPE_CHECKING:  # it loads the report, which a run without failures need not
     from buildsys.cli.failure_report import StaleOutputs
@@ -42,7 +43,7 @@ def print_summary(
 
     def print_line(text: str, style: str = "") -> None:
         # unwrapped, so that paths can be copied from a narrow terminal
-        console.print(Text(text, style), soft_wrap=True)
+        console.print(Text(printable_line(text), style), soft_wrap=True)
 
     models: dict[str, list[TargetLine]] = {}
     for line in lines:
@@ -97,7 +98,7 @@ def _table(session: Session, model: str, lines: Iterable[TargetLine]) -> Table:
             f"{line.stage} {line.variant}".rstrip(),
             Text(status, _STYLES.get(status, "dim")),
             line.took,
-            Text(figure),
+            Text(printable_line(figure)),
         )
     return table
 

@@ -7,8 +7,17 @@ from collections.abc import Iterator, Mapping
 
 from buildsys.report import formatting as q
 from buildsys.report.markdown import measurements
-from buildsys.report.markdown.elements import code, escape, section, sentence, status_text, table
+from buildsys.report.markdown.elements import (
+    code,
+    escape,
+    fence,
+    section,
+    sentence,
+    status_text,
+    table,
+)
 from buildsys.report.results.report import GraphHistory, GraphSize, Report, SurgeryLine, TargetLine
+from buildsys.system.printable import printable
 
 Lines = Iterator[str]
 _FAILED_TITLE = "build failed"
@@ -24,7 +33,7 @@ def is_failure_report(markdown: str) -> bool:
 
 def render(report: Report) -> str:
     """Return the whole report as Markdown, ending in a newline."""
-    return "\n".join(_lines(report)) + "\n"
+    return printable("\n".join(_lines(report))) + "\n"
 
 
 def _lines(report: Report) -> Lines:
@@ -84,7 +93,8 @@ def _targets(report: Report) -> Lines:
         yield f"- {targets} — {status_text(status)}: {sentence(reason)}"
         if "\n" in hint:  # a list, with YAML to copy
             listed = (f"  {line}" for line in hint.splitlines())
-            yield from ("  What to do:", "", "  ```text", *listed, "  ```", "")
+            mark = fence(hint, 3)
+            yield from ("  What to do:", "", f"  {mark}text", *listed, f"  {mark}", "")
         elif hint:
             yield f"  What to do: {sentence(hint)}"
         if status == "failed":
@@ -116,19 +126,24 @@ def _build_chain(report: Report) -> Lines:
         source = f"convert/{engine.precision}"
         if engine.precision in ("fp32", ""):
             source = "surgery/after_simplify" if changed else "simplify"
-        text = f"- engine {code(engine.name)} ({engine.backend}, {engine.precision})"
+        text = f"- engine {code(engine.name)} ({escape(f'{engine.backend}, {engine.precision}')})"
         text += f": from {code(f'{source}/model.onnx')}"
         if engine.toolchain and engine.built == "passed":
             text += f", built in the toolchain {escape(engine.toolchain)}"
         yield text
     if report.tensors:
         rows = [
-            (t.role, code(t.name), t.dtype, f" {q.TIMES} ".join(t.shape) or "scalar")
+            (
+                escape(t.role),
+                code(t.name),
+                escape(t.dtype),
+                escape(f" {q.TIMES} ".join(t.shape)) or "scalar",
+            )
             for t in report.tensors
         ]
         yield from ("", *table(("tensor", "name", "dtype", "shape"), rows))
     for name, span in report.dims.items():
-        yield from ("", f"Dimension {code(name)}: {span}.")
+        yield from ("", f"Dimension {code(name)}: {escape(span)}.")
 
 
 def _surgery(report: Report, when: str) -> Lines:
@@ -153,13 +168,13 @@ def _graph(report: Report) -> Lines:
         by = "Surgery and simplification" if report.surgery else "Simplification"
         before, after = q.count(graph.exported.nodes), q.nodes(graph.simplified.nodes)
         yield f"- {by}: {before} → {after}{_difference(graph)}."
-    yield from (f"- {sentence}" for sentence in graph.folded)
+    yield from (f"- {escape(line)}" for line in graph.folded)
     yield from _stages(graph)
     if graph.modules:
         columns = ("PyTorch modules", "modules>", "operator", "exported>", "simplified>")
         modules = [
             (
-                ", ".join(each.modules),
+                escape(", ".join(each.modules)),
                 q.count(each.count),
                 code(" or ".join(each.operators)),
                 q.count(each.exported),
@@ -213,7 +228,7 @@ def _stages(graph: GraphHistory) -> Lines:
     if not graph.stages:
         return
     if any(stage.macs for stage in graph.stages):
-        sizes = ", ".join(f"{name} = {size}" for name, size in graph.macs_at.items())
+        sizes = ", ".join(f"{escape(name)} = {size}" for name, size in graph.macs_at.items())
         counted = "multiply-accumulates of convolutions, matrix products and recurrent layers"
         yield f"- MACs{f' at {sizes}' if sizes else ''}: {counted}."
     for stage in graph.stages:
@@ -239,8 +254,10 @@ def _difference(graph: GraphHistory) -> str:
     changes = [
         (line.operator, (line.simplified or 0) - (line.exported or 0)) for line in graph.operators
     ]
-    removed = ", ".join(f"{-change} {operator}" for operator, change in changes if change < 0)
-    added = ", ".join(f"{change} {operator}" for operator, change in changes if change > 0)
+    removed = ", ".join(
+        f"{-change} {escape(operator)}" for operator, change in changes if change < 0
+    )
+    added = ", ".join(f"{change} {escape(operator)}" for operator, change in changes if change > 0)
     parts = [f"{verb} {names}" for verb, names in (("removed", removed), ("added", added)) if names]
     return f" ({'; '.join(parts)})" if parts else ""
 
@@ -248,7 +265,7 @@ def _difference(graph: GraphHistory) -> str:
 def _provenance(report: Report) -> Lines:
     facts = report.provenance
     yield from section("## Provenance")
-    yield f"- first stage started: {facts.started or 'not recorded'}"
+    yield f"- first stage started: {escape(facts.started) or 'not recorded'}"
     yield f"- SHA-256 of the resolved manifest: {code(facts.manifest_sha256)}"
     yield from (f"- {escape(device)}" for device in facts.devices)
     if facts.files:
@@ -257,7 +274,7 @@ def _provenance(report: Report) -> Lines:
         ]
         yield from ("", *table(("file", "size>", "SHA-256"), files))
     if facts.versions:
-        versions = [(name, escape(text)) for name, text in facts.versions.items()]
+        versions = [(escape(name), escape(text)) for name, text in facts.versions.items()]
         yield from ("", *table(("library", "version"), versions))
     manifest = json.dumps(facts.manifest, indent=2, ensure_ascii=False).splitlines()
     yield from ("", "### Resolved manifest", "", "```json", *manifest, "```")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from buildsys.report.formatting import align, display_width
+from buildsys.system.printable import printable
 
-_SPECIAL = re.compile(r"([\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_]))")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SPECIAL = re.compile(r"([\\`*<|\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;))")
 _LONGEST = 400
 _STATUS_TEXTS = {"failed": "FAILED", "unavailable": "not run", "absent": "no result"}
 
@@ -31,10 +31,15 @@ def code(text: str) -> str:
     line = _one_line(text)
     if not line:
         return ""
-    longest = max((len(run) for run in re.findall("`+", line)), default=0)
-    fence = "`" * (longest + 1)
+    mark = fence(line)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
-    return f"{fence}{pad}{line}{pad}{fence}"
+    return f"{mark}{pad}{line}{pad}{mark}"
+
+
+def fence(text: str, least: int = 1) -> str:
+    """Return more backticks than ``text`` has in one place."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    return "`" * max(least, longest + 1)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -61,4 +66,4 @@ def section(title: str) -> tuple[str, str, str]:
 
 
 def _one_line(text: str) -> str:
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+    return printable(" ".join(text.split()))

@@ -31,15 +31,19 @@ def conversions(report: Report) -> Lines:
     yield from section("## Precision")
     rows = []
     for made in report.conversions:
-        counts = ", ".join(f"{dtype} {q.count(n)}" for dtype, n in made.initializers.items())
+        counts = ", ".join(
+            f"{escape(dtype)} {q.count(n)}" for dtype, n in made.initializers.items()
+        )
         sizes = f"{q.size(made.bytes_before)} → {q.size(made.bytes_after)}"
         status = status_text(made.status)
-        rows.append((made.precision, status, counts or q.NOTHING, q.count(made.casts), sizes))
+        rows.append(
+            (escape(made.precision), status, counts or q.NOTHING, q.count(made.casts), sizes)
+        )
     yield from table(("precision", "status", "initializers", "casts>", "size>"), rows)
     for made in report.conversions:
         if made.kept_fp32:
             names = q.first_names(list(map(code, made.kept_fp32)), _MOST_NAMES)
-            yield from ("", f"Kept in fp32 in the {made.precision} graph: {names}.")
+            yield from ("", f"Kept in fp32 in the {escape(made.precision)} graph: {names}.")
 
 
 def checks(report: Report) -> Lines:
@@ -85,8 +89,8 @@ def engines(report: Report) -> Lines:
     rows = [
         (
             code(line.name),
-            line.backend,
-            line.precision,
+            escape(line.backend),
+            escape(line.precision),
             "yes" if line.built == "passed" else status_text(line.built),
             q.size(line.size_bytes),
             q.duration(line.build_seconds),
@@ -103,7 +107,7 @@ def engines(report: Report) -> Lines:
     yield from ("", *devices) if devices else ()
     for made in report.engine_provenance:
         yield from section(f"### Engine {code(made.engine)}")
-        yield from (f"- {name}: {escape(text)}" for name, text in made.lines.items())
+        yield from (f"- {escape(name)}: {escape(text)}" for name, text in made.lines.items())
 
 
 def bench(report: Report) -> Lines:
@@ -119,9 +123,7 @@ def bench(report: Report) -> Lines:
     rows = [
         (
             code(line.engine),
-            line.case,
-            line.dims,
-            contender_title(line.contender),
+            *map(escape, (line.case, line.dims, contender_title(line.contender))),
             *map(q.significant, (line.p50_ms, line.p90_ms, line.p95_ms, line.p99_ms, line.mean_ms)),
             q.count(line.samples),
             q.significant(line.throughput_per_s),
@@ -149,9 +151,9 @@ def _on_gpu(report: Report) -> Lines:
         times = (line.gpu_p50_ms, line.gpu_p99_ms, line.wall_p50_ms, line.wall_p99_ms)
         rates = (line.throughput_per_s, line.queued_throughput_per_s)
         memory = (line.device_memory_bytes, line.memory_taken_bytes)
-        contender = contender_title(line.contender)
+        contender = escape(contender_title(line.contender))
         numbers = (*map(q.significant, (*times, *rates)), *map(q.size, memory))
-        rows.append((code(line.engine), line.case, contender, *numbers))
+        rows.append((code(line.engine), escape(line.case), contender, *numbers))
     yield from section("### On the GPU")
     yield from table(columns, rows)
     yield ""
@@ -169,9 +171,9 @@ def _on_gpu(report: Report) -> Lines:
         state_rows = []
         for state in report.gpu_states:
             spans = (state.sm_clock_mhz, state.memory_clock_mhz, state.power_w, state.temperature_c)
-            shown = (span or q.NOTHING for span in spans)
+            shown = (escape(span) or q.NOTHING for span in spans)
             readings = q.count(state.readings), escape(state.throttle)
-            state_rows.append((code(state.engine), state.case, *shown, *readings))
+            state_rows.append((code(state.engine), escape(state.case), *shown, *readings))
         yield from table(state_columns, state_rows)
 
 
@@ -194,7 +196,7 @@ def _comparisons(check: Check) -> Lines:
     rows = [
         (
             escape(line.subject),
-            line.case + (f" ({escape(line.dims)})" if line.dims and "=" not in line.case else ""),
+            escape(line.case + (f" ({line.dims})" if line.dims and "=" not in line.case else "")),
             code(line.output),
             q.error(line.max_abs),
             q.error(line.relative),

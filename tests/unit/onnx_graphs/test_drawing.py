@@ -102,3 +102,15 @@ def test_long_words_are_wrapped_completely() -> None:
     assert "".join(lines) == name
     assert max(map(len, lines)) <= 20
     assert wrapped("Conv → Relu", 34) == ["Conv → Relu"]
+
+
+def test_hostile_names_stay_text() -> None:
+    name = "]]><script>alert(1)</script><img onerror='x'>\"\x1b[2J\x07\u202e\n\x00&lt;"
+    bodies = {name: Body((name,), (name,), ())}
+    graph = Body((name,), ("y",), (PlainNode(name, name, (name,), ("y",), {name: name}, bodies),))
+    document = ElementTree.fromstring(draw(graph, name)[0])
+    tags = {element.tag.rpartition("}")[2] for element in document.iter()}
+    assert tags <= {"svg", "defs", "marker", "path", "rect", "text", "g", "title"}
+    shown = "".join(document.itertext())
+    assert "<script>" in shown
+    assert not set("\x1b\x07\u202e\x00") & set(shown)

@@ -55,3 +55,9 @@ def test_a_sentence_ends_with_one_full_stop() -> None:
 def test_control_characters_are_replaced() -> None:
     assert escape("a\x1b[31mb\x07") == "a\N{REPLACEMENT CHARACTER}\\[31mb\N{REPLACEMENT CHARACTER}"
     assert code("a\x1bb") == "`a\N{REPLACEMENT CHARACTER}b`"
+    assert code("a\u202eb") == "`a\N{REPLACEMENT CHARACTER}b`"
+
+
+def test_entities_and_strikethrough_are_shown_as_written() -> None:
+    assert rendered(escape("&lt;b&gt; a & b")) == "<p>&amp;lt;b&amp;gt; a &amp; b</p>\n"
+    assert MarkdownIt("gfm-like", {"linkify": False}).render(escape("~~a~~")) == "<p>~~a~~</p>\n"

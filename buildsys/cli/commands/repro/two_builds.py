@@ -17,6 +17,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.project import STATE_FOLDER, Project
 from buildsys.plan.action import Action
 from buildsys.store.locks import machine_lock_folder
+from buildsys.system.printable import printable_line
 from buildsys.system.processes import package_environment
 
 BUILD = "build"
@@ -72,7 +73,7 @@ class Built:
 
 def report_progress(line: str) -> None:
     """Print a line on stderr."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{printable_line(line)}\n")
     sys.stderr.flush()
 
 
@@ -137,7 +138,7 @@ def _environment(project: Project, root: Path, conditions: Conditions) -> dict[s
         "BUILDSYS_BUILD": BUILD,
         "BUILDSYS_CONFIGS": str(configs.relative_to(project.root) if inside else configs),
         # benchmarks of this user still exclude each other
-        "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder(project.state / "locks")),
+        "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder()),
         # nothing may come from a cache or a server of another build
         "BUILDSYS_STORE": str(root / STATE_FOLDER / "store"),
         "BUILDSYS_REMOTE": "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape as escape_markup
 
@@ -22,10 +21,10 @@ from buildsys.onnx_graphs.inspection.drawing.labels import (
 )
 from buildsys.onnx_graphs.inspection.drawing.layout import Point, place
 from buildsys.onnx_graphs.inspection.plain_graph import CONSTANT, Body, PlainNode
+from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
 
 _MARGIN = 20.0
-_CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONT = f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="{SMALL}"'
 _BOLD = f' font-size="{TITLE}" font-weight="bold"'
 _STACK_OFFSET = 5.0  # pixels between the two boxes of a stack
@@ -225,5 +224,4 @@ def _number(value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    # XML has no control characters
-    return escape_markup(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
+    return escape_markup(printable(text))

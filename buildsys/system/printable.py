@@ -1,0 +1,27 @@
+"""Text from outside, made safe to print.
+
+Names in models, messages of libraries and manifests may contain anything. JSON output keeps them
+as they are, because ``json.dumps`` escapes them; everything that a terminal or a page shows goes
+through ``printable``.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Control characters except tab and newline, characters that reorder or hide others, surrogates,
+# and two that XML does not allow.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with every unsafe character replaced. Lines stay lines."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def printable_line(text: str) -> str:
+    """Return ``text`` as one printable line."""
+    return printable(text.replace("\n", " "))
