@@ -20,6 +20,7 @@ from typing import Any
 from buildsys.errors import UsageError
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
@@ -81,6 +82,13 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def kill_process(pid: int) -> None:
+    """Kill a process and the group that it leads, if they still exist."""
+    kill_group(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def die_with_parent(parent: int, number: signal.Signals) -> None:
     """Request a signal for the end of the parent.
 
@@ -91,6 +99,32 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the children of a process, zombies included. Empty where the kernel lists none."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
+        with contextlib.suppress(OSError):
+            found.update(map(int, task.read_text().split()))
+    return found
+
+
+def descendants_of(pid: int) -> set[int]:
+    """Return the children of a process, their children, and so on."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        new = children_of(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def describe_exit(code: int | None) -> str:

@@ -17,6 +17,7 @@ longer wants the result.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,11 +46,19 @@ def encode(message: Mapping[str, Any]) -> bytes:
 class LineBuffer:
     """A buffer to split received bytes into messages."""
 
+    longest: float = math.inf  # bytes of one message
     _pieces: list[bytes] = field(default_factory=list)
+    _waiting: int = 0  # bytes of an incomplete message
 
     def feed(self, piece: bytes) -> list[Message]:
-        """Return the messages completed by ``piece``."""
+        """Return the messages completed by ``piece``.
+
+        Raises: ValueError: a message is not JSON or too long.
+        """
         whole, newline, rest = piece.rpartition(b"\n")
+        self._waiting = len(rest) if newline else self._waiting + len(piece)
+        if self._waiting > self.longest:
+            raise ValueError("a message is too long")
         if not newline:
             self._pieces.append(piece)
             return []

@@ -69,9 +69,11 @@ def server_folder(environment: Mapping[str, str]) -> Path | None:
     """
     if sys.platform != "linux":  # elsewhere neither peer nor start time of a process is known
         return None
-    runtime = environment.get("XDG_RUNTIME_DIR")
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
     fallback = Path(f"/tmp/buildsys-{os.getuid()}/workers")  # noqa: S108 - ownership is checked
-    for folder in (*([Path(runtime) / "buildsys"] if runtime else []), fallback):
+    # its specification: a relative path is invalid and to be ignored
+    runtimes = [Path(runtime) / "buildsys"] if runtime.startswith("/") else []
+    for folder in (*runtimes, fallback):
         if len(os.fsencode(address(folder, "f" * _NAME_LENGTH))) > _ADDRESS_LIMIT:
             continue
         with contextlib.suppress(OSError):
@@ -153,12 +155,18 @@ def retire_others(path: Path, log: Path) -> None:
         record = read_record(other)
         if other == path or record is None or record.log != str(log):
             continue
-        channel = connect(other)
-        if channel is None:
+        if not retire(other):
             remove(other)
-            continue
-        with channel, contextlib.suppress(OSError):
-            channel.sendall(encode({"retire": True}))
+
+
+def retire(path: Path) -> bool:
+    """Let the server at ``path`` end with the runs it serves. Return False if none listens."""
+    channel = connect(path)
+    if channel is None:
+        return False
+    with channel, contextlib.suppress(OSError):
+        channel.sendall(encode({"retire": True}))
+    return True
 
 
 class Listener:

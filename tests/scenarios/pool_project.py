@@ -27,7 +27,7 @@ class PoolProject:
         self.events: list[dict[str, Any]] = []
 
     def job(self, do: str, **options: Any) -> Job:
-        outputs = {"result": self.root / f"{do}.json"}
+        outputs = {"result": self.root / f"{do}.json", "weights": self.root / "weights"}
         return Job(f"export:{do}", STAGES, "m", "v", {"do": do, **options}, {}, outputs, self.root)
 
     def log(self, do: str) -> Path:

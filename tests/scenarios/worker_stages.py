@@ -104,6 +104,41 @@ def sys_exit(job: Job) -> None:
     sys.exit(3)
 
 
+def exit_with_text(job: Job) -> None:
+    sys.exit("there is no licence")
+
+
+def raise_own_base_exception(job: Job) -> None:
+    class Stop(BaseException):
+        pass
+
+    raise Stop("enough")
+
+
+def raise_long_message(job: Job) -> None:
+    raise ValueError(f"first words {'x' * 5_000_000} last words")
+
+
+def raise_long_stage_error(job: Job) -> None:
+    raise StageError(f"first words {'x' * 5_000_000} last words", "y" * 5_000_000)
+
+
+def return_long_reason(job: Job) -> StageResult:
+    return StageResult("failed", f"first words {'x' * 5_000_000} last words", "y" * 5_000_000)
+
+
+def hide_outputs(job: Job) -> None:
+    os.umask(0o777)
+    job.outputs["result"].with_name("weights").write_text("values")
+
+
+def print_endlessly(job: Job) -> None:
+    print("first words")
+    for _ in range(60):
+        print("x" * (1 << 20))
+    print("last words")
+
+
 def leave_silently(job: Job) -> None:
     os._exit(0)
 
@@ -150,6 +185,43 @@ def fork_grandchild_and_die(job: Job) -> None:
     if os.fork() == 0:  # keeps every descriptor of its parent open
         time.sleep(600)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_daemons(job: Job) -> StageResult:
+    """Leave processes that no longer belong to this one: in a session of their own, orphaned."""
+    return StageResult(figures={"daemons": [_daemon(depth) for depth in (1, 2, 3)]})
+
+
+def start_daemons_and_hang(job: Job) -> None:
+    for depth in (1, 2, 3):
+        job.progress(f"{_daemon(depth)}")
+    hang(job)
+
+
+def start_daemons_and_crash(job: Job) -> None:
+    for depth in (1, 2, 3):
+        job.progress(f"{_daemon(depth)}")
+    ctypes.string_at(0)
+
+
+def _daemon(depth: int) -> int:
+    """Return the pid of a process forked ``depth`` times, each in a new session."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        for _ in range(depth - 1):
+            os.setsid()
+            if os.fork() != 0:
+                os._exit(0)
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.write(writing, f"{os.getpid()}".encode())
+        time.sleep(600)
+        os._exit(0)
+    os.close(writing)
+    pid = int(os.read(reading, 20))
+    os.close(reading)
+    return pid
 
 
 def print_everywhere(job: Job) -> None:

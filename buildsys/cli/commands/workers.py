@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from buildsys.cli.command import Options, ProjectCommand, option
+from buildsys.cli.command import Options, ProjectCommand, option, print_lines
 from buildsys.errors import UsageError
 from buildsys.workers.client import status
 
@@ -16,15 +15,21 @@ class Workers(ProjectCommand):
     """List or stop worker servers."""
 
     doc_purpose = "list the worker servers that wait for the next run, or stop them"
-    options = (option("stop", "stop all of them, with the jobs they run", flag=True),)
+    options = (
+        option("stop", "stop idle ones at once, the others after their run", flag=True),
+        option("now", "stop all of them at once, with the jobs they run", flag=True),
+    )
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print a table of servers, or one line per stopped server."""
         del root
         if names:
             raise UsageError("workers takes no arguments")
-        if options["stop"]:
-            sys.stdout.write(status.format_stopped(status.stop_servers(os.environ)))
+        if options["now"]:
+            lines = status.format_stopped(status.stop_servers(os.environ))
+        elif options["stop"]:
+            lines = status.format_stopped(status.retire_servers(os.environ))
         else:
-            sys.stdout.write(status.format_running(status.list_servers(os.environ)))
+            lines = status.format_running(status.list_servers(os.environ))
+        print_lines(lines)
         return 0

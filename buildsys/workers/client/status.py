@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.errors import StageError
+from buildsys.system.processes import children_of
 from buildsys.workers.registry import (
     ServerRecord,
     locked,
     read_record,
     record_path,
     remove,
+    retire,
     server_folder,
 )
 
@@ -27,6 +29,7 @@ _STOP_LIMIT_S = 2.0
 class RunningServer:
     """A running server, as ``doit workers`` shows it."""
 
+    address: Path
     record: ServerRecord
     age_s: float
     idle_s: float | None  # None: it is working or loading
@@ -54,16 +57,31 @@ def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
             try:
                 uptime_s = float(Path("/proc/uptime").read_text().split()[0])
                 pages = int((process / "statm").read_text().split()[1])
-                children = (process / "task" / str(record.pid) / "children").read_text().split()
                 idle_s = max(0.0, time.time() - record_path(path).stat().st_mtime)
             except OSError:  # it has just ended
-                found.append(RunningServer(record, 0.0, 0.0, 0.0))
+                found.append(RunningServer(path, record, 0.0, 0.0, 0.0))
                 continue
             age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
-            busy = bool(children) or not record.ready
+            busy = bool(children_of(record.pid)) or not record.ready
             memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-            found.append(RunningServer(record, age_s, None if busy else idle_s, memory_mib))
+            idle = None if busy else idle_s
+            found.append(RunningServer(path, record, age_s, idle, memory_mib))
     return found
+
+
+def retire_servers(environment: Mapping[str, str]) -> list[RunningServer]:
+    """End the idle servers of this user at once, the others with the runs they serve.
+
+    Returns them as they were before.
+    """
+    running = list_servers(environment)
+    for server in running:
+        retire(server.address)
+    deadline = time.monotonic() + _STOP_LIMIT_S
+    for server in running:
+        if server.idle_s is not None:  # a run that it serves may be between two jobs
+            server.record.process.wait(deadline - time.monotonic())
+    return running
 
 
 def stop_servers(environment: Mapping[str, str]) -> list[RunningServer]:
@@ -78,10 +96,10 @@ def stop_servers(environment: Mapping[str, str]) -> list[RunningServer]:
     return running
 
 
-def format_running(running: Sequence[RunningServer]) -> str:
+def format_running(running: Sequence[RunningServer]) -> list[str]:
     """Return a table of servers, the youngest last."""
     if not running:
-        return "no worker servers\n"
+        return ["no worker servers"]
 
     def duration(seconds: float) -> str:
         return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
@@ -96,17 +114,18 @@ def format_running(running: Sequence[RunningServer]) -> str:
             (str(record.pid), record.kind, age, idle, memory, record.python, record.project)
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
+    return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
-    )
-    return "".join(f"{line}\n" for line in lines)
-
-
-def format_stopped(stopped: Sequence[RunningServer]) -> str:
-    """Return one line per stopped server."""
-    lines = [
-        f"ended {server.record.pid} ({server.record.kind}, {server.record.project})\n"
-        for server in stopped
     ]
-    return "".join(lines) or "no worker servers\n"
+
+
+def format_stopped(stopped: Sequence[RunningServer]) -> list[str]:
+    """Return one line per server, ended or still at work."""
+    lines = []
+    for server in stopped:
+        record = server.record
+        line = f"{record.pid} ({record.kind}, {record.project})"
+        still = f"{line} ends with the run that it serves; `doit workers --now` ends it at once"
+        lines.append(still if record.process.is_running else f"ended {line}")
+    return lines or ["no worker servers"]

@@ -12,26 +12,31 @@ import gc
 import importlib
 import io
 import os
+import re
 import resource
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
-from buildsys.system.processes import die_with_parent
+from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message, encode, error_to_json
 from buildsys.workers.result_file import without_long_lists, write_result
 
 SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered
+_LONGEST_LOG = 16 << 20  # bytes; its first and last half are kept
+_LEFT_OUT = re.compile(rb"\n# \.\.\. (\d+) bytes of this log")
+_LONGEST_MESSAGE = 2000  # characters in results and on the console
+_LONGEST_HINT = 20_000  # it may list remedies with YAML to copy
 _STATUSES = ("passed", "failed", "unavailable")
 # how libraries report exhausted memory without raising MemoryError
 _OUT_OF_MEMORY = (
@@ -62,6 +67,7 @@ def fork_child(work: Callable[[], NoReturn]) -> int:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVER_SIGNALS)
             die_with_parent(server, signal.SIGKILL)
+            adopt_orphans()  # the server gets them when this child ends, and kills them
             gc.enable()
             work()
         except BaseException:
@@ -100,7 +106,7 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
 
     def progress(message: str) -> None:
         log(message)
-        send({"event": "progress", "message": message})
+        send({"event": "progress", "message": _shortened(message)})
 
     def fail(error: BuildsysError) -> NoReturn:
         expected = error_to_json(_as_expected(error, job, log_file))
@@ -122,6 +128,7 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
     clock = time.perf_counter()
     answer = _run_job(replace(job, progress=progress, fail=fail), log_file)
     flush()
+    limit_log(log_file)
     send(answer)
     os._exit(0)
 
@@ -129,6 +136,8 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
 def _run_job(job: Job, log_file: Path) -> Message:
     """Run the stage, write its result file, return the final message."""
     started, clock = datetime.now(timezone.utc), time.perf_counter()
+    umask = os.umask(0o077)
+    os.umask(umask)
     result: StageResult | None = None
     error: BuildsysError | None = None
     try:
@@ -136,16 +145,23 @@ def _run_job(job: Job, log_file: Path) -> Message:
         answer = importlib.import_module(name).run(job)
         if not isinstance(answer, StageResult) or answer.status not in _STATUSES:
             raise TypeError(f"{name}.run returned {answer!r} instead of a StageResult")
-        result = answer
+        reason, hint = _shortened(answer.reason), _shortened(answer.hint, _LONGEST_HINT)
+        if (reason, hint) != (answer.reason, answer.hint):
+            log(f"{answer.reason}\n{answer.hint}")
+        result = replace(answer, reason=reason, hint=hint)
     except SystemExit as stop:
-        flush()
-        os._exit(stop.code if isinstance(stop.code, int) else 1)
-    except Exception as caught:
+        if stop.code is None or isinstance(stop.code, int):
+            flush()
+            os._exit(1 if stop.code is None else stop.code)
+        error = _as_expected(stop, job, log_file)
+    except BaseException as caught:  # user code may raise KeyboardInterrupt, or a class of its own
         error = _as_expected(caught, job, log_file)
         if isinstance(error, CheckFailed | Unavailable):  # a result; a stage that broke has none
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
             result = StageResult(status, error.problem, error.hint)
     measured = _measure(clock)
+    os.umask(umask)  # code of the model may have changed it
+    _make_readable(job.outputs.values(), umask)
     if result is not None:
         try:
             write_result(job, result, started=started, measured=measured)
@@ -158,19 +174,41 @@ def _run_job(job: Job, log_file: Path) -> Message:
     return {"event": "result", **fields, "figures": without_long_lists(result.figures), **measured}
 
 
-def _as_expected(error: Exception, job: Job, log_file: Path) -> BuildsysError:
+def _make_readable(outputs: Iterable[Path], umask: int) -> None:
+    """Give outputs the permissions of new files, whatever umask they were written with."""
+    for path in outputs:
+        with contextlib.suppress(OSError):  # not written
+            path.chmod(path.stat().st_mode | 0o666 & ~umask)
+
+
+def _shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
+    """Return a message without its middle if it is too long for a result and the console."""
+    if len(text) <= longest:
+        return text
+    left_out = len(text) - longest
+    head, tail = text[: longest * 3 // 4], text[-(longest // 4) :]
+    return f"{head} … ({left_out:,} characters left out, the log has all) … {tail}"
+
+
+def _as_expected(error: BaseException, job: Job, log_file: Path) -> BuildsysError:
     """Return ``error`` as an expected one. Write details to the log."""
     if isinstance(error, BuildsysError):
         log(str(error))
         if error.__cause__ is not None or error.__context__ is not None:
             traceback.print_exception(type(error), error, error.__traceback__)
+        if not isinstance(error, StageError):
+            return StageError(_shortened(str(error)))
+        error.problem = _shortened(error.problem)
+        error.hint = _shortened(error.hint, _LONGEST_HINT)
         return error
     traceback.print_exception(type(error), error, error.__traceback__)
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
-    line = (summary.splitlines() or [""])[0]
+    line = _shortened((summary.splitlines() or [""])[0])
     hint = f"full log: {job.display_path(log_file)}"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
+    if isinstance(error, SystemExit):
+        return StageError(f"{job.target} was ended by sys.exit: {_shortened(str(error))}", hint)
     return StageError(f"{job.target} failed unexpectedly: {line}", hint)
 
 
@@ -195,6 +233,25 @@ def _redirect_output(job: Job, log_file: Path) -> None:
     with contextlib.suppress(ValueError):  # a libc with another symbol keeps its buffering
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
     log(f"# {job.target}, {datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}, process {os.getpid()}")
+
+
+def limit_log(log_file: Path) -> None:
+    """Cut out the middle of a log above its limit. Its writers append to the rest."""
+    half = _LONGEST_LOG // 2
+    with contextlib.suppress(OSError), log_file.open("r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= _LONGEST_LOG + half:  # each cut copies half of the log
+            return
+        descriptor = file.fileno()
+        earlier = _LEFT_OUT.match(os.pread(descriptor, 100, half))
+        left_out = size - _LONGEST_LOG + (int(earlier[1]) if earlier else 0)
+        piece = b"\n# ... %d bytes of this log are left out ...\n" % left_out
+        source, target = size - half, half
+        while piece:  # in pieces: memory of a server is memory of all its later jobs
+            target += os.pwrite(descriptor, piece, target)
+            piece = os.pread(descriptor, 1 << 18, source)
+            source += len(piece)
+        file.truncate(target)
 
 
 def log(line: str) -> None:

@@ -26,13 +26,29 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys.errors import StageError
-from buildsys.system.processes import die_with_parent
+from buildsys.system.processes import (
+    adopt_orphans,
+    children_of,
+    descendants_of,
+    die_with_parent,
+    kill_process,
+)
 from buildsys.workers.protocol import LineBuffer, Message, encode, error_to_json, job_from_json
 from buildsys.workers.registry import Listener, idle_limit_s
-from buildsys.workers.server.child import flush, fork_child, log, run_child, signal_group
+from buildsys.workers.server.child import (
+    flush,
+    fork_child,
+    limit_log,
+    log,
+    run_child,
+    signal_group,
+)
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _RETRY_S = 0.05
+_LOG_CHECK_S = 1.0  # between two looks at the sizes of logs
+_LONGEST_REQUEST = 64 << 20  # bytes; manifests are read up to a fraction of that
+_STOP_LIMIT_S = 0.5  # to kill the jobs and their processes
 
 
 @dataclass(eq=False)
@@ -40,7 +56,7 @@ class _Connection:
     """The connection to one orchestrator."""
 
     control: socket.socket
-    buffer: LineBuffer = field(default_factory=LineBuffer)
+    buffer: LineBuffer = field(default_factory=lambda: LineBuffer(_LONGEST_REQUEST))
     descriptors: list[int] = field(default_factory=list)  # of requests not yet complete
 
 
@@ -51,6 +67,7 @@ class _RunningJob:
     pid: int
     connection: _Connection
     status: socket.socket
+    log: Path
     stop_at: float | None  # then SIGTERM
     kill_at: float | None = None  # then SIGKILL
     timed_out: bool = False
@@ -75,6 +92,7 @@ class Server:
         self._problem = ""
         self._loaded_late: set[str] = set()  # or tried to
         self._jobs: dict[int, _RunningJob] = {}  # by pid
+        self._of_libraries: set[int] = set()  # processes that libraries started when imported
         self._connections: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_writer = socket.socketpair()
@@ -97,6 +115,7 @@ class Server:
     def serve(self, problem: str) -> NoReturn:
         """Run jobs until nobody can send one. A ``problem`` refuses every job."""
         self._problem = problem
+        self._of_libraries = children_of(os.getpid())
         self._retiring = bool(problem)
         self._end_at = time.monotonic() + self._idle_s
         if self._listener is not None:
@@ -130,51 +149,64 @@ class Server:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         connection.descriptors += descriptors
-        if not piece:
-            # the orchestrator is gone: its jobs end
-            if self._parent is not None:
-                self._stop()
-            for job in self._jobs.values():
-                if job.connection is connection:
-                    signal_group(job.pid, signal.SIGKILL)
-            self._connections.discard(connection)
-            self._selector.unregister(connection.control)
-            for descriptor in connection.descriptors:
-                os.close(descriptor)
-            connection.descriptors.clear()
-            self._end_at = time.monotonic() + self._idle_s
-            self._note_use(connection)
+        if not piece:  # the orchestrator is gone
+            self._drop(connection)
             return
-        for message in connection.buffer.feed(piece):
-            if "retire" in message:
-                self._retiring = True
-            else:
-                self._start_job(message, connection)
+        try:
+            for message in connection.buffer.feed(piece):
+                if "retire" in message:
+                    self._retiring = True
+                else:
+                    self._start_job(message, connection)
+        except Exception:  # not sent by a client of this version; the jobs of others go on
+            traceback.print_exc()
+            self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        """End a connection and its jobs."""
+        if self._parent is not None:
+            self._stop()
+        for job in self._jobs.values():
+            if job.connection is connection:
+                signal_group(job.pid, signal.SIGKILL)
+        self._connections.discard(connection)
+        self._selector.unregister(connection.control)
+        for descriptor in connection.descriptors:
+            os.close(descriptor)
+        connection.descriptors.clear()
+        self._end_at = time.monotonic() + self._idle_s
+        self._note_use(connection)
 
     def _start_job(self, message: Message, connection: _Connection) -> None:
+        # whatever can be wrong with a message is found before its descriptors are taken
+        preload = [name for name in message["preload"] if name not in self._loaded_late]
+        timeout_s = None if message["timeout_s"] is None else float(message["timeout_s"])
+        target, server_log = message["job"]["target"], message["server_log"]
+        log_file = Path(message["log"])
         self._idle_s = idle_limit_s(message["environment"])  # that of the latest run
         events, number = connection.descriptors[:2]
-        del connection.descriptors[:2]
         status = socket.socket(fileno=number)
+        del connection.descriptors[:2]
         problem, pid = self._problem, 0
         if not problem:
-            for name in message["preload"]:
-                if name not in self._loaded_late:
-                    _load(name)
-                    self._loaded_late.add(name)
+            before = children_of(os.getpid()) if preload else set()
+            for name in preload:
+                _load(name)
+                self._loaded_late.add(name)
+            if preload:
+                self._of_libraries |= children_of(os.getpid()) - before
             try:
                 pid = fork_child(partial(self._run_in_child, message, status, events))
             except OSError as error:
-                problem = f"cannot start a worker for {message['job']['target']}: {error.strerror}"
+                problem = f"cannot start a worker for {target}: {error.strerror}"
         # at once: while it is open here, nobody learns of the child's end should this process hang
         os.close(events)
         if problem:
-            refusal = StageError(problem, f"full log: {message['server_log']}")
+            refusal = StageError(problem, f"full log: {server_log}")
             _send_status(status, {"event": "refused", "error": error_to_json(refusal)})
             return
-        timeout_s = message["timeout_s"]
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
-        self._jobs[pid] = job = _RunningJob(pid, connection, status, stop_at)
+        self._jobs[pid] = job = _RunningJob(pid, connection, status, log_file, stop_at)
         self._selector.register(status, selectors.EVENT_READ, job)
         self._note_use(connection)
 
@@ -206,9 +238,12 @@ class Server:
             # kill the processes it started before wait4, while the pid is still taken
             signal_group(pid, signal.SIGKILL)
             _, exit_status, usage = os.wait4(pid, 0)
+            self._of_libraries.discard(pid)
             job = self._jobs.pop(pid, None)
-            if job is None:  # started by a library
+            self._kill_orphans()
+            if job is None:  # started by a library, or left by a job
                 continue
+            limit_log(job.log)
             ending = {
                 "event": "exit",
                 "code": os.waitstatus_to_exitcode(exit_status),
@@ -219,6 +254,17 @@ class Server:
                 self._selector.unregister(job.status)
             _send_status(job.status, ending)
             self._note_use(job.connection)
+
+    def _kill_orphans(self) -> bool:
+        """Kill the processes left by ended jobs. Return True if there were any.
+
+        While a job runs, it is the parent of its orphans itself. An orphan of an orphan becomes a
+        child of this server when its parent has ended, which is reported by another SIGCHLD.
+        """
+        left = children_of(os.getpid()) - self._jobs.keys() - self._of_libraries
+        for pid in left:
+            kill_process(pid)
+        return bool(left)
 
     def _note_use(self, connection: _Connection) -> None:
         """Record the use of this server. Close a dropped connection after its last job."""
@@ -233,6 +279,7 @@ class Server:
         """Stop jobs at their time limits. Return the time to the next deadline."""
         now = time.monotonic()
         for job in self._jobs.values():
+            limit_log(job.log)
             if job.kill_at is not None and now >= job.kill_at:
                 signal_group(job.pid, signal.SIGKILL)
                 job.kill_at = now + _KILL_GRACE_S
@@ -240,6 +287,8 @@ class Server:
                 job.timed_out, job.kill_at = True, now + _KILL_GRACE_S
                 signal_group(job.pid, signal.SIGTERM)
         deadlines = [job.kill_at or job.stop_at for job in self._jobs.values()]
+        if self._jobs:
+            deadlines.append(now + _LOG_CHECK_S)
         if self._listener is not None and (self._retiring or not self._connections):
             soon = now + _RETRY_S
             deadlines.append(soon if self._retiring else max(self._end_at, soon))
@@ -262,10 +311,21 @@ class Server:
             self._stop()
 
     def _stop(self) -> NoReturn:
-        for pid in self._jobs:
-            signal_group(pid, signal.SIGKILL)
         if self._listener is not None:
             self._listener.unlink()
+        # Their processes first: a large job takes seconds to end, and if this process had ended
+        # before it, init would adopt the rest.
+        for pid in [*self._jobs]:
+            for process in (*descendants_of(pid), pid):
+                kill_process(process)
+        self._jobs.clear()
+        self._of_libraries.clear()
+        deadline = time.monotonic() + _STOP_LIMIT_S
+        while self._kill_orphans() and time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.001)
         flush()
         os._exit(0)  # the teardown of torch takes a second
 
@@ -322,6 +382,7 @@ def main() -> NoReturn:
         "ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning
     )
     start = json.loads(sys.argv[1])
+    adopt_orphans()
     here = str(Path.cwd())
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
     os.chdir("/")  # the project may be moved or deleted

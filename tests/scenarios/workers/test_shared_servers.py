@@ -387,7 +387,74 @@ def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) 
     assert row.split()[-2:] == [sys.executable, str(project.root)]
     assert project.doit("workers", "--stop").out == f"ended {server} (bare, {project.root})\n"
     assert not lives(server)
+    assert project.doit("workers", "--stop").out == "no worker servers\n"
     assert project.doit("workers", "now").code == 3
+
+
+def test_stopping_lets_running_jobs_finish(
+    tmp_path: Path, project: ProjectFolder, folder: Path
+) -> None:
+    project.environment |= {"XDG_RUNTIME_DIR": str(folder.parent), "BUILDSYS_WORKER_IDLE": "60"}
+    other, go = tmp_path / "other", tmp_path / "go"
+    other.mkdir()
+    idle = server_of(other)
+    with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(1) as threads:
+        busy = run_in(pool, tmp_path)["parent"]
+        job = threads.submit(run_in, pool, tmp_path, "wait_for_file", file=str(go))
+        wait_until(lambda: running()[busy].idle_s is None, "the job did not start")
+        lines = project.doit("workers", "--stop").out.splitlines()
+        assert f"ended {idle} (bare, {other})" in lines
+        assert any(
+            line.startswith(f"{busy} (bare, {tmp_path}) ends with the run") for line in lines
+        )
+        assert not lives(idle)
+        go.touch()
+        job.result(timeout=TIMEOUT_S)
+        assert run_in(pool, tmp_path)["parent"] == busy  # the next job of the same run
+    wait_for_end(busy)
+
+
+def test_stopping_now_ends_running_jobs(
+    tmp_path: Path, project: ProjectFolder, folder: Path
+) -> None:
+    project.environment |= {"XDG_RUNTIME_DIR": str(folder.parent), "BUILDSYS_WORKER_IDLE": "60"}
+    with orchestrator(tmp_path, "hang") as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        server = parent_of(child)
+        assert project.doit("workers", "--now").out == f"ended {server} (bare, {tmp_path})\n"
+        wait_for_end(child)
+        assert not lives(server)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"garbage\n", b"\xff\xfe\n", b"5\n", b"[]\n", b'{"job": 1}\n', b"[" * 100_000 + b"\n",
+        b'{"preload": [], "timeout_s": null, "job": {"target": "x"}, "server_log": "",'
+        b' "environment": {}}\n',
+        b"x" * (65 << 20),
+    ],
+    ids=["text", "binary", "number", "list", "fields", "deep", "no descriptors", "endless"],
+)  # fmt: skip
+def test_garbage_ends_neither_a_server_nor_its_jobs(
+    tmp_path: Path, folder: Path, garbage: bytes
+) -> None:
+    go = tmp_path / "go"
+    with WorkerPool(tmp_path / ".buildsys") as pool, ThreadPoolExecutor(1) as threads:
+        server = run_in(pool, tmp_path)["parent"]
+        job = threads.submit(run_in, pool, tmp_path, "wait_for_file", file=str(go))
+        (address,) = folder.glob("*.sock")
+        channel = registry.connect(address)
+        assert channel is not None
+        with channel:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                channel.sendall(garbage)
+            with contextlib.suppress(ConnectionResetError):
+                assert channel.recv(1) == b""  # the server hangs up
+        assert run_in(pool, tmp_path)["parent"] == server
+        go.touch()
+        job.result(timeout=TIMEOUT_S)
 
 
 def test_doit_uses_the_servers_of_the_last_doit(project: ProjectFolder, folder: Path) -> None:

@@ -290,6 +290,49 @@ def test_nothing_outlives_the_orchestrator(
         assert "Traceback" not in (tmp_path / ".buildsys/workers/bare.log").read_text()
 
 
+def test_no_daemon_outlives_its_job(project: PoolProject) -> None:
+    server = project.server_pid()
+    wait_for_end(*project.run("start_daemons").figures["daemons"])
+    error = project.error("start_daemons_and_crash")
+    assert "crashed with a segmentation fault" in str(error)
+    wait_for_end(*daemons_of(project.events))
+    project.events.clear()
+    assert "exceeded its limit" in str(project.error("start_daemons_and_hang", timeout_s=2))
+    wait_for_end(*daemons_of(project.events))
+    assert project.server_pid() == server
+
+
+def daemons_of(events: list[dict[str, Any]]) -> list[int]:
+    return [int(event["message"]) for event in events if event["event"] == "progress"]
+
+
+def test_the_daemons_of_another_job_live_on(project: PoolProject) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(project.error, "start_daemons_and_hang")
+        wait_until(lambda: len(daemons_of(project.events)) == 4, "the job did not start")
+        daemons = daemons_of(project.events)
+        wait_for_end(*project.run("start_daemons").figures["daemons"])
+        assert all(state(pid) not in ("", "Z") for pid in daemons)
+        project.pool.close()
+        job.result()
+        wait_for_end(*daemons)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("servers", ["own", "shared"])
+def test_no_daemon_outlives_the_orchestrator(
+    tmp_path: Path, request: pytest.FixtureRequest, number: signal.Signals, servers: str
+) -> None:
+    if servers == "shared":
+        request.getfixturevalue("shared_servers")
+    with orchestrator(tmp_path, "start_daemons_and_hang", "main") as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(5)]
+        process.send_signal(number)
+        process.wait(TIMEOUT_S)
+        wait_for_end(*pids)
+
+
 def test_a_server_that_still_loads_ends_with_its_orchestrator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,55 @@ def test_an_invalid_result_fails_the_job(project: PoolProject, do: str) -> None:
     assert not (project.root / f"{do}.json").exists()
 
 
+def test_the_text_of_sys_exit_is_kept(project: PoolProject) -> None:
+    error = project.error("exit_with_text")
+    assert type(error) is StageError
+    problem = "export:exit_with_text was ended by sys.exit: there is no licence"
+    assert str(error) == f"{problem}; full log: build/exit_with_text.log"
+    assert "SystemExit: there is no licence" in project.log("exit_with_text").read_text()
+    assert "Stop: enough" in str(project.error("raise_own_base_exception"))
+
+
+@pytest.mark.parametrize(
+    "do", ["raise_long_message", "raise_long_stage_error", "return_long_reason"]
+)
+def test_a_long_message_is_whole_only_in_the_log(project: PoolProject, do: str) -> None:
+    if do == "return_long_reason":
+        reply = project.run(do)
+        problem, hint = reply.reason, reply.hint
+        result = json.loads((project.root / f"{do}.json").read_text())
+        assert (result["reason"], result["hint"]) == (problem, hint)
+    else:
+        error = project.error(do)
+        problem, hint = error.problem, error.hint
+    assert "first words" in problem
+    assert "last words" in problem
+    assert "characters left out, the log has all" in problem
+    assert len(problem) < 2200
+    assert len(hint) < 21_000
+    assert "x" * 5_000_000 in project.log(do).read_text()
+
+
+def test_outputs_are_readable_whatever_umask_a_model_sets(project: PoolProject) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    assert project.run("hide_outputs").status == "passed"
+    for name in ("hide_outputs.json", "weights"):
+        assert (project.root / name).stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_log_has_a_limit(project: PoolProject) -> None:
+    assert project.run("print_endlessly").status == "passed"
+    log = project.log("print_endlessly")
+    assert log.stat().st_size < 25 << 20
+    lines = log.read_text().splitlines()
+    assert lines[0].startswith("# export:print_endlessly, ")
+    assert lines[1] == "first words"
+    assert lines[-1] == "last words"
+    (left_out,) = (line for line in lines if "bytes of this log are left out" in line)
+    assert int(left_out.split()[2]) > 30 << 20
+
+
 KILLED = "was killed by signal 9 (SIGKILL), probably because memory ran out"
 
 

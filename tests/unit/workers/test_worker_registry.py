@@ -13,6 +13,7 @@ from buildsys.workers import registry
 from buildsys.workers.client.status import RunningServer, format_running, format_stopped
 from buildsys.workers.registry import ServerRecord, idle_limit_s
 
+PATH = Path("/run/user/0/buildsys/a.sock")
 RECORD = ServerRecord(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/workers/torch.log")
 
 
@@ -22,6 +23,15 @@ RECORD = ServerRecord(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/worke
 )
 def test_idle_limits(text: str, seconds: float) -> None:
     assert idle_limit_s({registry.IDLE_VARIABLE: text}) == seconds
+
+
+def test_a_relative_runtime_folder_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = registry.server_folder({"XDG_RUNTIME_DIR": "run"})
+    assert folder is None or folder.is_absolute()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "5m", "1e9", "10 minutes"])
@@ -84,17 +94,17 @@ def test_a_server_of_another_user_is_not_used(
 
 
 def test_tables_of_servers() -> None:
-    assert format_running([]) == format_stopped([]) == "no worker servers\n"
+    assert format_running([]) == format_stopped([]) == ["no worker servers"]
     ready = replace(RECORD, ready=True)
     new, young, old = (
-        RunningServer(RECORD, 1.4, None, 9.0),
-        RunningServer(ready, 5.4, None, 10.0),
-        RunningServer(ready, 600.0, 240.0, 700.4),
+        RunningServer(PATH, RECORD, 1.4, None, 9.0),
+        RunningServer(PATH, ready, 5.4, None, 10.0),
+        RunningServer(PATH, ready, 600.0, 240.0, 700.4),
     )
-    assert format_running([young, new, old]).splitlines() == [
+    assert format_running([young, new, old]) == [
         "pid   kind   age     idle     memory   python            project",
         "4711  torch  10 min  4 min    700 MiB  /usr/bin/python3  /p",
         "4711  torch  5 s     working  10 MiB   /usr/bin/python3  /p",
         "4711  torch  1 s     loading  9 MiB    /usr/bin/python3  /p",
     ]
-    assert format_stopped([old]) == "ended 4711 (torch, /p)\n"
+    assert format_stopped([old]) == ["ended 4711 (torch, /p)"]
