@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from buildsys.errors import StageError
+
 ABSENT = "absent"
 C_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".def")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -55,8 +57,12 @@ def compiler_identity(language: str) -> str:
                 timeout=_TIMEOUT_S, env=compiler_environment(), check=False,
             )  # fmt: skip
             printed.append(done.stdout.strip())
-        except (OSError, subprocess.TimeoutExpired):
+        except OSError:
             printed.append("")
+        except subprocess.TimeoutExpired:
+            # without its version, a key would not identify the compiler
+            problem = f"{shlex.join([*command, option])} did not answer within {_TIMEOUT_S} s"
+            raise StageError(problem, "try again when this machine is idle") from None
     version = printed[0].splitlines() or [command[0]]
     machine = printed[1] or "this machine"
     arguments = f" {shlex.join(command[1:])}" if command[1:] else ""

@@ -208,13 +208,13 @@ def _package_version(
     # slow to import, rarely needed
     from buildsys.system.interpreters.probe import LIBRARY_SCRIPT, probe_limit_s, run_probe
 
-    version = ""
+    version, timed_out = "", False
     with suppress(OSError):  # the interpreter cannot be started: its check reports that
         environment, limit_s = toolchain.environment(os.environ), probe_limit_s(os.environ)
         result = run_probe(toolchain.python, LIBRARY_SCRIPT, (module,), environment, limit_s)
-        version = str((result.fields or {}).get("version") or "")
+        version, timed_out = str((result.fields or {}).get("version") or ""), result.timed_out
     version = version or f"of unknown version, files {state[:12]}"
-    if texts is not None:
+    if texts is not None and not timed_out:
         texts.set(f"{_MODULE_SCHEMA}:{state}", version)
     return version
 

@@ -55,6 +55,7 @@ class InterpreterCheck:
     hint: str = ""
     permanent: bool = True  # until a file changes; otherwise the next attempt may succeed
     output: str = ""  # printed instead of a result
+    timed_out: bool = False
 
     def require(self) -> Interpreter:
         """Return a usable interpreter.
@@ -137,7 +138,9 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> _Known:
         if result.timed_out:
             hint += f"; {LIMIT_VARIABLE}=2min allows more time"
         check = _unusable(toolchain, f"{python} {result.ending} at startup", hint)
-        return _Known(replace(check, permanent=False, output=result.output), {})
+        timed_out = result.timed_out
+        check = replace(check, permanent=False, output=result.output, timed_out=timed_out)
+        return _Known(check, {})
     fields = dict(result.fields)
     if fields.pop("pid", result.pid) != result.pid:
         # exit code, signals and descriptors would be those of a shell

@@ -170,6 +170,7 @@ class Library:
     missing: bool = False
     problem: str = ""  # why an installed library cannot be imported
     facts: Mapping[str, Any] | None = None  # e.g. the execution providers of onnxruntime
+    timed_out: bool = False  # it did not answer: nothing is known
 
     @property
     def is_usable(self) -> bool:
@@ -187,8 +188,11 @@ def check_libraries(
             result = run_probe(python, LIBRARY_SCRIPT, (name,), environment, limit_s)
         except OSError as error:
             return Library(name, problem=f"{python} cannot be started: {error.strerror}")
+        if result.timed_out:
+            problem = f"did not answer within {limit_s:g} s"
+            return Library(name, problem=problem, timed_out=True)
         if result.fields is None:
-            abrupt = result.timed_out or result.crashed or not result.last_line
+            abrupt = result.crashed or not result.last_line
             printed = "" if abrupt else f": {result.last_line}"
             return Library(name, problem=f"the interpreter {result.ending} on import{printed}")
         facts = dict(result.fields)

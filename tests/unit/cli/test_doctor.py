@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
     environment.write("lacking.py", "import none_such\n")
     environment.write("loud.py", "__version__ = '1.2'\nprint('{}' * 9999)\n")
     hanging = check_libraries(environment.python, ["hanging"], HERE, 0.4)["hanging"]
-    assert hanging.problem == "the interpreter did not respond within 0.4 s on import"
+    assert hanging.problem == "did not answer within 0.4 s"
     found = check_libraries(environment.python, ["lacking", "loud", "absent", "numpy"], HERE, 60)
     assert found["lacking"].problem == "ModuleNotFoundError: No module named 'none_such'"
     assert found["absent"].missing
@@ -271,6 +272,41 @@ def test_missing_parts_that_nothing_requires_are_not_broken(
     )
     assert any(line.startswith("ok       library torch  1.0") for line in lines)
     assert not (project / "build").exists()
+
+
+@pytest.mark.parametrize("silent", ["torch", "tensorrt"])
+def test_a_library_that_does_not_answer_is_unknown(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    silent: str,
+) -> None:
+    def check(
+        python: Path, names: Sequence[str], environment: object, limit_s: float
+    ) -> dict[str, Library]:
+        found = {name: Library(name, "1.0") for name in names}
+        found[silent] = Library(silent, problem="did not answer within 30 s", timed_out=True)
+        return found
+
+    monkeypatch.setattr(command, "check_libraries", check)
+    monkeypatch.setattr(command, "check_gpus", lambda: (NO_GPU, []))
+    if silent == "tensorrt":
+        monkeypatch.setenv("BUILDSYS_STRICT", "1")  # its engine is required
+    assert check_machine(project, as_json=False) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{silent} did not answer within 30 s" in out
+    assert "broken;" in out
+    assert "unknown" in out.rpartition(";")[2]
+    assert "force-reinstall" not in out
+
+
+def test_a_probe_over_its_limit_is_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "sleeping_library.py").write_text("import time; time.sleep(600)")
+    environment = {**HERE, "PYTHONPATH": str(tmp_path)}
+    found = check_libraries(Path(sys.executable), ("sleeping_library",), environment, 0.5)
+    library = found["sleeping_library"]
+    assert library.timed_out
+    assert library.problem == "did not answer within 0.5 s"
 
 
 def test_with_strict_every_engine_is_required(

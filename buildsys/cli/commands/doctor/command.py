@@ -19,6 +19,7 @@ from buildsys.cli.commands.doctor.machine import (
     LIBRARIES,
     MISSING,
     OK,
+    UNKNOWN,
     Check,
     Environment,
     check_backends,
@@ -70,7 +71,11 @@ def check_machine(root: Path, *, as_json: bool) -> int:
     needs = _read_needs(root)
     checks = list(_checks(needs))
     broken = sum(check.state == BROKEN for check in checks)
-    missing = sum(check.state == MISSING for check in checks)
+    others = [
+        f"{count} {state}"
+        for state in (MISSING, UNKNOWN)
+        if (count := sum(check.state == state for check in checks))
+    ]
     if as_json:
         print_json({"schema": SCHEMA, "findings": [check.as_json() for check in checks]})
     else:
@@ -80,7 +85,7 @@ def check_machine(root: Path, *, as_json: bool) -> int:
             name = check.name if check.kind == check.name else f"{check.kind} {check.name}"
             details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
             rows.append(Row(check.state, name, details, note=check.text))
-        print_rows(rows, [summary + (f"; {missing} missing" if missing else "")])
+        print_rows(rows, ["; ".join([summary, *others])])
     return needs.exit_code or (_FOUND_BROKEN if broken else 0)
 
 
@@ -173,5 +178,7 @@ def _checks(needs: _Needs) -> Iterator[Check]:
         if engine.required:
             ability = environments[engine.toolchain].ability(engine.backend, gpus, cuda=engine.cuda)
             if ability.problem:
-                text = f"required, but cannot be built here: {ability.problem}"
-                yield Check("engine", engine.name, BROKEN, text, ability.remedy)
+                state, text = BROKEN, f"required, but cannot be built here: {ability.problem}"
+                if ability.unknown:
+                    state, text = UNKNOWN, f"required; {ability.problem}"
+                yield Check("engine", engine.name, state, text, ability.remedy)

@@ -21,11 +21,13 @@ from buildsys.manifest.schema.engines import ComputeCapability
 from buildsys.report.formatting import plural, size
 from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
-from buildsys.system.interpreters.probe import Library, check_libraries
+from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.urls import mask_secrets
 from buildsys.system.versions import installed_versions, normalized
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
+UNKNOWN = "unknown"  # a probe exceeded its time limit
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
 # backend -> command that installs its library here, package for a toolchain (a test compares
@@ -42,6 +44,7 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _DEVELOPMENT_EXTRAS = ("test",)
 _LOW_SPACE_BYTES = 2 << 30
+_AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows more time"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
         library = found[name]
         if library.is_usable:
             yield Check("library", name, OK, library.version, facts=dict(library.facts or {}))
+            continue
+        if library.timed_out:
+            yield Check("library", name, UNKNOWN, library.problem, _AGAIN)
             continue
         text = "is not installed" if library.missing else f"cannot be imported: {library.problem}"
         again = "" if library.missing else "--force-reinstall "
@@ -161,6 +167,12 @@ class Ability:
     text: str = ""
     problem: str = ""
     remedy: str = ""
+    unknown: bool = False  # the problem is a time-out
+
+    @property
+    def state(self) -> str:
+        """Return the state of what has this ability."""
+        return UNKNOWN if self.unknown else MISSING if self.problem else OK
 
 
 @dataclass(frozen=True)
@@ -173,12 +185,15 @@ class Environment:
     python: str = ""
     libraries: Mapping[str, Library] = field(default_factory=dict)
     has_cuda: bool = True  # cuda-bindings, which our own interpreter requires
+    unknown: bool = False  # the problem is a time-out
 
     def ability(self, backend: str, gpus: Gpus, *, cuda: bool = False) -> Ability:
         """Return the abilities of a backend, with ``cuda`` on the GPU."""
         if self.problem:
-            return Ability(problem=self.problem, remedy=self.remedy)
+            return Ability(problem=self.problem, remedy=self.remedy, unknown=self.unknown)
         library = self.libraries[backend]
+        if library.timed_out:
+            return Ability(problem=f"{backend} {library.problem}", remedy=_AGAIN, unknown=True)
         if library.is_usable and self.toolchain and not self.has_cuda and backend != "onnxruntime":
             remedy = f"{self.toolchain.pip} cuda-bindings"
             return Ability(problem=f"{backend} needs cuda-bindings", remedy=remedy)
@@ -199,7 +214,7 @@ def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     """Probe the interpreter of a toolchain and its libraries."""
     found = check_interpreter(toolchain)
     if found.interpreter is None or found.problem:
-        return Environment(toolchain, found.problem, found.hint)
+        return Environment(toolchain, found.problem, found.hint, unknown=found.timed_out)
     environment = toolchain.environment(os.environ)
     names = ("numpy", *INSTALL)
     libraries = check_libraries(toolchain.python, names, environment, limit_s)
@@ -208,6 +223,9 @@ def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     if numpy.is_usable:
         has_cuda = found.interpreter.finds("cuda")
         return Environment(toolchain, python=python, libraries=libraries, has_cuda=has_cuda)
+    if numpy.timed_out:
+        problem = f"numpy in the toolchain {toolchain.name} {numpy.problem}"
+        return Environment(toolchain, problem, _AGAIN, python, libraries, unknown=True)
     why = (
         "has no numpy" if numpy.missing else f"has a numpy that cannot be imported: {numpy.problem}"
     )
@@ -228,7 +246,7 @@ def check_backends(
             text = (
                 f"{ability.problem}; {needed if engines else 'no engine of this project uses it'}"
             )
-            yield Check("backend", backend, MISSING, text, ability.remedy, facts)
+            yield Check("backend", backend, ability.state, text, ability.remedy, facts)
         else:
             yield Check("backend", backend, OK, f"{library.version}: {ability.text}", facts=facts)
 
@@ -241,7 +259,8 @@ def check_toolchain(found: Environment, gpus: Gpus, users: Mapping[str, Sequence
     versions = {one.name: one.version for one in libraries.values() if one.is_usable}
     facts = {"python": str(found.toolchain.python), "versions": versions, "engines": engines}
     if found.problem:
-        return Check("toolchain", name, MISSING, found.problem, found.remedy, facts)
+        state = UNKNOWN if found.unknown else MISSING
+        return Check("toolchain", name, state, found.problem, found.remedy, facts)
     backends = list(users) or [backend for backend in INSTALL if libraries[backend].is_usable]
     abilities = [(backend, found.ability(backend, gpus)) for backend in backends]
     failed = [ability for _, ability in abilities if ability.problem]
@@ -254,7 +273,9 @@ def check_toolchain(found: Environment, gpus: Gpus, users: Mapping[str, Sequence
     parts += [f"{backend} {ability.text}" for backend, ability in abilities if ability.text]
     parts += [ability.problem for ability in failed]
     remedy = next((ability.remedy for ability in failed if ability.remedy), "")
-    return Check("toolchain", name, MISSING if failed else OK, "; ".join(parts), remedy, facts)
+    states = {ability.state for ability in failed}
+    state = next((one for one in (MISSING, UNKNOWN) if one in states), OK)
+    return Check("toolchain", name, state, "; ".join(parts), remedy, facts)
 
 
 def _ability(library: Library, gpus: Gpus, *, cuda: bool) -> Ability:
@@ -316,6 +337,7 @@ def check_folders(project: Project) -> Iterator[Check]:
             yield Check("folder", name, OK, text, facts=facts)
     remote = project.shared_cache()
     if remote is not None:
+        remote["url"] = mask_secrets(remote["url"])
         text = f"{remote['url']}, {remote['mode']}"
         yield Check("folder", "shared cache", OK, text, facts=remote)
 
