@@ -205,6 +205,6 @@ def _is_on_failure(content: bytes, path: str) -> bool:
         return is_failure_report(content.decode(errors="replace"))
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("status") == FAILED

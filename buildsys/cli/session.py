@@ -285,7 +285,7 @@ class Session:
         path = self.project.build / self.actions[target].outputs["result"].path
         try:
             found = json.loads(_LONG_LIST.sub(b"[]", path.read_bytes()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

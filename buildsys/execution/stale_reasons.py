@@ -114,7 +114,7 @@ def decode_reasons(text: object) -> tuple[Reason, ...]:
         # older histories have a fifth field, the first changed line
         items = json.loads(text)  # type: ignore[arg-type]
         lists = [i[:4] for i in items if isinstance(i, list) and len(i) in (4, 5)]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return ()
     return tuple(
         Reason(*fields)
@@ -129,9 +129,9 @@ def _as_map(value: str | None) -> dict[str, str] | None:
         return None
     try:
         items = json.loads(value).items()
-    except ValueError:
+        return {str(k): item if isinstance(item, str) else json.dumps(item) for k, item in items}
+    except (ValueError, RecursionError):
         return None
-    return {str(k): item if isinstance(item, str) else json.dumps(item) for k, item in items}
 
 
 def _describe_part(reason: Reason) -> str:

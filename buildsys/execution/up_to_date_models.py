@@ -81,7 +81,10 @@ class UpToDateModels:
             if model not in models:
                 continue
             kept = records.get(model, [])
-            with suppress(ValueError, TypeError, AttributeError, KeyError):  # damaged rows
+            # damaged rows, or a source that cannot be read, which the full check reports
+            with suppress(
+                ValueError, TypeError, AttributeError, LookupError, RecursionError, StageError
+            ):
                 state = now.state(environments, files.split("\n"))
                 if _digest((models[model], state.digest, sorted(kept, key=repr))) == token:
                     found[model] = [row[0] for row in kept]

@@ -97,6 +97,7 @@ class Workspace:
         self.stamp(path)
         if shown not in self._documents:
             try:
+                self._check_link(path, shown)
                 self._contents[shown] = _content(path, shown)
                 data = read_yaml(shown, self._contents[shown])
                 self._documents[shown] = with_origins(data, shown)
@@ -133,6 +134,17 @@ class Workspace:
         """Return ``file:line`` of the origin of a value."""
         mark = self._marks(node.origin.file).find(node.origin.path, of_key=False)
         return f"{node.origin.file}:{mark[0]}" if mark else str(node.origin.file)
+
+    def _check_link(self, path: Path, shown: Path) -> None:
+        """Refuse a link out of the project. Raises: ManifestError."""
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
+            return  # reading it will fail
+        folders = {folder.resolve() for folder in (self.root, self.configs, self.links_into)}
+        if not any(real.is_relative_to(folder) for folder in folders):
+            problem = "the file is a link that leaves the project"
+            raise ManifestError(shown, (), problem, "replace it by a copy")
 
     def _marks(self, shown: Path) -> Positions:
         if shown not in self._positions:

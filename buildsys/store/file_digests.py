@@ -148,7 +148,7 @@ class DigestCache:
             if not rows or rows[0][:4] != stamp:
                 return None
             row = self._known[path] = rows[0]
-        return FileDigest(row[4], stamp)
+        return FileDigest(row[4], stamp) if isinstance(row[4], str) else None  # a damaged row
 
 
 @cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
 RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
+_DEEPEST = 100  # level of a record's JSON
 _SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 _to_json = partial(json.dumps, separators=(",", ":"))
 
@@ -98,21 +98,23 @@ class Ledger:
         records = []
         for row in self._db.read(query, (*values, limit)):
             _, own_key, parts, outputs, status, started, seconds, reason, hint, figures, log = row
-            published = _outputs(outputs)
-            with suppress(TypeError, ValueError, RecursionError):
-                if published is not None:
-                    record = ActionRecord(
-                        target, own_key, json.loads(parts), published, status, started, seconds,
-                        reason, hint, json.loads(figures), log,
-                    )  # fmt: skip
-                    records.append(record)
+            published, own_parts, own_figures = _outputs(outputs), _map(parts), _map(figures)
+            texts = (own_key, status, started, reason, hint, log, *(own_parts or {}).values())
+            if published is None or own_parts is None or own_figures is None:
+                continue
+            if isinstance(seconds, float) and all(isinstance(text, str) for text in texts):
+                record = ActionRecord(
+                    target, own_key, own_parts, published, status, started, seconds, reason, hint,
+                    own_figures, log,
+                )  # fmt: skip
+                records.append(record)
         return records
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
         """Return only status and outputs of a record, faster than ``lookup``."""
         select = "SELECT status, outputs FROM records WHERE target = ? AND key = ?"
         rows = self._db.read(select, (target, key))
-        found = _outputs(rows[0][1]) if rows else None
+        found = _outputs(rows[0][1]) if rows and isinstance(rows[0][0], str) else None
         return None if found is None else (rows[0][0], found)
 
     def add(self, record: ActionRecord, *, why: str = "", restored: bool = False) -> None:
@@ -172,7 +174,14 @@ class Ledger:
 
     def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
         """Return the last runs of a target, newest first."""
-        return [HistoryEntry(*row) for row in self._db.read(_SELECT_HISTORY, (target, limit))]
+        rows = self._db.read(_SELECT_HISTORY, (target, limit))
+        entries = [HistoryEntry(*("" if value is None else value for value in row)) for row in rows]
+        return [
+            entry
+            for entry in entries
+            if isinstance(entry.seconds, float)
+            and all(isinstance(text, str) for text in entry if text is not entry.seconds)
+        ]
 
 
 def utc_now() -> str:
@@ -191,16 +200,40 @@ def summary(figures: Any) -> Any:
     return [summary(item) for item in figures] if isinstance(figures, (list, tuple)) else figures
 
 
-def _outputs(text: str) -> dict[str, OutputFile | None] | None:
+def _outputs(text: object) -> dict[str, OutputFile | None] | None:
     """Return published outputs, None if unreadable or outside the build folder."""
-    try:
-        found = {
-            path: None if output is None else OutputFile(*output)
-            for path, output in json.loads(text).items()
-        }
-    except (AttributeError, TypeError, ValueError, RecursionError):
+    recorded = _map(text)
+    if recorded is None:
         return None
-    return found if all(map(_is_inside, found)) else None  # recorded files may be deleted
+    found: dict[str, OutputFile | None] = {}
+    for path, output in recorded.items():
+        if not _is_inside(path):  # recorded files may be deleted
+            return None
+        match output:
+            case None:
+                found[path] = None
+            case [str(digest), int(size)]:
+                found[path] = OutputFile(digest, size)
+            case _:
+                return None
+    return found
+
+
+def _map(text: object) -> dict[str, Any] | None:
+    """Return a JSON object. None for anything else, and for one nested too deeply to be ours."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    level: list[Any] = [found]
+    for _ in range(_DEEPEST):
+        if not level:
+            return found
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [entry for entries in inner for entry in entries if isinstance(entry, (dict, list))]
+    return None
 
 
 def _is_inside(path: str) -> bool:

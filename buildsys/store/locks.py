@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,23 +42,32 @@ class InterruptedWaitError(StageError):
     """A wait for a lock, ended by the exit of this process."""
 
 
-def machine_lock_folder(fallback: Path) -> Path:
+def machine_lock_folder() -> Path:
     """Return the folder of the locks shared by a user's projects.
 
-    BUILDSYS_MACHINE_LOCK overrides it. ``fallback`` replaces a folder in the temporary directory
-    that another user owns.
+    BUILDSYS_MACHINE_LOCK overrides it.
+    Raises: StageError: the folder cannot be created or belongs to another user. Without it
+    benchmarks of two projects would run at the same time.
     """
     chosen = os.environ.get("BUILDSYS_MACHINE_LOCK")
     if chosen:
         return Path(chosen)
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - checked below
     folder = temporary / f"buildsys-{os.getuid()}"
+    hint = "set BUILDSYS_MACHINE_LOCK to a folder of yours, the same one for all your projects"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        ours = folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink()
-    except OSError:
-        ours = False
-    return folder if ours else fallback
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        problem = f"the lock folder {folder} cannot be created: {error.strerror}"
+        raise StageError(problem, hint) from None
+    problem = "" if stat.S_ISDIR(found.st_mode) else "is not a folder"
+    if found.st_uid != os.getuid():
+        problem = "belongs to another user"
+    if problem:
+        raise StageError(f"the lock folder {folder} {problem}", f"remove it, or {hint}")
+    return folder
 
 
 class Locks:
@@ -64,8 +75,12 @@ class Locks:
 
     def __init__(self, folder: Path, machine: Path | None = None) -> None:
         self._folder = folder
-        self._machine = machine or machine_lock_folder(folder)
+        self._given_machine = machine
         self.stopped = threading.Event()  # set: all waits end with ``InterruptedWaitError``
+
+    @cached_property
+    def _machine(self) -> Path:
+        return self._given_machine or machine_lock_folder()
 
     def target(self, target: str, on_wait: OnWait) -> AbstractContextManager[bool]:
         """Hold a target exclusively; yield True after a wait."""
@@ -146,7 +161,8 @@ class Locks:
                 raise StageError(problem, "its file system must support flock") from error
             if not reported and time.monotonic() - begun > _REPORT_AFTER_S:
                 holder = None
-                with suppress(TypeError, ValueError):  # being written, or shared by several
+                # being written, or shared by several
+                with suppress(TypeError, ValueError, RecursionError):
                     holder = LockHolder(*json.loads(os.pread(handle, 4096, 0)))
                 on_wait(holder)
                 reported = True

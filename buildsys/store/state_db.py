@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,11 @@ from typing import Any, TypeVar
 
 from buildsys.errors import StageError
 from buildsys.system.file_locks import locked
+from buildsys.system.printable import printable_line
 
 VERSION = 4  # bump when a table changes: an older file is set aside, not converted
 BUSY_TIMEOUT_S = 30.0
+_CHECKSUM_LENGTH = 8
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]
 T = TypeVar("T")
@@ -58,7 +61,7 @@ CREATE TABLE settled_targets (
 
 def warn_on_stderr(message: str) -> None:
     """Print a warning as one plain line."""
-    sys.stderr.write(f"buildsys: warning: {message}\n")
+    sys.stderr.write(f"buildsys: warning: {printable_line(message)}\n")
 
 
 class StateDb:
@@ -122,15 +125,18 @@ class StateDb:
         if name not in self._texts:
             # the table is named after its first use: the imports of a source file
             rows = self.read("SELECT imports FROM source_imports WHERE digest = ?", (name,))
-            if not rows:
+            stored = rows[0][0] if rows else None
+            text = stored[_CHECKSUM_LENGTH:] if isinstance(stored, str) else ""
+            if stored != _checksum(text) + text:  # absent or damaged
                 return None
-            self._texts[name] = rows[0][0]
+            self._texts[name] = text
         return self._texts[name]
 
     def set(self, name: str, text: str, /) -> None:
         """Store ``text`` under ``name``."""
         self._texts[name] = text
-        self.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (name, text))])
+        stored = _checksum(text) + text
+        self.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (name, stored))])
 
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
@@ -239,6 +245,10 @@ class ReadOnlyStateDb(StateDb):
 
     def write(self, statements: Iterable[Statement]) -> None:
         """Drop the statements."""
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode(errors='surrogatepass')):0{_CHECKSUM_LENGTH}x}"
 
 
 def _open_read_only(path: Path, mode: str) -> sqlite3.Connection:

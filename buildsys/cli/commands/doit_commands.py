@@ -23,6 +23,8 @@ from doit.dependency import DatabaseException
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
+from buildsys.errors import BuildsysError
+from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
 
 
@@ -44,6 +46,9 @@ class DoitCommand:
         except BrokenPipeError:
             drop_unwritten()
             return BROKEN_PIPE
+        except BuildsysError as error:  # of our own state, e.g. locked by another process
+            sys.stderr.write(printable(f"ERROR: {error}\n"))
+            return error.exit_code
         except (DatabaseException, sqlite3.DatabaseError) as error:  # our own is handled elsewhere
             _set_aside(Path(params["dep_file"]), error)
             if self.dep_manager is not None:  # found only in the middle

@@ -279,7 +279,7 @@ def _print_model(
     for name in ("export/export.json", "simplify/graph.json"):
         try:
             found = json.loads((project.build / model / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             found = None
         results.append(found if isinstance(found, dict) else {})
     exported, simplified = results

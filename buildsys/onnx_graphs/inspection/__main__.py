@@ -22,6 +22,9 @@ from buildsys.onnx_graphs.inspection.first_difference import first_difference
 from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 
+_LONGEST = 200  # characters of an exception
+_HINT = "if buildsys built it, `doit cache verify` and a rebuild replace it"
+
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer to one request."""
@@ -47,6 +50,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"unknown question {unknown!r}")
     except (StageError, UsageError) as error:
         return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
+    except Exception as error:  # onnx and protobuf raise anything on a damaged graph
+        summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+        return {"error": f"it is not a valid graph ({summary[:_LONGEST]})", "hint": _HINT}
 
 
 def _read(graph: Mapping[str, Any], *, with_digests: bool = False) -> ModelProto:

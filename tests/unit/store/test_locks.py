@@ -204,17 +204,43 @@ def test_the_machine_lock_is_shared_by_the_projects_of_a_user(
 ) -> None:
     monkeypatch.delenv("BUILDSYS_MACHINE_LOCK", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    chosen = machine_lock_folder(tmp_path / "project")
+    chosen = machine_lock_folder()
     assert chosen.parent == tmp_path
     assert chosen.stat().st_mode & 0o077 == 0
-    assert machine_lock_folder(tmp_path / "another") == chosen
+    assert machine_lock_folder() == chosen
 
 
-def test_a_foreign_folder_in_tmp_is_not_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spoil", ["link", "file", "owner", "missing"])
+def test_an_unusable_folder_in_tmp_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
 ) -> None:
     monkeypatch.delenv("BUILDSYS_MACHINE_LOCK", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"buildsys-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    assert machine_lock_folder(tmp_path / "project") == tmp_path / "project"
+    folder = tmp_path / f"buildsys-{os.getuid()}"
+    problem = "is not a folder; remove it, or"
+    if spoil == "link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif spoil == "file":
+        folder.write_text("")
+    elif spoil == "owner":
+        folder.mkdir()
+        user = os.getuid()
+        folder.rename(tmp_path / "buildsys-54321")
+        monkeypatch.setattr(os, "getuid", lambda: 54321)
+        problem = "belongs to another user; remove it, or"
+        assert user != 54321
+    else:
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+        problem = "cannot be created: No such file or directory;"
+    remedy = "set BUILDSYS_MACHINE_LOCK to a folder of yours"
+    with pytest.raises(StageError, match=f"the lock folder .* {problem} {remedy}"):
+        machine_lock_folder()
+    locks = Locks(tmp_path / "locks")
+    with locks.target("a", unexpected):  # a lock of the project
+        pass
+    with (
+        pytest.raises(StageError, match="BUILDSYS_MACHINE_LOCK"),
+        locks.machine("a", exclusive=True, on_wait=unexpected),
+    ):
+        pass
