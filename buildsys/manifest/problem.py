@@ -10,6 +10,7 @@ from typing import Any
 from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin
 from buildsys.manifest.value_tree import nearest as nearest_node
 from buildsys.system.suggestions import nearest
+from buildsys.system.urls import mask_text
 
 
 @dataclass(frozen=True)
@@ -73,5 +74,6 @@ def show_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = f'"{value}"' if isinstance(value, str) else str(value)
+    text = mask_text(text) if "://" in text else text  # a URL in a wrong place may have a password
     text = "".join(character if character.isprintable() else "�" for character in text)
     return text if len(text) <= 60 else f"{text[:57]}…"

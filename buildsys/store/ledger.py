@@ -175,12 +175,12 @@ class Ledger:
     def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
         """Return the last runs of a target, newest first."""
         rows = self._db.read(_SELECT_HISTORY, (target, limit))
-        entries = [HistoryEntry(*("" if value is None else value for value in row)) for row in rows]
+        entries = (HistoryEntry._make("" if one is None else one for one in row) for row in rows)
         return [
             entry
             for entry in entries
             if isinstance(entry.seconds, float)
-            and all(isinstance(text, str) for text in entry if text is not entry.seconds)
+            and all(isinstance(one, str) for one in entry if one is not entry.seconds)
         ]
 
 

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.object_store import (
@@ -23,6 +22,7 @@ from buildsys.store.object_store import (
     encode_record,
     object_name,
 )
+from buildsys.system.urls import mask_secrets, mask_text
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 _CHUNK_BYTES = 1 << 20
@@ -49,9 +49,7 @@ class SharedCache:
         self._url = url
         self._mode = mode
         self._timeout_s = timeout_s
-        password = urlsplit(url).password
-        hidden = url.replace(f":{password}@", ":***@") if password else url
-        self._name = f"the shared cache {hidden}"
+        self._name = f"the shared cache {mask_secrets(url)}"
         self._notify = notify
         self._guard = threading.Lock()
         # a connection serves one thread at a time: SFTP mixes up the answers to two
@@ -149,7 +147,8 @@ class SharedCache:
             with self._guard:
                 first, self._off = not self._off, True
             if first:
-                self._notify(f"{self._name} {problems[0]}; this run goes on without it")
+                problem = mask_text(problems[0])
+                self._notify(f"{self._name} {problem}; this run goes on without it")
         return results[0] if results and not late else None
 
     def _notify_ignored(self, path: str, problem: str) -> None:
