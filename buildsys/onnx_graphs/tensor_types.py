@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, shape_inference
 
-from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
+from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs, tensors_of
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -39,6 +39,27 @@ def element_types(model: ModelProto) -> dict[str, int]:
         elif kind is not None and kind != "tensor_type":
             types[value.name] = NOT_A_TENSOR
     return types
+
+
+def float_types(model: ModelProto) -> set[str]:
+    """Return the float types of a graph's ports, constants and casts."""
+    types = {tensor.data_type for tensor in tensors_of(model)}
+    bodies = [body for node in all_nodes(model.graph) for body in subgraphs(node)]
+    for graph in (model.graph, *bodies):
+        for value in (*graph.input, *graph.output):
+            types.add(value.type.tensor_type.elem_type)
+    for owner in (model.graph, *model.functions):
+        for node in all_nodes(owner):
+            if node.op_type == "Cast":
+                types.update(attribute.i for attribute in node.attribute if attribute.name == "to")
+    names = {"float64": TensorProto.DOUBLE, "float32": TensorProto.FLOAT, **ELEM_TYPES}
+    return {name for name, elem_type in names.items() if elem_type in types}
+
+
+def narrowest_float(model: ModelProto) -> str:
+    """Return the float type of a graph with the fewest digits; float32 without floats."""
+    found = float_types(model)
+    return next((n for n in ("bfloat16", "float16", "float32", "float64") if n in found), "float32")
 
 
 def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:

@@ -80,6 +80,13 @@ class ValueBranch(nn.Module):
         return x + 1 if x.sum() > 0 else x - 1
 
 
+class ForTorchscript(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_exporting():
+            raise NotImplementedError("not with torch.export")
+        return x + 1
+
+
 class FixedSizes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(3, 5) * 2

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from buildsys.onnx_graphs.tensors import tensor_of
 from buildsys.workers.job import Job
 
 CASES = {"min": {"batch": 1}, "opt": {"batch": 2}, "odd": {"batch": 3}}
@@ -78,6 +79,24 @@ def one_node(
 ) -> ModelProto:
     node = helper.make_node(op, ["x"], ["y"], name=op.lower(), **(attributes or {}))
     return make_model([node], {"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, shape)})
+
+
+def typed_network(elem_type: int, ports: int = TensorProto.FLOAT) -> ModelProto:
+    """Return matmul → relu → matmul in a 16-bit type; other ``ports`` are cast."""
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["x"], ["low"], name="in", to=elem_type),
+        node("MatMul", ["low", "first"], ["hidden"], name="first product"),
+        node("Relu", ["hidden"], ["relu"], name="relu"),
+        node("MatMul", ["relu", "second"], ["result"], name="second product"),
+        node("Cast", ["result"], ["y"], name="out", to=ports),
+    ]
+    model = make_model(nodes, {"x": (ports, ["batch", 8])}, {"y": (ports, ["batch", 5])})
+    for name, sizes in {"first": (8, 16), "second": (16, 5)}.items():
+        values = tensor_of(weights(*sizes), "bfloat16" if elem_type == 16 else "float16")
+        tensor = helper.make_tensor(name, elem_type, sizes, values.array.tobytes(), raw=True)
+        model.graph.initializer.append(tensor)
+    return model
 
 
 def splits_around_a_loop() -> ModelProto:

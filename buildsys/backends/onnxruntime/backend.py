@@ -156,7 +156,7 @@ def build(request: BuildRequest) -> Figures:
         "session_config": dict(options["session_config"]),
         "providers": providers,
     }
-    messages = _messages(options, level)
+    messages = _messages(options, level, is_emulated=source != request.onnx)
     if refusals:
         reason = f"ONNX Runtime cannot use the graph optimized up to {levels[0]}"
         messages.insert(0, f"{reason}, so it is optimized up to {level}: {refusals[0].problem}")
@@ -267,8 +267,7 @@ def _open(
 
 def _source(request: BuildRequest, folder: Path) -> Path:
     """Return the graph to optimize; emulated bfloat16 is float32 with rounding."""
-    # the CPU provider has few bfloat16 kernels
-    if request.options["precision"] != "bf16" or request.options["provider"] != "cpu":
+    if not _is_emulated(request):
         return request.onnx
     # these need onnx, unlike running an engine
     from buildsys.onnx_graphs.emulation import emulate
@@ -277,6 +276,25 @@ def _source(request: BuildRequest, folder: Path) -> Path:
     emulated = folder / "model.onnx"
     save_model(emulate(load_model(request.onnx), "bf16"), emulated)
     return emulated
+
+
+def _is_emulated(request: BuildRequest) -> bool:
+    """Check for bfloat16 on the CPU, which has few kernels for it."""
+    if request.options["provider"] != "cpu":
+        return False
+    if request.options["precision"] == "bf16":
+        return True
+    try:
+        from buildsys.onnx_graphs.onnx_file import load_model
+        from buildsys.onnx_graphs.tensor_types import float_types
+    except ModuleNotFoundError as error:  # a toolchain without onnx
+        if error.name != "onnx":
+            raise
+        return False
+    try:
+        return "bfloat16" in float_types(load_model(request.onnx, external_data=False))
+    except StageError:  # ONNX Runtime says more about a file that is not ONNX
+        return False
 
 
 def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
@@ -306,7 +324,7 @@ def _levels(options: Options) -> list[str]:
     return [highest, *lower[lower.index(highest) + 1 if highest in lower else 0 :]]
 
 
-def _messages(options: Options, level: str) -> list[str]:
+def _messages(options: Options, level: str, *, is_emulated: bool) -> list[str]:
     precision, is_cpu = options["precision"], options["provider"] == "cpu"
     messages = {
         "optimized for the kind of processor that built it: it may not run, or run slowly, on"
@@ -318,6 +336,6 @@ def _messages(options: Options, level: str) -> list[str]:
         "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed is"
         " not meaningful": precision == "fp8",
         "bfloat16 is emulated: computed in float32, every result rounded; its speed is not"
-        " meaningful": is_cpu and precision == "bf16",
+        " meaningful": is_emulated,
     }
     return [text for text, applies in messages.items() if applies]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from buildsys.errors import CheckFailed
-from buildsys.onnx_graphs.onnx_file import dtype_name, ports, tensors_of
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
+from buildsys.onnx_graphs.tensor_types import narrowest_float
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
@@ -32,13 +32,7 @@ _LIMITS: Mapping[str, Limits] = {
 
 def limits_of(model: ModelProto) -> Limits:
     """Return the tolerance between two equivalent forms of a graph."""
-    stored = {
-        dtype_name(t.data_type) for t in tensors_of(model) if t.data_type != TensorProto.UNDEFINED
-    }
-    types = stored.union(port["dtype"] for side in ports(model) for port in side)
-    return next(
-        (_LIMITS[name] for name in ("bfloat16", "float16") if name in types), _LIMITS["float32"]
-    )
+    return _LIMITS.get(narrowest_float(model), _LIMITS["float32"])
 
 
 def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, dict[str, Tensor]]:

@@ -64,6 +64,15 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
     dtype = DTYPES[precision]
     _hoist_constants(model.graph)
     rules = PrecisionRules(model, dtype)
+    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
+    own = {rules.types.get(name) for node in heavy for name in node.output}
+    if own == {ELEM_TYPES[dtype]}:
+        return Conversion()
+    if own and own <= set(ELEM_TYPES.values()):
+        raise StageError(
+            f"the network computes in another 16-bit type than {dtype}",
+            "precision: fp32 keeps the types of the network",
+        )
     decisions = [rules.decide(node) for node in model.graph.node]
     pairs = list(zip(model.graph.node, decisions, strict=True))
     taken = {node.input[i] for node, decision in pairs for i in decision.inputs}
@@ -75,14 +84,13 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
         flushed=sum(zeros for zeros, _ in lost),
         values=sum(values for _, values in lost),
     )
-    heavy = [node for node in model.graph.node if node.op_type in HEAVY]
     if not conversion.converted or (
         heavy and all(_name(node) in conversion.kept for node in heavy)
     ):
-        reason = conversion.kept[_name(heavy[0])] if heavy else ""
+        reason = conversion.kept.get(_name(heavy[0]), "") if heavy else ""
         raise StageError(
             f"no expensive operator can compute in {dtype}"
-            + (f": {_name(heavy[0])} stays in float32, because {reason}" if heavy else ""),
+            + (f": {_name(heavy[0])} stays in float32, because {reason}" if reason else ""),
             "export with a higher opset" if reason.endswith("opset") else "",
         )
     rewriter = _Rewriter(model.graph, rules, decisions, opsets(model).get("ai.onnx", 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,8 @@ from buildsys.errors import StageError
 from buildsys.models.user_code import describe_exception, install_hint
 from buildsys.stages.export.origins import source_line
 from buildsys.stages.remedies.remedies import (
+    NEWEST_TORCHSCRIPT_OPSET,
+    OLDEST_DYNAMO_OPSET,
     TorchOperator,
     format_remedies,
     function_remedies,
@@ -33,6 +35,7 @@ from buildsys.stages.remedies.remedies import (
     raised_opset_remedies,
     shipped_files,
     translation_remedies,
+    tried_remedies,
 )
 
 _UNSUPPORTED = re.compile(
@@ -50,6 +53,10 @@ _CONFLICT = re.compile(r"^\s*(-\s+\S|\w+ = \S)")  # a violated guard, or a sugge
 _NOT_IN_OPSET = re.compile(
     r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)"
 )
+
+
+# tries an export with changed options: its problem, "" if it works, None if unknown
+Attempt = Callable[[Mapping[str, Any]], str | None]
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,12 @@ def export_failure(
     declared: Collection[str] = (),
     *,
     inlines: bool = True,
+    attempt: Attempt = lambda _: None,
 ) -> StageError:
     """Return an exception of torch.onnx.export as a readable error.
 
     ``declared`` are the manifest's sections for custom operators; ``inlines`` is false with
-    ``autograd_inlining: false``.
+    ``autograd_inlining: false``. ``attempt`` tries export options (see ``tried_remedies``).
     """
     cause: BaseException = error
     while True:  # from the outermost exception inwards
@@ -94,7 +102,7 @@ def export_failure(
             remedies = function_remedies(found[1] or "Function", opset, inlines=inlines)
             return StageError(
                 f"the {exporter} exporter cannot translate the autograd function {found[1] or ''}",
-                format_remedies([("", remedies)]),
+                format_remedies([("", tried_remedies(remedies, attempt))]),
             )
         if found := _UNSUPPORTED.search(str(cause)):
             operators = untranslated_operators(error, project)
@@ -103,7 +111,7 @@ def export_failure(
                 name = name.replace(".", "::", 1) if "::" not in name else name
                 schema = next(iter(operator_schemas(name)), "")
                 operators = [UntranslatedOperator(schema.partition("(")[0] or name, schema, "")]
-            return _untranslated_failure(operators, exporter, opset, project, declared)
+            return _untranslated_failure(operators, exporter, opset, project, declared, attempt)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
                 f"the {exporter} exporter needs the package {cause.name}",
@@ -120,16 +128,31 @@ def export_failure(
     lines = texts[-1].splitlines() if any(sign in texts[-1] for sign in _GUARDS) else []
     conflicts = [line.strip() for line in lines if _CONFLICT.match(line)]
     if wanted := next((int(found[1]) for text in texts if (found := _TRY_OPSET.search(text))), 0):
-        remedies = raised_opset_remedies(exporter, wanted)
+        remedies = tried_remedies(raised_opset_remedies(exporter, wanted), attempt)
         return StageError(problem, format_remedies([("", remedies)]))
-    other = "dynamo" if exporter == "torchscript" else "torchscript"
-    hint = f"the log has the complete message; the {other} exporter may support the network"
+    hint = "the log has the complete message"
     if any(map(_DECIDES_BY_VALUE.search, texts)):
         hint = (
             "forward decides by the values of a tensor: use torch.where or torch.cond; tracing with"
             " torchscript would keep only the branch of the example"
         )
+    else:
+        hint += _other_exporter(exporter, opset, attempt)
     return StageError(problem, "\n".join((*dict.fromkeys(conflicts), hint)))
+
+
+def _other_exporter(exporter: str, opset: int, attempt: Attempt) -> str:
+    """Return the end of a hint: YAML of the other exporter, unless it fails as well."""
+    other, wanted = "torchscript", min(opset, NEWEST_TORCHSCRIPT_OPSET)
+    if exporter == "torchscript":
+        other, wanted = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)
+    problem = attempt({"exporter": other, "opset": wanted})
+    yaml = f"export: {{exporter: {other}, opset: {wanted}}}"
+    if problem is None:
+        return f"; the {other} exporter may support the network ({yaml})"
+    if problem:
+        return f"; the {other} exporter fails as well ({problem})"
+    return f"; the {other} exporter takes the network: {yaml}"
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -163,6 +186,7 @@ def _untranslated_failure(
     opset: int,
     project: Path,
     declared: Collection[str],
+    attempt: Attempt,
 ) -> StageError:
     listed = [one.name + (f" ({one.where})" if one.where else "") for one in operators]
     if len(operators) == 1:
@@ -181,6 +205,8 @@ def _untranslated_failure(
             dynamo_note="; ".join(map(_backend_note, translation.operators)) if translation else "",
         )
         remedies = translation_remedies(facts, exporter, opset, files=files, declared=declared)
+        if len(operators) == 1:  # a remedy for one of several leaves the others
+            remedies = tried_remedies(remedies, attempt)
         groups.append((one.schema, remedies))
     problem = f"the {exporter} exporter cannot translate {what}"
     return StageError(problem, format_remedies(groups))

@@ -206,12 +206,17 @@ def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str
                 raise cause from error
             cause = cause.__cause__
         from buildsys.stages.export.failures import export_failure
+        from buildsys.stages.export.trial import try_export
+
+        def attempt(changes: Mapping[str, Any]) -> str | None:
+            job.progress("trying a remedy: " + ", ".join(f"{n} {v}" for n, v in changes.items()))
+            return try_export(request, changes, job.project)
 
         traceback.print_exception(error)  # to the log: the message has its last line only
         declared = [section for section in _OPERATOR_SECTIONS if job.options.get(section)]
         inlines = request.options["autograd_inlining"] is not False
         raise export_failure(
-            error, exporter, opset, job.project, declared, inlines=inlines
+            error, exporter, opset, job.project, declared, inlines=inlines, attempt=attempt
         ) from error
 
 

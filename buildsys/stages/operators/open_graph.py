@@ -10,7 +10,9 @@ from onnx import ModelProto
 from buildsys.backends.onnxruntime.kernels import schema_versions
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model, opsets, save_model
+from buildsys.onnx_graphs.tensor_types import float_types
 from buildsys.stages.operators.function_placement import nodes_of, operator_of, split_operator
 from buildsys.stages.operators.implementation import Implementation, implementation_of
 from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, refusal_remedies
@@ -22,7 +24,8 @@ def open_graph(job: Job, graph: Path | ModelProto) -> OrtGraph:
 
     ONNX Runtime's optimizations are off, so each node is computed as the file says. A fusion could
     hide differences that other runtimes show, and a faulty one would be blamed on the graph; the
-    optimized graph is checked when an ONNX Runtime engine is verified.
+    optimized graph is checked when an ONNX Runtime engine is verified. A bfloat16 graph without
+    kernels is emulated in float32, with every result rounded.
 
     Raises: StageError: ONNX Runtime refuses it, e.g. for an operator without an implementation.
     """
@@ -38,8 +41,14 @@ def open_graph(job: Job, graph: Path | ModelProto) -> OrtGraph:
         try:
             return OrtGraph(file, options, libraries=implementation.libraries)
         except StageError:
-            _refuse_unimplemented(load_model(file, external_data=False), implementation)
-            raise
+            model = load_model(file, external_data=False)
+            _refuse_unimplemented(model, implementation)
+            if "bfloat16" not in float_types(model):
+                raise
+        # ONNX Runtime has few bfloat16 kernels for the CPU
+        emulated = Path(folder) / "emulated.onnx"
+        save_model(emulate(load_model(file), "bf16"), emulated)
+        return OrtGraph(emulated, options, libraries=implementation.libraries)
 
 
 def _refuse_unimplemented(model: ModelProto, implementation: Implementation) -> None:

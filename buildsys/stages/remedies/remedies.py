@@ -8,13 +8,14 @@ the user can write always does.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
 OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and converts only some graphs down
+_EXPORT_OPTIONS = re.compile(r"export: \{([\w: ,]+)\}")
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _ASINH = (
     'symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh", opset: 9}]',
@@ -184,6 +185,39 @@ def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
         text = f"use torchscript, which writes opset {requested} directly"
         remedies.append(Remedy("exporter", text, (yaml,)))
     return remedies
+
+
+def tried_remedies(
+    remedies: Sequence[Remedy], attempt: Callable[[Mapping[str, Any]], str | None]
+) -> list[Remedy]:
+    """Return remedies without those that fail when tried; these are named in the last one.
+
+    ``attempt`` exports with changed options and returns the problem, "" or None if unknown. Only
+    remedies that change nothing else are tried.
+    """
+    kept, failed = [], []
+    for remedy in remedies:
+        changes = _export_changes(remedy)
+        problem = attempt(changes) if changes else None
+        if problem:
+            failed.append(f"{remedy.yaml[0]} ({problem})")
+        else:
+            kept.append(remedy)
+    if failed:
+        kept.append(Remedy("tried", "these changes do not help", tuple(f"# {f}" for f in failed)))
+    return kept
+
+
+def _export_changes(remedy: Remedy) -> dict[str, Any]:
+    """Return the export options of a remedy that consists of them."""
+    found = _EXPORT_OPTIONS.fullmatch(remedy.yaml[0]) if len(remedy.yaml) == 1 else None
+    if not found:
+        return {}
+    pairs = (pair.split(": ") for pair in found[1].split(", "))
+    words: dict[str, Any] = {"true": True, "false": False}
+    return {
+        name: int(value) if value.isdigit() else words.get(value, value) for name, value in pairs
+    }
 
 
 def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:

@@ -12,7 +12,15 @@ import onnxruntime as ort
 import pytest
 from engine_jobs import engine_options, random_x, request
 from onnx import TensorProto, helper
-from small_graphs import conv_bn, make_model, one_node, splits_around_a_loop, write
+from small_graphs import (
+    conv_bn,
+    make_model,
+    one_node,
+    splits_around_a_loop,
+    typed_network,
+    weights,
+    write,
+)
 
 from buildsys.backends.onnxruntime import backend
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
@@ -127,6 +135,19 @@ def test_a_bf16_graph_is_emulated_on_the_cpu(tmp_path: Path) -> None:
     assert 1e-4 * np.abs(exact).max() < np.abs(found - exact).max() < 5e-2 * np.abs(exact).max()
     assert any("bfloat16 is emulated" in message for message in facts["messages"])
     assert [path.name for path in engine.parent.iterdir()] == ["engine.onnx"]
+
+
+@pytest.mark.parametrize("ports", [TensorProto.FLOAT, TensorProto.BFLOAT16])
+def test_a_bf16_network_is_emulated_in_its_own_types(tmp_path: Path, ports: int) -> None:
+    engine, facts = build(tmp_path, typed_network(TensorProto.BFLOAT16, ports))
+    dtype = "float32" if ports == TensorProto.FLOAT else "bfloat16"
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    found = run(engine, {"x": tensor_of(x, dtype)})["y"]
+    assert found.dtype == dtype
+    first, second = weights(8, 16), weights(16, 5)
+    exact = np.maximum(x @ first, 0) @ second
+    assert 1e-5 < np.abs(found.values() - exact).max() / np.abs(exact).max() < 3e-2
+    assert any("bfloat16 is emulated" in message for message in facts["messages"])
 
 
 def test_every_field_reaches_the_session(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, checker, helper, numpy_helper
-from small_graphs import conv_bn, data_role, make_model, weights, write
+from small_graphs import conv_bn, data_role, make_model, typed_network, weights, write
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
@@ -453,6 +453,21 @@ def test_infinities_that_belong_to_the_network_are_no_overflow(tmp_path: Path) -
     assert wrong.reason.startswith("y differs in case opt of the fp16 graph: at [")
     assert "verify.fp16" in wrong.hint
     assert wrong.figures["overflow"] is None
+
+
+def test_a_network_in_the_requested_precision_is_unchanged(tmp_path: Path) -> None:
+    for precision, elem_type in (("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)):
+        model = typed_network(elem_type)
+        low = onnx.ModelProto()
+        low.CopyFrom(model)
+        assert convert_precision(low, precision).converted == 0
+        assert low.graph == model.graph
+
+
+def test_a_network_in_another_16_bit_type_is_refused_with_a_remedy() -> None:
+    with pytest.raises(StageError, match="computes in another 16-bit type than float16") as error:
+        convert_precision(typed_network(TensorProto.BFLOAT16), "fp16")
+    assert error.value.hint == "precision: fp32 keeps the types of the network"
 
 
 LOWEST = np.float32(np.finfo(np.float32).min)

@@ -20,7 +20,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
 from buildsys.stages.export import stage as export
-from buildsys.stages.export import torchscript
+from buildsys.stages.export import torchscript, trial
 from buildsys.stages.export.failures import export_failure
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
@@ -359,6 +359,26 @@ def test_a_branch_on_values_does_not_recommend_tracing(tmp_path: Path) -> None:
     message = failure(tmp_path, "ValueBranch", export=dynamo())
     assert "use torch.where or torch.cond" in message
     assert "torchscript exporter may" not in message
+
+
+def test_a_remedy_that_does_not_help_is_not_recommended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(request: Any) -> Any:
+        raise TypeError("not at this opset")
+
+    assert "1. exporter: dynamo" in failure(tmp_path, "Asinh")
+    monkeypatch.setattr(trial, "export_dynamo", broken)
+    message = failure(tmp_path, "Asinh")
+    assert "1. shipped: " in message
+    assert "     # export: {exporter: dynamo, opset: 18} (TypeError: not at this op" in message
+
+
+def test_the_other_exporter_is_tried(tmp_path: Path) -> None:
+    message = failure(tmp_path, "ForTorchscript", export=dynamo())
+    assert message.endswith(
+        "the torchscript exporter takes the network: export: {exporter: torchscript, opset: 18}"
+    )
 
 
 def test_all_violated_guards_of_torch_are_listed() -> None:

@@ -10,7 +10,16 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, weights, write
+from small_graphs import (
+    INPUTS,
+    conv_bn,
+    make_model,
+    one_node,
+    simplify_job,
+    typed_network,
+    weights,
+    write,
+)
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (
@@ -27,6 +36,17 @@ from buildsys.stages.simplify import stage as simplify
 from buildsys.stages.simplify import tools
 
 FLOAT = TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("tool", ["onnxsim", "onnxslim"])
+def test_bfloat16_graphs_are_compared_by_emulation(tmp_path: Path, tool: str) -> None:
+    inputs = {"x": {"shape": ["batch", 8], "dtype": "float32"}}
+    job = simplify_job(
+        tmp_path, typed_network(TensorProto.BFLOAT16), simplify={"tool": tool}, inputs=inputs
+    )
+    result = simplify.run(job)
+    assert result.status == "passed", result.reason
+    assert all(found["y"]["passed"] for found in result.figures["equal"].values())
 
 
 def test_onnxsim_folds_batch_norm_and_the_result_computes_the_same(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yaml import safe_load
@@ -20,6 +22,7 @@ from buildsys.stages.remedies.remedies import (
     refusal_remedies,
     shipped_files,
     translation_remedies,
+    tried_remedies,
 )
 
 ASINH = TorchOperator("aten::asinh", dynamo_from=18)
@@ -45,6 +48,23 @@ def test_a_higher_opset_is_named_only_if_it_has_the_operator() -> None:
     asinh = translation_remedies(ASINH, "torchscript", 17)
     assert names(asinh) == ["exporter", "registration"]
     assert names(translation_remedies(CUSTOM, "torchscript", 17)) == ["registration"]
+
+
+def test_remedies_that_fail_when_tried_are_left_out() -> None:
+    operator = TorchOperator("aten::x", torchscript_from=18, dynamo_from=18)
+    remedies = translation_remedies(operator, "torchscript", 17)
+    assert names(remedies) == ["opset", "exporter", "registration"]
+    tried = []
+
+    def attempt(changes: Mapping[str, Any]) -> str | None:
+        tried.append(changes)
+        return "TypeError: no" if "exporter" not in changes else ""
+
+    kept = tried_remedies(remedies, attempt)
+    assert tried == [{"opset": 18}, {"exporter": "dynamo", "opset": 18}]
+    assert names(kept) == ["exporter", "registration", "tried"]
+    assert kept[-1].yaml == ("# export: {opset: 18} (TypeError: no)",)
+    assert tried_remedies(remedies, lambda _: None) == remedies
 
 
 def test_the_other_exporter_keeps_a_sufficient_opset() -> None:
