@@ -103,12 +103,14 @@ def _simplify(view: ManifestView) -> Problems:
 
 
 def _dims(view: ManifestView) -> Problems:
+    undeclared: list[Any] = []  # a misspelled name is reported where it is first used
     for section in ("inputs", "outputs"):
         for path, size in view.find(section, ..., "shape", ...):
-            if found := view.undeclared(size):
+            if (found := view.undeclared(size)) and size not in undeclared:
+                undeclared.append(size)
                 yield view.problem(path, *found)
-    if not (view.is_known("inputs") and view.is_known("surgery")):
-        return
+    if undeclared or not (view.is_known("inputs") and view.is_known("surgery")):
+        return  # a name that is not known may stand for an unused dimension
     for name in unused_dims(view):
         if view.is_own("dims", name):
             text = f'dimension "{name}" is not used by any input'
