@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from buildsys.report import formatting
+from buildsys.report.key_figures import executed_precision
 from buildsys.report.results.engine import BuildEnvironment, EngineResult, TimingCache
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.report.results.report import EngineLine, EngineProvenance
@@ -62,6 +63,7 @@ def engine_lines(
             sha256=content.get("engine_sha256", ""),
             messages=tuple(content.get("messages", [])),
             toolchain=f"{toolchain_name}{in_brackets}",
+            executed=executed_precision(content),
         )
 
     return tuple(map(line, of_type(results, EngineResult)))
@@ -90,8 +92,8 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
             for name, value in spec.items()
             if name not in NOT_SETTINGS and value != defaults.get(name, "")
         ),
-        "precision of the layers": _shares(shares.get("layers", {})),
-        "precision of the time": _shares(shares.get("time", {})),
+        "precision of the layers": formatting.shares(shares.get("layers", {})),
+        "precision of the time": formatting.shares(shares.get("time", {})),
         "plugins and operator libraries": ", ".join(_operators(engine)),
         "optimization profiles": "; ".join(
             f"{index}: {', '.join(f'{n} {_shape_range(shapes)}' for n, shapes in profile.items())}"
@@ -136,11 +138,6 @@ def _defaults(backend: str) -> Mapping[str, Any]:
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
     }
-
-
-def _shares(shares: Mapping[str, float]) -> str:
-    ordered = sorted(((share, name) for name, share in shares.items()), reverse=True)
-    return ", ".join(f"{100 * share:.1f} % {name}" for share, name in ordered)
 
 
 def _operators(engine: EngineResult) -> Iterator[str]:

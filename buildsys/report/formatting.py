@@ -61,6 +61,13 @@ def first_names(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def shares(found: Mapping[str, float], most: int | None = None) -> str:
+    """Return shares in percent, the largest first: ``90.0 % float16, 10.0 % float32``."""
+    ordered = sorted(((share, name) for name, share in found.items()), reverse=True)
+    texts = [f"{100 * share:.1f} % {name}" for share, name in ordered]
+    return first_names(texts, len(texts) if most is None else most)
+
+
 def large(value: float | None) -> str:
     """Return a count with a prefix from 10,000 on: 4.09 G."""
     if value is None:

@@ -10,11 +10,14 @@ from buildsys.report import formatting as q
 from buildsys.report.benchmarks import ENGINE_CUDA_GRAPH, engine_contender
 from buildsys.report.checks import case_order
 from buildsys.report.results.bench import BenchResult, ContenderResult
+from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reader import RESULT_TYPES, parse
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
+
+_SHOWN_TYPES = 2  # of the layers of an engine
 
 
 def key_figure(stage: str, result: Mapping[str, Any]) -> str:
@@ -46,6 +49,17 @@ def worst_error(errors: Sequence[tuple[float, str]]) -> str:
     # any comparison with NaN is false, so it is put last by hand
     error, place = max(errors, key=lambda entry: (math.isnan(entry[0]), entry[0]))
     return f"worst relative error {q.error(error)} ({place})"
+
+
+def executed_precision(engine: EngineResult) -> str:
+    """Return the types that the layers of an engine run in, "" if not recorded."""
+    found = engine.get("precision_shares", {}).get("layers", {})
+    of = "network" if engine.get("precision_of") == "network" else "layers"
+    return f"{of} {q.shares(found, _SHOWN_TYPES)}" if found else ""
+
+
+def _engine(result: EngineResult) -> str:
+    return ", ".join(filter(None, (q.size(result["engine_bytes"]), executed_precision(result))))
 
 
 def _operators(result: OperatorsResult) -> str:
@@ -95,7 +109,7 @@ _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     ),
     "convert": lambda result: f"{q.size(result['bytes_before'])} → {q.size(result['bytes_after'])}",
     "validate": lambda result: worst_relative(result["graphs"].items()),
-    "engine": lambda result: q.size(result["engine_bytes"]),
+    "engine": _engine,
     "verify": lambda result: worst_relative([("", result["cases"])]),
     "bench": _bench,
 }

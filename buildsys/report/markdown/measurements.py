@@ -90,7 +90,7 @@ def engines(report: Report) -> Lines:
         (
             code(line.name),
             escape(line.backend),
-            escape(line.precision),
+            escape("; ".join(filter(None, (line.precision, line.executed)))),
             "yes" if line.built == "passed" else status_text(line.built),
             q.size(line.size_bytes),
             q.duration(line.build_seconds),

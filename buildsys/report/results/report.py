@@ -202,6 +202,7 @@ class EngineLine:
     sha256: str
     messages: tuple[str, ...]
     toolchain: str = ""  # its name and library versions
+    executed: str = ""  # shares of its layers by type, which may differ from ``precision``
 
 
 @dataclass(frozen=True)
