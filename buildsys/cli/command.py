@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from doit.cmd_base import Command, opt_dodo
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
+from buildsys.cli.environment_variables import check_variables
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.system.printable import printable, printable_line
 from buildsys.system.suggestions import nearest
@@ -48,15 +49,7 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
 
     def parse_execute(self, in_args: list[str]) -> Any:
         """Accept options after names as well: ``doit explain export:resnet50 --json``."""
-        parser = self.cmdparser
-        try:
-            found, names = getopt.gnu_getopt(in_args, parser.get_short(), parser.get_long())
-        except getopt.GetoptError as error:
-            hint = f"run `doit help {self.name}` for its options"
-            raise InvalidCommand(printable(f"{error}; {hint}")) from None
-        flags = {name for name, _ in found if parser.get_option(name)[0].type is bool}
-        options = [word for pair in found for word in (pair[:1] if pair[0] in flags else pair)]
-        return super().parse_execute([*options, "--", *names])
+        return super().parse_execute(options_first(self, in_args))
 
     def execute(self, params: Any, args: list[str]) -> int:
         """Run the command; an expected failure is one line."""
@@ -64,6 +57,7 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
             dodo = Path(params["dodoFile"]).resolve()
             if not dodo.is_file():
                 raise InvalidDodoFile(f"there is no {params['dodoFile']} here; name it with -f")
+            check_variables(dodo.parent)
             code = self.run(dodo.parent, args, params)
             sys.stdout.flush()  # a closed pipe is met here, not when Python exits
             return code
@@ -82,6 +76,22 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
             sys.stderr.write(printable(f"ERROR: {problem}\n"))
             drop_unwritten()
             return BuildsysError.exit_code
+
+
+def options_first(command: Any, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command with all options before the names.
+
+    Raises: InvalidCommand: an unknown option, or one without its value.
+    """
+    parser = command.cmdparser
+    try:
+        found, names = getopt.gnu_getopt(arguments, parser.get_short(), parser.get_long())
+    except getopt.GetoptError as error:
+        hint = f"run `doit help {command.name}` for its options"
+        raise InvalidCommand(printable(f"{error}; {hint}")) from None
+    flags = {name for name, _ in found if parser.get_option(name)[0].type is bool}
+    options = [word for pair in found for word in (pair[:1] if pair[0] in flags else pair)]
+    return [*options, "--", *names]
 
 
 def drop_unwritten() -> None:
@@ -109,20 +119,6 @@ def print_answer(options: Options, document: Any, lines: Iterable[str]) -> None:
         print_json(document)
     else:
         print_lines(lines)
-
-
-def require_model(command: str, models: Iterable[str], names: Sequence[str]) -> str:
-    """Return the one model named on the command line.
-
-    Raises: UsageError: no model, several, or an unknown one.
-    """
-    known = list(models)
-    listed = f"models: {', '.join(known) or 'none yet'}"
-    if len(names) != 1:
-        raise UsageError(f"{command} takes the name of one model", listed)
-    if names[0] not in known:
-        raise unknown_name("model", names[0], known, listed)
-    return names[0]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], otherwise: str) -> UsageError:

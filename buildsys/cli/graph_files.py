@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import require_model, unknown_name
+from buildsys.cli.command import unknown_name
 from buildsys.cli.console.rows import time_ago
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
@@ -28,6 +28,7 @@ from buildsys.system.processes import run_python
 DEFAULT_STAGE = "simplify"
 STORED = "stored"  # the state of an earlier graph, besides fresh, stale and may rerun
 _ROLES = ("model", "engine")  # of outputs that are graphs
+_VERSION = re.compile(r"([^~@]*)(.*)", re.DOTALL)  # of a graph: ~1 or @REV
 _EARLIER = re.compile(r"(?P<stage>[^~@]*)~(?P<steps>\d*)")
 _SHOWN_REASONS = 2
 
@@ -74,13 +75,34 @@ def ask_inspection(question: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_graph(session: Session, command: str, name: str) -> tuple[str, GraphFile]:
-    """Return the model and the graph of ``MODEL[:STAGE]``.
+    """Return the model and the graph of a target name such as ``MODEL:STAGE~1``.
 
-    Raises: UsageError: unknown model or stage. StageError: the graph is not built.
+    Raises: UsageError: an unknown or ambiguous name. StageError: the graph is not built.
     """
-    model, _, stage = name.partition(":")
-    require_model(command, session.project.models, [model] if model else [])
-    return model, find_graph(session, model, stage or DEFAULT_STAGE)
+    model, graph = split_graph_name(session, command, name)
+    return model, find_graph(session, model, graph or DEFAULT_STAGE)
+
+
+def split_graph_name(session: Session, command: str, name: str) -> tuple[str, str]:
+    """Return the model and the graph in a target name, "" for a whole model.
+
+    Raises: UsageError: an ambiguous name, or an unknown model.
+    """
+    typed, version = _VERSION.fullmatch(name).groups()  # type: ignore[union-attr]
+    full = None if "*" in typed else session.full_name(typed)
+    if full is None or ":" not in full:  # a pattern or a stage may name a single graph
+        graphs = [one for one in session.targets_of(typed) if _graph_ref(session.actions[one])]
+        if len(graphs) > 1:
+            raise UsageError(f"{name!r} names several graphs", f"name one of {', '.join(graphs)}")
+        full = graphs[0] if graphs else None
+    if full is not None:
+        stage, model, *variant = full.split(":", 2)
+        graph = "" if stage == "build" else ":".join((stage, *variant))
+        return model, (graph or (DEFAULT_STAGE if version else "")) + version
+    model, _, graph = typed.partition(":")
+    if model not in session.project.models and graph in session.project.models:
+        model, graph = graph, model
+    return session.one_model(command, [model] if model else []), graph + version
 
 
 def find_graph(session: Session, model: str, name: str) -> GraphFile:
@@ -136,6 +158,13 @@ def _action(session: Session, model: str, stage: str) -> Action:
         problem = "has several graphs" if several else "writes no graph"
         raise UsageError(f"{stage} of {model} {problem}", listed)
     raise unknown_name("stage", stage, known, listed)
+
+
+def is_graph(session: Session, model: str, name: str) -> bool:
+    """Return True for the name of a graph of this model, like ``convert:fp16~1``."""
+    stage = _VERSION.fullmatch(name).group(1)  # type: ignore[union-attr]
+    graphs = filter(_graph_ref, session.actions.of(model).values())
+    return any(stage in (action.stage, _full_name(action)) for action in graphs)
 
 
 def _current(session: Session, action: Action) -> tuple[str, str, Path]:

@@ -12,13 +12,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.cli.command import unknown_name
-from buildsys.errors import BuildsysError
+from buildsys.cli.target_names import full_name, matching
+from buildsys.errors import BuildsysError, UsageError, with_hint
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import ProjectPlan, model_of
@@ -65,7 +65,7 @@ class Session:
         self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups
         self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
         self.checked_stale_outputs = False  # after a failure
-        self._fresh: set[str] = set()
+        self._fresh: dict[str, str] = {}  # recorded status by up-to-date target
         self._idle = threading.Condition()
         self._busy = 0
 
@@ -121,12 +121,12 @@ class Session:
         self._raise_if_interrupted()
         self.is_run = True
         try:
-            fresh = self.executor.is_fresh(target)
+            status = self.executor.up_to_date_status(target)
         except (BuildsysError, OSError, ValueError):
             return False
-        if fresh:
-            self._fresh.add(target)
-        return fresh
+        if status is not None:
+            self._fresh[target] = status
+        return status is not None
 
     def are_up_to_date(self, targets: Iterable[str]) -> bool:
         """Return True if all targets are up to date, checking each once."""
@@ -137,8 +137,8 @@ class Session:
 
     def up_to_date_models(
         self, models: Iterable[str], check: Collection[str]
-    ) -> dict[str, list[str]]:
-        """Return the targets of entirely up-to-date models.
+    ) -> dict[str, dict[str, str]]:
+        """Return the targets of entirely up-to-date models, with their status.
 
         Models in ``check`` are checked in full if no earlier run has found them up to date.
         """
@@ -160,6 +160,17 @@ class Session:
         for targets in found.values():
             self._fresh.update(targets)
         return found
+
+    def is_unavailable(self, target: str) -> bool:
+        """Return True if a target could not run here, in this run or an earlier one."""
+        finished = self.finished.get(target)
+        status = finished.status if finished else self._fresh.get(target)
+        return status == "unavailable"
+
+    def unavailable_reason(self, target: str) -> str:
+        """Return the recorded reason of an unavailable target."""
+        result = self.result(target)
+        return with_hint(str(result.get("reason") or ""), str(result.get("hint") or ""))
 
     def stale_reason(self, target: str) -> str:
         """Return the reason for running a target, in a few words."""
@@ -241,30 +252,68 @@ class Session:
     def select(self, names: Sequence[str], *others: Session) -> set[str]:
         """Return the targets of names, here or in other sessions.
 
-        A name is a target, a group, a stage, or a pattern with ``*``.
-
-        Raises: UsageError: a name matches nothing.
+        Raises: UsageError: a name is ambiguous or matches nothing.
         """
         chosen: set[str] = set()
         sessions = (self, *others)
         for name in names or ["build"]:
-            if "*" in name:
-                targets = (target for session in sessions for target in session.actions)
-                found = {target for target in targets if fnmatchcase(target, name)}
-            else:
-                found = {target for session in sessions for target in session.members(name)}
+            found = {target for session in sessions for target in session.targets_of(name)}
             if not found and name != "build":
                 known: dict[str, None] = {}
                 for session in sessions:
-                    actions = session.actions.values()
-                    groups = [f"build:{model}" for model in session.project.models]
+                    actions, models = session.actions.values(), session.project.models
+                    groups = [f"build:{model}" for model in models]
                     groups += [f"{action.stage}:{action.model}" for action in actions]
                     stages = (action.stage for action in actions)
-                    known |= dict.fromkeys(("build", *groups, *session.actions, *stages))
+                    known |= dict.fromkeys(("build", *groups, *session.actions, *stages, *models))
                 listed = "`doit list --all` lists all targets"
                 raise unknown_name("target", name, known, listed)
             chosen |= found
         return chosen
+
+    def targets_of(self, name: str) -> list[str]:
+        """Return the targets of a name or pattern as typed, [] for an unknown one.
+
+        Raises: UsageError: the name is ambiguous.
+        """
+        if "*" in name:
+            return matching(name, self.actions)
+        full = self.full_name(name)
+        return [] if full is None else self.members(full)
+
+    def full_name(self, name: str) -> str | None:
+        """Return the full name of a target or group, None for an unknown one.
+
+        Raises: UsageError: the name is ambiguous.
+        """
+        return full_name(name, self.project.models, self.actions)
+
+    def full_names(self, names: Iterable[str]) -> list[str]:
+        """Return names for doit: patterns as targets, unknown names unchanged.
+
+        Raises: UsageError: a name is ambiguous, or a pattern matches nothing.
+        """
+        found: dict[str, None] = {}
+        for name in names:
+            if "*" in name:
+                found |= dict.fromkeys(self.targets_of(name) or self.select([name]))
+            else:
+                found[self.full_name(name) or name] = None
+        return list(found)
+
+    def one_model(self, command: str, names: Sequence[str]) -> str:
+        """Return the one model that a command line names.
+
+        Raises: UsageError: no model, several, or an unknown one.
+        """
+        known = list(self.project.models)
+        listed = f"models: {', '.join(known) or 'none yet'}"
+        found = {model_of(target) for name in names for target in self.targets_of(name)}
+        if len(names) != 1 or len(found) > 1:
+            raise UsageError(f"{command} takes the name of one model", listed)
+        if not found:
+            raise unknown_name("model", names[0], known, listed)
+        return found.pop()
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
         """Return the state of targets and dependencies, in build order."""

@@ -16,43 +16,32 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TextIO
 
 from doit import Globals
-from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
+from doit.exceptions import InvalidCommand, InvalidDodoFile, TaskError, TaskFailed
 from doit.task import Task
 
-from buildsys.cli.commands.doit_commands import List
+from buildsys.cli.commands.doit_commands import DoitCommand, List
 from buildsys.cli.commands.run import Requested, Run
 from buildsys.cli.console.reporter import Reporter
+from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import Session, no_garbage_collection
-from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors
+from buildsys.cli.target_names import STAGE_DOCS
+from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
 from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import model_of
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable
 
-_STAGE_DOCS = {
-    "build": "everything of every model (the default)",
-    "operators": "build functions and libraries of custom operators",
-    "export": "export to ONNX",
-    "reference": "record golden inputs and outputs of the original model",
-    "surgery": "edit graphs as their manifests say",
-    "simplify": "simplify the exported graphs",
-    "calibrate": "measure the ranges for int8 and fp8",
-    "convert": "convert graphs to other precisions",
-    "validate": "compare the graphs in ONNX Runtime with the original model",
-    "engine": "build the engines",
-    "verify": "compare the engines with the golden outputs",
-    "bench": "benchmark the engines",
-    "report": "write the reports",
-}
 Creator = Callable[[], Iterator[Task]]
 
 
 def load(root: Path) -> tuple[dict[str, Any], Creator]:
     """Return DOIT_CONFIG and the task creator of a project.
 
-    Raises: InvalidDodoFile: the manifests are wrong; doit prints it and exits with 3.
+    Raises: InvalidDodoFile: the manifests or environment variables are wrong; doit prints it and
+    exits with 3.
     """
     try:
+        check_variables(root)
         with no_garbage_collection():
             session = Session(load_project(root))
         session.project.state.mkdir(parents=True, exist_ok=True)
@@ -70,6 +59,11 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
     def create_tasks() -> Iterator[Task]:
         """Build inference engines from model manifests."""
         _connect_database(session)
+        names = DoitCommand.names
+        try:
+            names[:] = session.full_names(names)
+        except UsageError as error:
+            raise InvalidCommand(printable(str(error))) from None
         selection = None
         if Run.requested is not None:
             with no_garbage_collection():
@@ -118,7 +112,7 @@ def select(session: Session, requested: Requested) -> Selection | None:
         single += members
         groups += [name] if name not in members else []
     needed = list(session.needed(single))
-    fresh: dict[str, list[str]] = {}
+    fresh: dict[str, dict[str, str]] = {}
     if not requested.every_task:
         checked = dict.fromkeys((*whole, *map(model_of, needed)))
         fresh = session.up_to_date_models(checked, check=whole)
@@ -199,7 +193,7 @@ def _group_task(session: Session, name: str, members: list[str]) -> SessionTask:
     """Return the task of a stage, model or both."""
     stage, _, model = name.partition(":")
     if not model:
-        doc = _STAGE_DOCS.get(stage, f"{stage} of every model")
+        doc = STAGE_DOCS.get(stage, f"{stage} of every model")
     elif stage == "build":
         doc = f"everything of {model}"
     else:

@@ -96,10 +96,14 @@ class Executor:
 
         A target with an unreadable file is stale: ``run`` then reports the problem.
         """
+        return self.up_to_date_status(target) is not None
+
+    def up_to_date_status(self, target: str) -> str | None:
+        """Return the recorded status of an up-to-date target, None for a stale one."""
         try:
-            return self._checker.up_to_date_key(self._actions[target]) is not None
+            return self._checker.up_to_date_status(self._actions[target])
         except StageError:
-            return False
+            return None
 
     def examine(self, target: str) -> Freshness:
         """Return the freshness of a target. Raises: StageError: the state cannot be used."""

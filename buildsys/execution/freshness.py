@@ -39,7 +39,7 @@ class Freshness:
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) of those not as recorded
     failure: str | None = None  # of the last run
     failed_with_this_key: bool = False
-    unavailable: str | None = None  # of a required target
+    unavailable: str | None = None  # why it cannot run here; of stale targets, only if required
     unreadable: str = ""  # error for a file that cannot be read
     last: HistoryEntry | None = None
     expected_s: float | None = None  # usual time of a run
@@ -72,6 +72,7 @@ class Explanation:
     last: HistoryEntry | None
     expected_s: float | None
     restorable: bool
+    unavailable: str | None = None  # why a fresh target could not run here
 
 
 def explain(
@@ -89,13 +90,15 @@ def explain(
             if state != FRESH:
                 effect = "will rerun" if state == STALE else "may rerun"
                 upstream.append(Reason(kinds.UPSTREAM, name, None, effect))
+        state = STALE if found.reasons else MAY_RERUN if upstream else FRESH
         explained[found.target] = Explanation(
             found.target,
-            STALE if found.reasons else MAY_RERUN if upstream else FRESH,
+            state,
             (*found.reasons, *upstream),
             found.last,
             found.expected_s,
             found.restorable and bool(found.reasons),
+            found.unavailable if state == FRESH else None,
         )
     return explained
 
@@ -126,7 +129,14 @@ class FreshnessChecker:
         Raises: StageError: a file cannot be read.
         """
         key = self._keys.build(action)
-        return key.digest if self._is_current(action, key) else None
+        return key.digest if self._current_status(action, key) else None
+
+    def up_to_date_status(self, action: Action) -> str | None:
+        """Return the recorded status of a target, None if it is stale.
+
+        Raises: StageError: a file cannot be read.
+        """
+        return self._current_status(action, self._keys.build(action))
 
     def examine(self, action: Action) -> Freshness:
         """Return the freshness of a target, with unreadable files as reasons.
@@ -146,9 +156,18 @@ class FreshnessChecker:
         if not runs and not self._ledger.has_records(action.target):  # never built
             return _from_history(action.target, runs, key, restorable=self._in_store(action, key))
         found = _from_history(action.target, runs, key)
-        if self._is_current(action, key):
+        status = self._current_status(action, key)
+        if status is not None:
             made_it = [run for run in runs if run.key == key.digest]
-            return replace(found, up_to_date=True, last=next(iter(made_it or runs), None))
+            record = None
+            if status == ledger.UNAVAILABLE:
+                record = self._ledger.lookup(action.target, key.digest)
+            return replace(
+                found,
+                up_to_date=True,
+                last=next(iter(made_it or runs), None),
+                unavailable=record.reason if record else None,
+            )
         try:
             return self._add_reasons(found, action, key, runs)
         except StageError as error:  # an output: it cannot keep the target from being built
@@ -190,17 +209,18 @@ class FreshnessChecker:
             return False
         return is_restorable(self._store, self._ledger, action, key)
 
-    def _is_current(self, action: Action, key: ActionKey) -> bool:
+    def _current_status(self, action: Action, key: ActionKey) -> str | None:
+        """Return the recorded status of an up-to-date target, None for a stale one."""
         if key.missing:
-            return False
+            return None
         found = self._ledger.outputs(action.target, key.digest)
         if found is None:
-            return False
+            return None
         status, outputs = found
         if status == ledger.UNAVAILABLE and is_required(action):
-            return False
+            return None
         declared = all(ref.path in outputs for ref in action.outputs.values())
-        return declared and not any(self._output_changes(outputs))
+        return status if declared and not any(self._output_changes(outputs)) else None
 
     def _output_changes(self, outputs: Outputs) -> Iterator[tuple[str, str]]:
         paths = {name: f"{self._build}/{name}" for name in outputs}
@@ -228,7 +248,12 @@ def read_only_checker(project: Path, build: Path, state: Path) -> FreshnessCheck
 
 def is_required(action: Action) -> bool:
     """Return True if an unavailable target fails (manifest or BUILDSYS_STRICT)."""
-    return action.required or os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
+    return action.required or is_strict()
+
+
+def is_strict() -> bool:
+    """Return True if BUILDSYS_STRICT makes every target required."""
+    return os.environ.get("BUILDSYS_STRICT", "").strip() not in ("", "0")
 
 
 def _from_history(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, own_code
-from buildsys.execution.freshness import FreshnessChecker
+from buildsys.execution.freshness import FreshnessChecker, is_strict
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import boot_id
 from buildsys.store.state_db import Row, StateDb, Statement
@@ -48,6 +48,9 @@ _KEEP_TARGET = "INSERT INTO settled_targets VALUES (?, ?, ?)"
 _DROP_TARGETS = "DELETE FROM settled_targets WHERE model = ?"
 
 
+Statuses = dict[str, str]  # target -> recorded status: passed or unavailable
+
+
 class PlannedModel(NamedTuple):
     """A model to check in full."""
 
@@ -66,7 +69,7 @@ class UpToDateModels:
         self._keys = keys
         self._checker = checker
 
-    def find(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+    def find(self, models: Mapping[str, str]) -> dict[str, Statuses]:
         """Return the targets of unchanged models among ``models`` (name -> resolved manifest).
 
         Raises: StageError: the state or a source cannot be read.
@@ -75,7 +78,7 @@ class UpToDateModels:
         records: dict[str, list[Row]] = {}
         for model, *record in self._rows(_RECORDS, " WHERE kept.model", models):
             records.setdefault(model, []).append(tuple(record))
-        found: dict[str, list[str]] = {}
+        found: dict[str, Statuses] = {}
         rows = self._rows(_MODELS, " AND model", models, now.valid_in)
         for model, token, environments, files in rows:
             if model not in models:
@@ -87,10 +90,10 @@ class UpToDateModels:
             ):
                 state = now.state(environments, files.split("\n"))
                 if _digest((models[model], state.digest, sorted(kept, key=repr))) == token:
-                    found[model] = [row[0] for row in kept]
+                    found[model] = {row[0]: row[2] for row in kept}
         return found
 
-    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
+    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, Statuses]:
         """Check models in full; return the targets of those up to date.
 
         Everything that a finding depends on is compared before and after the check; models that
@@ -106,14 +109,16 @@ class UpToDateModels:
             planned.append((name, environments, files, before.state(environments, files)))
         checked = {name: self._check(model.actions) for name, model in models.items()}
         now = _Moment(self._build, self._keys)
-        found: dict[str, list[str]] = {}
+        found: dict[str, Statuses] = {}
         statements: list[Statement] = []
         for name, environments, files, seen in planned:
             keys = checked[name]
             if not keys or now.state(environments, files) != seen:
                 continue
-            found[name] = list(keys)
             records = [row for entry in keys.items() for row in self._db.read(_RECORD, entry)]
+            if len(records) < len(keys):  # forgotten meanwhile
+                continue
+            found[name] = {row[0]: row[2] for row in records}
             recorded = (path for row in records for path in json.loads(row[3]))
             files = sorted({*files, *recorded})
             state = now.state(environments, files)
@@ -165,9 +170,8 @@ class _Moment:
         self._known: dict[str, str] = {}  # environment -> digest
         code = {path: stamp(path) for path in sorted(own_code())}
         self._newest_ns = max(max(found[0], found[1]) for found in code.values() if found)
-        strict = os.environ.get("BUILDSYS_STRICT", "0")
         # the boot of the machine and the state common to all models
-        self.valid_in = f"{boot_id()} {_digest((code, strict))}"
+        self.valid_in = f"{boot_id()} {_digest((code, is_strict()))}"
 
     def state(self, environments: str, files: Iterable[str]) -> _State:
         """Return the state of a model's environments and files."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +20,21 @@ from buildsys.backends.operator_support import onnx_operators
 from buildsys.backends.operator_support import torch_registries as registries
 
 SCHEMA = "buildsys/operators/1"
+_STEP = 50  # operators between two reports
 _NAMESPACES = ("aten", "torchvision", "prims", "quantized")
+
+
+def _report(step: str) -> None:
+    """Write the present step into the file that the caller shows."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(step, encoding="utf-8")
 
 
 def _torch_rows() -> dict[str, Any]:
     with suppress(ImportError, RuntimeError):
         import torchvision  # noqa: F401 (registers its operators)
 
+    _report("translations of PyTorch operators")
     overloads: dict[str, list[str]] = {}
     translated = {
         name for opset in registries.DYNAMO_OPSETS for name in registries.translations(opset)
@@ -42,8 +52,10 @@ def _torch_rows() -> dict[str, Any]:
     }
     registries.load_symbolics()
     names |= overloads.keys() | registry.all_functions()
-    rows = {}
-    for name in sorted(names):
+    rows: dict[str, Any] = {}
+    for number, name in enumerate(sorted(names)):
+        if number % _STEP == 0:
+            _report(f"PyTorch operators, {number} of {len(names)}")
         if name.startswith(("onnx::", "onnx_symbolic::")):
             continue
         found = [
@@ -69,7 +81,9 @@ def make_table() -> dict[str, Any]:
     ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
     """
     rows: dict[str, Any] = {}
-    for (domain, name), since in onnx_operators.versions().items():
+    for number, ((domain, name), since) in enumerate(onnx_operators.versions().items()):
+        if number % _STEP == 0:
+            _report(f"ONNX operators, {number} done")
         rows[f"{domain}::{name}" if domain else name] = {
             "opsets": list(since),
             "onnxruntime": onnx_operators.ort_support(domain, name, since),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, print_answer, require_model
+from buildsys.cli.command import JSON, Options, ProjectCommand, print_answer
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.graph_files import ask_inspection, find_graph
+from buildsys.cli.graph_files import ask_inspection, find_graph, is_graph, split_graph_name
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.report.formatting import TIMES, count, first_names, size
@@ -33,7 +34,7 @@ class Diff(ProjectCommand):
     """Compare two graphs."""
 
     doc_purpose = "show the differences between two graphs of a model: two stages, or two builds"
-    doc_usage = "MODEL [A B]"
+    doc_usage = "MODEL [A B] | MODEL:A MODEL:B"
     doc_description = (
         "A and B name graphs as in `doit inspect`: export, simplify, convert:PRECISION, ...;\n"
         "simplify~1 is the graph of the build before, simplify@REV the one built from a revision;\n"
@@ -44,8 +45,9 @@ class Diff(ProjectCommand):
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print the differences; the exit code is 0 with or without any."""
         session = Session.read_only(root)
-        model = require_model("diff", session.project.models, names[:1])
-        graphs = [find_graph(session, model, name) for name in _graph_names(names[1:])]
+        model, first_graph = split_graph_name(session, "diff", names[0] if names else "")
+        typed = _graph_names([*([first_graph] if first_graph else []), *names[1:]])
+        graphs = [find_graph(session, model, _graph_of(session, model, name)) for name in typed]
         for graph in graphs:
             if not graph.is_onnx:
                 raise UsageError(f"{graph.target} is a TensorRT engine without a graph to compare")
@@ -65,6 +67,19 @@ class Diff(ProjectCommand):
         notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
         print_answer(options, document, (*notes, *lines))
         return 0
+
+
+def _graph_of(session: Session, model: str, name: str) -> str:
+    """Return a graph of a model without the model's name.
+
+    Raises: UsageError: the name belongs to another model.
+    """
+    named, graph = model, name
+    if not is_graph(session, model, name) and session.targets_of(re.split("[~@]", name)[0]):
+        named, graph = split_graph_name(session, "diff", name)
+    if named != model:
+        raise UsageError(f"diff compares two graphs of one model, found {model} and {named}")
+    return graph
 
 
 def _graph_names(names: Sequence[str]) -> Sequence[str]:

@@ -10,7 +10,8 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from doit.cmd_list import List as DoitList
 from doit.dependency import DatabaseException
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
-from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
+from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, options_first
 from buildsys.errors import BuildsysError
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
@@ -32,13 +33,21 @@ class DoitCommand:
     """Mixin for doit's commands: errors of at most one line."""
 
     dep_manager: Any  # doit's; None until its database is open
+    # on the command line; replaced by full names once the project is loaded
+    names: ClassVar[list[str]] = []
 
     def other_names(self) -> Sequence[str]:
         """Return suggestions for an unknown target, besides targets."""
         return ()
 
+    def parse_execute(self, in_args: list[str]) -> Any:
+        """Accept options after names as well: ``doit build:resnet50 -n 2``."""
+        command: Any = super()  # doit's, next in the bases
+        return command.parse_execute(options_first(self, in_args))
+
     def execute(self, params: Any, args: list[str]) -> Any:
         """Run the command; suggest the nearest names for an unknown one."""
+        DoitCommand.names = args
         try:
             return super().execute(params, args)  # type: ignore[misc]  # of doit, next in the bases
         except KeyboardInterrupt:
@@ -59,10 +68,13 @@ class DoitCommand:
             unknown = next((n for n in names if n and "*" not in n and n not in tasks), None)
             if not tasks or unknown is None:
                 raise
-            near = nearest(unknown, [*tasks, *self.other_names()])
+            models = [name.removeprefix("build:") for name in tasks if name.startswith("build:")]
+            near = nearest(unknown, [*tasks, *models, *self.other_names()])
             hint = "`doit list --all` lists all targets"
             hint = f"nearest: {', '.join(near)}" if near else hint
             raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
+        finally:
+            DoitCommand.names = []
         return self.execute(params, args)  # with a new database
 
 
@@ -108,11 +120,31 @@ class List(DoitCommand, DoitList):  # type: ignore[misc]
         finally:
             List.groups_only = False
 
+    def _print_task(
+        self, template: str, task: Any, status: bool, list_deps: bool, tasks: Mapping[str, Any]
+    ) -> None:
+        """Print one task; N instead of U for an unavailable one."""
+        if status and not task.has_subtask and not self.dep_manager.status_is_ignore(task):
+            session = task.session
+            if session.are_up_to_date([task.name]) and session.is_unavailable(task.name):
+                template = template.replace("{status}", "N")
+        super()._print_task(template, task, status, list_deps, tasks)
+
 
 class Info(DoitCommand, DoitInfo):  # type: ignore[misc]
     """doit info."""
 
     doc_purpose = "show the dependencies and the state of a target"
+
+    @wraps(DoitInfo._execute)  # doit reads the options from its signature
+    def _execute(self, pos_args: Sequence[str], hide_status: bool = False) -> Any:
+        """Print the target, and the reason if it is unavailable."""
+        code = super()._execute(pos_args, hide_status)
+        session, target = self.task_list[0].session, pos_args[0]
+        if not hide_status and session.is_unavailable(target):
+            reason = printable(session.unavailable_reason(target))
+            self.outstream.write(f"\nunavailable: {reason}\n")
+        return code
 
 
 class Clean(DoitCommand, DoitClean):  # type: ignore[misc]

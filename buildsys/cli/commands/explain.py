@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +19,7 @@ from buildsys.execution.stale_reasons import (
     summarize_reasons,
 )
 from buildsys.report.formatting import duration
+from buildsys.store.ledger import UNAVAILABLE
 
 SCHEMA = "buildsys/explain/1"
 _SHOWN_CAUSES = 3
@@ -38,8 +40,9 @@ class Explain(ProjectCommand):
         if options["json"]:
             print_json({"schema": SCHEMA, "targets": [explanation_json(one) for one in found]})
             return 0
-        counts = [(sum(one.state == s for one in found), s) for s in (STALE, MAY_RERUN, FRESH)]
-        summary = ", ".join(f"{count} {state}" for count, state in counts if count)
+        counts = Counter(map(_word, found))
+        words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE)
+        summary = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
         print_rows(_rows(session, found, by_name=bool(names)), [summary or "no targets"])
         return 0
 
@@ -54,6 +57,7 @@ def explanation_json(one: Explanation) -> dict[str, Any]:
     return {
         "target": one.target, "state": one.state.replace(" ", "-"), "restorable": one.restorable,
         "reasons": reasons_json(one.reasons), "expected_s": one.expected_s, "last_run": last_run,
+        "unavailable": one.unavailable,
     }  # fmt: skip
 
 
@@ -63,11 +67,16 @@ def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
     return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
 
 
+def _word(one: Explanation) -> str:
+    """Return the state of a target as printed."""
+    return one.state if one.unavailable is None else UNAVAILABLE
+
+
 def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> Iterator[Row]:
     """Yield one row per target; unnamed fresh targets share one per model."""
     for model, members in groupby(found, key=lambda one: session.actions[one.target].model):
         targets = list(members)
-        fresh = [one for one in targets if one.state == FRESH]
+        fresh = [one for one in targets if _word(one) == FRESH]
         if fresh and not by_name:
             count = f"all {len(fresh)}" if fresh == targets else f"{len(fresh)} of {len(targets)}"
             latest = max((one.last.started for one in fresh if one.last), default="")
@@ -81,6 +90,9 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
                     details.append("its outputs are in the store and will be restored")
                 last_run = f": last run {time_ago(last.started)}, {last.status}" if last else ""
                 yield Row(one.state, one.target + last_run, details)
+            elif one.unavailable is not None:
+                when = f": tried {time_ago(last.started)}" if last else ""
+                yield Row(UNAVAILABLE, one.target + when, one.unavailable.splitlines())
             elif by_name:
                 built = ""
                 if last:

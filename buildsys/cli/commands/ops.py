@@ -8,7 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +23,12 @@ from buildsys.cli.command import (
     option,
     print_json,
     print_lines,
-    require_model,
 )
 from buildsys.cli.console.rows import format_table
+from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors, StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
+from buildsys.report.formatting import duration
 from buildsys.system.files import replace_file
 from buildsys.system.processes import run_python
 from buildsys.system.suggestions import nearest
@@ -40,6 +45,7 @@ _ONNX_TITLES = (
     "ONNX operator", "opsets", "ONNX Runtime (CPU)", "TensorRT-RTX", "implemented here",
 )  # fmt: skip
 _MODEL_TITLES = ("operator", "nodes>", "since", *_ONNX_TITLES[2:])
+_PROGRESS_S = {True: 1.0, False: 10.0}  # between two lines, on a terminal and elsewhere
 _NO, _UNKNOWN = "no", "not installed"
 Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
@@ -70,7 +76,7 @@ class Ops(ProjectCommand):
         known = operator_table(root / STATE_FOLDER)
         registered = _registrations(project)
         if model:
-            require_model("ops --model", project.models, [model])
+            model = Session(project).one_model("ops --model", [model])
             _print_model(project, model, known, registered, options)
             return 0
         torch, onnx = known["torch"], known["onnx"]
@@ -139,12 +145,35 @@ def operator_table(state: Path) -> dict[str, Any]:
 def _read_registries() -> dict[str, Any]:
     sys.stderr.write("reading the registries of the libraries (once for these versions) …\n")
     sys.stderr.flush()
-    done = run_python(("-m", _READER))
+    with tempfile.NamedTemporaryFile(prefix="buildsys-ops-") as step, _progress(Path(step.name)):
+        done = run_python(("-m", _READER, step.name))
     if done.problem:
         hint = "`doit ops` needs torch and onnx"
         raise StageError(f"cannot read the registries: {done.problem}", hint)
     table: dict[str, Any] = done.json()
     return table
+
+
+@contextmanager
+def _progress(step: Path) -> Iterator[None]:
+    """Show the elapsed time and the reader's present step, which it writes into a file."""
+    begun, ended, out = time.monotonic(), threading.Event(), sys.stderr
+    begin, end = ("\r\033[K", "") if out.isatty() else ("", "\n")
+
+    def show() -> None:
+        while not ended.wait(_PROGRESS_S[out.isatty()]):
+            text = step.read_text(encoding="utf-8") or "loading torch"
+            out.write(f"{begin}{duration(time.monotonic() - begun)}: {text}{end}")
+            out.flush()
+
+    thread = threading.Thread(target=show)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        out.write(begin)
 
 
 def _registrations(project: Project) -> dict[str, list[str]]:

@@ -26,13 +26,14 @@ from buildsys.execution.stale_reasons import (
     summarize_reasons,
 )
 from buildsys.plan.action import Action
-from buildsys.report.formatting import duration, plural
+from buildsys.report.formatting import duration, first_names, plural
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.store.state_db import ReadOnlyStateDb
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
 _SHOWN_REASONS = 2
+_SHOWN_UNAVAILABLE = 3
 _NOT_IN_A_REVISION = ("input", "tool", "device", "env", "code")  # kinds of key parts
 
 
@@ -67,9 +68,12 @@ def print_plan(
     """Print the targets of the next run, in order."""
     steps = [one for one in explained if one.state != FRESH]
     times = _usual_times(session, steps, jobs)
+    found = {one.target: one.unavailable for one in explained}
+    unavailable = {target: reason for target, reason in found.items() if reason is not None}
     if as_json:
         targets = [explanation_json(one) for one in steps]
-        print_json({"schema": SCHEMA, "jobs": jobs, **times, "targets": targets})
+        document = {"schema": SCHEMA, "jobs": jobs, **times, "targets": targets}
+        print_json({**document, "unavailable": unavailable})
         return
     width = max((len(one.target) for one in steps), default=0)
     rows = []
@@ -78,7 +82,11 @@ def print_plan(
         usual = "unknown" if one.expected_s is None else duration(one.expected_s)
         text = f"{one.target:<{width}}  {'' if one.restorable else usual:>10}"
         rows.append(Row(word, text, note=summarize_reasons(one.reasons, _SHOWN_REASONS)))
-    print_rows(rows, [_summary(steps, times, jobs)])
+    closing = [_summary(steps, times, jobs)]
+    if unavailable:
+        names = first_names(list(unavailable), _SHOWN_UNAVAILABLE)
+        closing.append(f"{len(unavailable)} unavailable on this machine: {names}")
+    print_rows(rows, closing)
 
 
 def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:

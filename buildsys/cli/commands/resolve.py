@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from buildsys.cli.command import Options, ProjectCommand, require_model
+from buildsys.cli.command import Options, ProjectCommand
+from buildsys.cli.session import Session
 from buildsys.manifest.project import load_project
 from buildsys.manifest.resolved_yaml import resolved_text
 from buildsys.system.printable import printable
@@ -21,6 +22,7 @@ class Resolve(ProjectCommand):
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print the manifest as YAML."""
         del options
-        models = load_project(root).models
-        sys.stdout.write(printable(resolved_text(models[require_model("resolve", models, names)])))
+        session = Session(load_project(root))
+        model = session.one_model("resolve", names)
+        sys.stdout.write(printable(resolved_text(session.project.models[model])))
         return 0

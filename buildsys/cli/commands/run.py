@@ -34,6 +34,13 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
     # during a run; called once the project is loaded
     requested: ClassVar[Callable[[], Requested] | None] = None
 
+    def get_reporters(self) -> dict[str, Any]:
+        """Return doit's reporters, with our JSON reporter."""
+        from buildsys.cli.console.json_reporter import JsonReporter
+
+        reporters: dict[str, Any] = super().get_reporters()
+        return {**reporters, "json": JsonReporter}
+
     def other_names(self) -> Sequence[str]:
         """Return the commands: `doit lst` arrives here as a target to run."""
         names: Sequence[str] = self.loader.cmd_names

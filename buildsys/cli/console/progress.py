@@ -41,6 +41,12 @@ class TargetLine:
     message: str = ""  # its last progress message
     reason: str = ""  # why it failed, is unavailable or did not run
     log: str = ""  # path of its log, if not already in the reason
+    recorded: bool = False  # unavailable in an earlier run; nothing was done in this one
+
+    @property
+    def has_ended(self) -> bool:
+        """True if this run has built, restored or failed it."""
+        return self.status in ENDED and not self.recorded
 
     @property
     def took(self) -> str:

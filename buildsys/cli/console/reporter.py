@@ -9,13 +9,15 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from buildsys.cli.console.progress import ENDED, TargetLine, open_display
+from buildsys.cli.console.progress import TargetLine, open_display
 from buildsys.cli.interruption import NOTICE
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import with_hint
 from buildsys.report.formatting import plural
 from buildsys.system.printable import printable
@@ -23,6 +25,8 @@ from buildsys.system.printable import printable
 if TYPE_CHECKING:
     from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
+
+_SHOWN_UNAVAILABLE = 12  # if there is nothing to do
 
 
 class Reporter:
@@ -60,7 +64,8 @@ class Reporter:
             if name in reached and not task.has_subtask:
                 self._lines[name] = _line(name)
         for name in self.session.up_to_date_targets:
-            self._lines[name] = _line(name, "fresh")
+            self._lines[name] = _line(name)
+            self._note_up_to_date(self._lines[name])
         self.session.on_event = self._take_event
 
     def get_status(self, task: Any) -> None:
@@ -82,11 +87,14 @@ class Reporter:
         with self._lock:
             line.status, line.reason = finished.status, with_hint(finished.reason, finished.hint)
             line.seconds = finished.seconds
-            if finished.waited:
-                line.status, line.reason = "fresh", "built by another run meanwhile"
+            if finished.waited or finished.restored:
                 line.seconds = None
+            if line.status == "unavailable":
+                line.recorded = finished.waited
+            elif finished.waited:
+                line.status, line.reason = "fresh", "built by another run meanwhile"
             elif finished.restored:
-                line.status, line.seconds = "restored", None
+                line.status = "restored"
             self._open_display().ended(line)
 
     def add_failure(self, task: Any, fail: Any) -> None:
@@ -111,7 +119,12 @@ class Reporter:
     def skip_uptodate(self, task: Any) -> None:
         """Note an up-to-date target."""
         if task.name in self._lines:
-            self._lines[task.name].status = "fresh"
+            self._note_up_to_date(self._lines[task.name])
+
+    def _note_up_to_date(self, line: TargetLine) -> None:
+        line.status = "fresh"
+        if self.session.is_unavailable(line.target):
+            line.status, line.recorded = "unavailable", True
 
     def skip_ignore(self, task: Any) -> None:
         """Note a target skipped because of ``doit ignore``."""
@@ -152,28 +165,46 @@ class Reporter:
         if broken or any(line.status == "failed" for line in lines):
             models = [line.model for line in lines if line.status in ("failed", "not run")]
             if interrupted:  # only models that this run has reached
-                reached = {line.model for line in lines if line.status in ENDED or line.reason}
+                reached = {line.model for line in lines if line.has_ended or line.reason}
                 models = [model for model in models if model in reached]
             if models:
                 from buildsys.cli.failure_report import report_failure
 
                 stale = report_failure(self.session, dict.fromkeys(models))
-        if stale or any(line.status in ENDED for line in lines):
+        if stale or any(line.has_ended for line in lines):
             from buildsys.cli.console.run_summary import print_summary
 
             elapsed_s = time.monotonic() - self._began
             print_summary(self._out, self.session, lines, elapsed_s, stale)
         elif not broken and not self._problems:
-            fresh = sum(line.status == "fresh" for line in lines)
-            ignored = sum(line.status == "ignored" for line in lines)
-            count = plural(fresh, "target") + (f", {ignored} ignored" if ignored else "")
-            empty = "no targets: there is no manifest in the models folder yet"
-            self._out.write(f"everything is up to date ({count})\n" if lines else f"{empty}\n")
+            self._print_nothing_to_do(lines)
         for problem in self._problems:
             self._out.write(printable(f"{problem.strip()}\n"))
         if interrupted:
             self._out.write(NOTICE)
         self._out.flush()
+
+    def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
+        """Print the number of up-to-date targets, and those that cannot run here."""
+        if not lines:
+            self._out.write("no targets: there is no manifest in the models folder yet\n")
+            return
+        counts = Counter(line.status for line in lines)
+        parts = [plural(counts["fresh"], "target")]
+        parts += [f"{counts[one]} {one}" for one in ("unavailable", "ignored") if counts[one]]
+        stages = list(STAGE_DOCS)  # remembered targets have no order
+        unavailable = sorted(
+            (line for line in lines if line.status == "unavailable"),
+            key=lambda line: (line.model, line.variant, stages.index(line.stage)),
+        )
+        for line in unavailable[:_SHOWN_UNAVAILABLE]:
+            reason = self.session.unavailable_reason(line.target).splitlines() or [""]
+            text = f"{line.status:<11}  {line.target}  {reason[0]}".rstrip()
+            self._out.write(printable(f"{text}\n"))
+        if len(unavailable) > _SHOWN_UNAVAILABLE:
+            more = f"{len(unavailable) - _SHOWN_UNAVAILABLE} more unavailable targets"
+            self._out.write(f"and {more}; `doit explain` lists all\n")
+        self._out.write(f"everything is up to date ({', '.join(parts)})\n")
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""
@@ -202,6 +233,6 @@ class Reporter:
         return self._display
 
 
-def _line(target: str, status: str = "not run") -> TargetLine:
+def _line(target: str) -> TargetLine:
     stage, model, variant = (*target.split(":", 2), "")[:3]
-    return TargetLine(target, model, stage, variant, status)
+    return TargetLine(target, model, stage, variant)

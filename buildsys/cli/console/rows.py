@@ -16,6 +16,7 @@ _STYLES = {
     "fresh": "green", "stale": "bold red", "may rerun": "yellow", "restore": "cyan", "run": "bold",
     "added": "green", "removed": "red", "changed": "yellow", "downstream": "dim",
     "ok": "green", "missing": "yellow", "broken": "bold red", "unknown": "yellow",
+    "unavailable": "yellow",
 }  # fmt: skip
 _UNITS = ((86400, "day"), (3600, "h"), (60, "min"))
 

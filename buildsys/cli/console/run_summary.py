@@ -49,7 +49,7 @@ def print_summary(
     for line in lines:
         models.setdefault(line.model, []).append(line)
     for model, rows in models.items():
-        if not any(row.status in ENDED for row in rows):
+        if not any(row.has_ended for row in rows):
             continue
         console.print(_table(session, model, rows))
         for warning in _warnings(session, rows):
@@ -87,8 +87,6 @@ def _table(session: Session, model: str, lines: Iterable[TargetLine]) -> Table:
     for line in lines:
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
         status = line.status
-        if status in ("fresh", "restored") and result.get("status") == "unavailable":
-            status = "unavailable"  # up to date, but it could not run here
         figure = "" if status == "failed" else line.reason  # a failure was printed above
         if status == "unavailable":
             figure = str(result.get("reason", "")) or line.reason  # the hint was printed above

@@ -37,17 +37,20 @@ class ScriptedExecutor:
         self.actions: dict[str, Callable[[], Any]] = {}
         self.reasons: dict[str, str] = {}
 
-    def is_fresh(self, target: str) -> bool:
-        return target in self.fresh
+    def up_to_date_status(self, target: str) -> str | None:
+        if target not in self.fresh:
+            return None
+        return str(self._session.result(target).get("status", "passed"))
 
-    def find(self, models: Mapping[str, str]) -> dict[str, list[str]]:
+    def find(self, models: Mapping[str, str]) -> dict[str, dict[str, str]]:
         return {}  # no earlier run has found anything
 
-    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, list[str]]:
+    def check(self, models: Mapping[str, PlannedModel]) -> dict[str, dict[str, str]]:
         found = {}
         for model, (_, actions) in models.items():
             if all(action.target in self.fresh and self._is_whole(action) for action in actions):
-                found[model] = [action.target for action in actions]
+                statuses = ((a.target, self.up_to_date_status(a.target)) for a in actions)
+                found[model] = {target: status for target, status in statuses if status}
         return found
 
     def _is_whole(self, action: Action) -> bool:
@@ -63,7 +66,8 @@ class ScriptedExecutor:
         reason = "asked for" if force else self.reasons.get(target, "")
         self._session.on_event(target, {"event": "stale", "reason": reason})
         outcome = self.actions.get(target, lambda: None)() or passed()
-        write_result(self._session, target, status=outcome.status, reason=outcome.reason)
+        fields = {name: getattr(outcome, name) for name in ("status", "reason", "hint")}
+        write_result(self._session, target, **fields)
         return outcome
 
     def examine(self, target: str) -> Freshness:
@@ -95,9 +99,10 @@ def passed(**changes: Any) -> Any:
     return Outcome(**{"target": "", "status": "passed", "seconds": 0.1, **changes})
 
 
-def make_session(root: Path, *models: str) -> tuple[Session, ScriptedExecutor]:
+def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, ScriptedExecutor]:
     resolved = {
-        name: ModelSpec.model_validate({**MANIFEST, "model": name}) for name in models or ("net",)
+        name: ModelSpec.model_validate({**MANIFEST, "model": name, **fields})
+        for name in models or ("net",)
     }
     project = SimpleNamespace(
         root=root,

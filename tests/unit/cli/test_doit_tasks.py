@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import queue
@@ -23,6 +24,7 @@ from buildsys.cli.commands.doit_commands import DoitCommand, List
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import SessionTask, doit_config
 from buildsys.errors import CheckFailed, StageError, WorkerDied
+from buildsys.plan.project_plan import model_of
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -180,6 +182,67 @@ def test_unavailable_is_not_called_passed(doit: Doit) -> None:
     assert "no GPU" in row
 
 
+GONE = passed(status="unavailable", reason="no GPU", hint="run it on one")
+
+
+def unavailable_since_an_earlier_run(doit: Doit) -> None:
+    doit.actions["engine:net:rtx"] = lambda: GONE
+    doit.build_all()
+    del doit.actions["engine:net:rtx"]
+
+
+def test_unavailable_remains_visible_with_nothing_to_do(doit: Doit) -> None:
+    unavailable_since_an_earlier_run(doit)
+    fresh = len(doit.fresh) - 1
+    for names in ((), ("build:net",), ("build",)):
+        code, out = doit(*names)
+        assert code == 0
+        assert out.splitlines() == [
+            "unavailable  engine:net:rtx  no GPU; run it on one",
+            f"everything is up to date ({fresh} targets, 1 unavailable)",
+        ]
+
+
+def test_unavailable_is_not_called_fresh_when_another_target_runs(doit: Doit) -> None:
+    unavailable_since_an_earlier_run(doit)
+    doit.fresh.discard("report:net")
+    _, out = doit()
+    assert f"1 passed, {len(doit.fresh) - 1} fresh, 1 unavailable in" in out
+
+
+@pytest.mark.parametrize("how", [{"restored": True}, {"waited": True}])
+def test_unavailable_is_not_called_restored_or_fresh(doit: Doit, how: dict[str, bool]) -> None:
+    doit.build_all()
+    doit.fresh.discard("engine:net:rtx")
+    doit.actions["engine:net:rtx"] = lambda: GONE._replace(**how)
+    _, out = doit()
+    assert "unavailable  engine:net:rtx  no GPU; run it on one\n" in out
+    assert "1 unavailable" in out.splitlines()[-1]
+    assert "restored" not in out
+
+
+def test_unavailable_is_a_result_in_json(doit: Doit) -> None:
+    unavailable_since_an_earlier_run(doit)
+    doit.fresh.discard("verify:net:rtx")
+    doit.actions["verify:net:rtx"] = lambda: GONE
+    code, out = doit("-r", "json")
+    assert code == 0
+    tasks = {task["name"]: task for task in json.loads(out)["tasks"]}
+    for target in ("engine:net:rtx", "verify:net:rtx"):
+        assert tasks[target]["result"] == "unavailable"
+        assert tasks[target]["reason"] == "no GPU; run it on one"
+    assert tasks["export:net"]["result"] == "up-to-date"
+    assert tasks["export:net"]["reason"] is None
+
+
+def test_list_and_info_show_unavailable_targets(doit: Doit) -> None:
+    unavailable_since_an_earlier_run(doit)
+    _, out = doit("list", "--all", "--status")
+    assert {line.split()[1] for line in out.splitlines() if line[0] == "N"} == {"engine:net:rtx"}
+    _, out = doit("info", "engine:net:rtx")
+    assert "\nunavailable: no GPU; run it on one\n" in out
+
+
 @pytest.mark.parametrize("processes", [(), ("-n", "2")])
 def test_ctrl_c_ends_with_130_and_no_traceback(doit: Doit, processes: tuple[str, ...]) -> None:
     doit.actions["simplify:net"] = fail(KeyboardInterrupt())
@@ -296,6 +359,74 @@ def test_groups_and_patterns_select_targets(doit: Doit) -> None:
         assert {
             target for target in doit.session.finished if target.startswith("engine")
         } == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a", "build:a"),
+        ("a:export", "export:a"),
+        ("a:ort", "engine:a:ort"),
+        ("a:verify:ort", "verify:a:ort"),
+        ("a:engine", "engine:a"),
+    ],
+)
+def test_every_spelling_names_the_same_targets(doit: Doit, name: str, expected: str) -> None:
+    doit.models = ("a", "b")
+    for command in ((), ("list",), ("info",), ("clean", "-n"), ("forget",)):
+        doit(*command, name)
+        typed = (sorted(doit.session.finished), doit.executor.forgotten)
+        _, out = doit(*command, expected)
+        assert (sorted(doit.session.finished), doit.executor.forgotten) == typed
+        assert "ERROR" not in out
+        assert not any(model_of(target) == "b" for target in doit.session.finished)
+    assert doit.executor.forgotten
+
+
+def test_an_ambiguous_name_runs_nothing(doit: Doit) -> None:
+    doit.models = ("a", "export")
+    for command in ((), ("list",), ("info",), ("clean",), ("forget",), ("ignore",)):
+        code, out = doit(*command, "export")
+        problem = "ERROR: 'export' is ambiguous; name one of export:*, build:export\n"
+        assert (code, out) == (3, problem)
+        assert (doit.session.finished, doit.executor.forgotten) == ({}, [])
+
+
+def test_patterns_are_accepted_by_every_command(doit: Doit) -> None:
+    doit.models = ("a", "b")
+    doit("forget", "engine:*:ort")
+    assert doit.executor.forgotten == ["engine:a:ort", "engine:b:ort"]
+    _, out = doit("list", "-q", "*:ort")
+    assert out.split()[0] == "bench:a:ort"
+    for command in ((), ("list",), ("forget",), ("clean",)):
+        code, out = doit(*command, "x*")
+        assert code == 3
+        assert out == "ERROR: there is no target 'x*'; `doit list --all` lists all targets\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export:net", "-a", "-s"),
+        ("export:net", "--always-execute", "--single"),
+        ("export:net", "-n", "2", "-as"),
+        ("-a", "export:net", "-s", "--continue"),
+        ("run", "export:net", "-s", "-a"),
+    ],
+)
+def test_options_may_follow_target_names(doit: Doit, arguments: tuple[str, ...]) -> None:
+    doit.build_all()
+    code, _ = doit(*arguments)
+    assert code == 0
+    assert doit.executor.forced == ["export:net"]
+
+
+def test_an_unknown_option_is_one_line(doit: Doit) -> None:
+    for arguments in (("export:net", "--wrong"), ("list", "export", "--wrong"), ("net", "-n")):
+        code, out = doit(*arguments)
+        assert code == 3
+        assert out.count("\n") == 1
+        assert f"; run `doit help {'list' if 'list' in arguments else 'run'}` for its" in out
 
 
 def test_the_path_of_an_output_selects_its_target(doit: Doit) -> None:

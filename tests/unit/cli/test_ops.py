@@ -10,6 +10,7 @@ import pytest
 from buildsys.cli.commands import ops
 from buildsys.cli.commands.ops import _captured, _matching, _opsets, _runs
 from buildsys.errors import StageError
+from buildsys.system.processes import ChildResult
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -93,3 +94,22 @@ def test_names_without_their_namespace() -> None:
     assert list(_matching("aten::asinh_", rows)) == ["aten::asinh"]
     assert list(_matching("aten.asinh", rows)) == ["aten::asinh"]
     assert json.dumps(_matching("other::asinh", rows)) == "{}"
+
+
+def test_the_first_reading_shows_its_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def read(arguments: tuple[str, ...]) -> ChildResult:
+        for step in ("", "PyTorch operators, 50 of 900"):
+            Path(arguments[2]).write_text(step)
+            wanted = f": {step or 'loading torch'}\n"
+            while wanted not in "".join(shown):
+                shown.append(capsys.readouterr().err)
+        return ChildResult(0, "{}", "")
+
+    monkeypatch.setattr(ops, "_PROGRESS_S", {False: 0.001})
+    monkeypatch.setattr(ops, "run_python", read)
+    assert ops._read_registries() == {}
+    assert "".join(shown).startswith("reading the registries")

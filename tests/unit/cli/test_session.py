@@ -79,7 +79,7 @@ def test_a_problem_during_the_check_is_left_to_the_run(tmp_path: Path) -> None:
     def broken(target: str) -> bool:
         raise StageError("cannot read net.py: Permission denied")
 
-    executor.is_fresh = executor.examine = broken  # type: ignore[assignment,method-assign]
+    executor.up_to_date_status = executor.examine = broken  # type: ignore[assignment,method-assign]
     assert not session.is_fresh("export:net")
     assert session.stale_reason("export:net") == ""
 

@@ -51,7 +51,8 @@ def test_a_model_with_one_stale_target_is_selected_whole(tmp_path: Path) -> None
 
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
-    remembered = lambda models: {name: of(session, name) for name in models}  # noqa: E731
+    statuses = {name: dict.fromkeys(of(session, name), "passed") for name in ("a", "b")}
+    remembered = lambda models: {name: statuses[name] for name in models}  # noqa: E731
     executor.find = remembered  # type: ignore[method-assign]
     found = selected(session, "verify:a:ort", "export")
     assert found.groups == ["export"]
@@ -77,7 +78,7 @@ def test_only_named_models_are_planned_and_checked(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path, "a", "b")
     asked: list[str] = []
 
-    def remembered(models: Mapping[str, str]) -> dict[str, list[str]]:
+    def remembered(models: Mapping[str, str]) -> dict[str, dict[str, str]]:
         asked.extend(models)
         return {}
 

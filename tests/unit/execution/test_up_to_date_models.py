@@ -28,6 +28,7 @@ from buildsys.store.object_store import Store
 from buildsys.system.files import SETTLE_NS
 
 TARGETS = [EXPORT, ENGINE, BENCH, REPORT]
+PASSED = dict.fromkeys(TARGETS, "passed")
 TEXT = '{"model": "m"}'
 # kinds of key parts covered by the manifest, by stamps of files and by our own code
 KINDS_ELSEWHERE = {"config", "inputs", "outputs", "input", "code"}
@@ -59,13 +60,13 @@ class Project:
             {"m": PlannedModel(text, list(tiny_project.actions().values()))}
         )
         executor.close()
-        return found.get("m", [])
+        return list(found.get("m", ()))
 
     def remembered(self, text: str = TEXT) -> list[str]:
         executor = self.executor()
         found = executor.models.find({"m": text})
         executor.close()
-        return sorted(found.get("m", []))
+        return sorted(found.get("m", ()))
 
     def fresh(self) -> list[str]:
         executor = self.executor()
@@ -203,7 +204,7 @@ def test_another_library_or_device_causes_a_full_check(
     for target in TARGETS:
         executor.run(target)
     project.wait()
-    assert executor.models.check({"m": PlannedModel(TEXT, actions)}) == {"m": TARGETS}
+    assert executor.models.check({"m": PlannedModel(TEXT, actions)}) == {"m": PASSED}
     assert executor.models.find({"m": TEXT})
     for function in (
         "versions.tool_versions",
@@ -282,7 +283,7 @@ def test_a_damaged_state_costs_only_time(project: Project) -> None:
     executor = project.executor()
     executor._db.write([("DROP TABLE settled_models", ())])
     planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
-    assert executor.models.check({"m": planned}) == {"m": TARGETS}
+    assert executor.models.check({"m": planned}) == {"m": PASSED}
     assert executor.models.find({"m": TEXT}) == {}
     executor.close()
 
@@ -293,6 +294,18 @@ def test_many_models_are_read_at_once(project: Project, monkeypatch: pytest.Monk
     executor = project.executor()
     assert list(executor.models.find({"m": TEXT, "other": "{}"})) == ["m"]
     assert executor.models.find({"other": "{}", "third": "{}"}) == {}
+
+
+def test_an_unavailable_target_is_up_to_date_with_that_status(project: Project) -> None:
+    tiny_project.order(project.root, ENGINE, "unavailable")
+    executor = project.executor()
+    for target in (ENGINE, BENCH, REPORT):
+        executor.run(target, force=True)
+    project.wait()
+    planned = PlannedModel(TEXT, list(tiny_project.actions().values()))
+    statuses = {**PASSED, ENGINE: "unavailable"}
+    assert executor.models.check({"m": planned}) == {"m": statuses}
+    assert executor.models.find({"m": TEXT}) == {"m": statuses}
 
 
 def test_the_fields_covered_elsewhere_exist() -> None:

@@ -32,6 +32,7 @@ from buildsys.cli.commands.doctor.machine import (
 )
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.errors import ManifestErrors
+from buildsys.execution.freshness import is_strict
 from buildsys.manifest.project import Project, empty_project, load_project
 from buildsys.report.formatting import plural
 from buildsys.system.interpreters.probe import check_libraries, probe_limit_s
@@ -48,7 +49,7 @@ class Doctor(ProjectCommand):
     doc_purpose = "check what is installed and what it can build and run here, or check engines"
     doc_usage = "[ENGINE ...]"
     doc_description = (
-        "ENGINE is an engine file, its folder, or MODEL:NAME of an engine of this project:\n"
+        "ENGINE is an engine file, its folder, or a target name such as MODEL:NAME or MODEL:\n"
         "check that it runs here and, if it belongs to this project, that it matches its manifest\n"
         "and has passed its checks; if not, list all reasons and remedies (exit code 1)"
     )
@@ -125,13 +126,12 @@ def _read_needs(root: Path) -> _Needs:
         text = f"{plural(len(error.errors), 'error')} in the manifests, first {error.errors[0]}"
         check = Check("project", "manifests", BROKEN, text)
         return _Needs(empty_project(root), check, exit_code=error.exit_code)
-    strict = os.environ.get("BUILDSYS_STRICT", "0") not in ("", "0")
     engines = tuple(
         _Engine(
             name=f"{name}:{engine['name']}",
             backend=engine["backend"],
             toolchain=engine["toolchain"],
-            required=engine["required"] or strict,
+            required=engine["required"] or is_strict(),
             cuda=engine.get("provider") == "cuda",
         )
         for name, model in project.models.items()

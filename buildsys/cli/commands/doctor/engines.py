@@ -36,14 +36,14 @@ Reason = dict[str, str]  # kind, problem, remedy
 def check_engines(root: Path, names: Sequence[str], *, as_json: bool) -> int:
     """Print the state of engines; return 0 if all are usable.
 
-    A name is a file, a folder, ``engine:MODEL:NAME`` or ``MODEL:NAME``. A file or folder that an
-    engine of this project is built into stands for its target.
+    A name is a file, a folder, or a target name: the engines of its targets are checked. A file or
+    folder that an engine of this project is built into stands for its target.
 
     Raises: UsageError: a name is none of these. ManifestErrors: the manifests are wrong.
     StageError: an interpreter does not answer.
     """
     checker = _EngineChecker(root)
-    found = [checker.check(checker.find(name)) for name in names]
+    found = [checker.check(engine) for name in names for engine in checker.find(name)]
     if as_json:
         print_json({"schema": SCHEMA, "engines": found})
     else:
@@ -70,13 +70,16 @@ class _EngineChecker:
     def _session(self) -> Session:
         return Session.read_only(self._root)
 
-    def find(self, name: str) -> _Engine:
-        """Return the engine of a name."""
+    def find(self, name: str) -> list[_Engine]:
+        """Return the engines of a name."""
         if not Path(name).exists() and os.sep not in name and (":" in name or "." not in name):
-            model, _, variant = name.removeprefix("engine:").rpartition(":")
-            action = self._session.actions.of(model).get(f"engine:{model}:{variant}")
-            if action is not None:
-                return self._of_action(action)
+            actions = self._session.actions
+            named = (actions[target] for target in self._session.targets_of(name))
+            named = (one for one in named if one.stage in ("engine", "verify", "bench"))
+            found = dict.fromkeys(f"engine:{one.model}:{one.variant}" for one in named)
+            engines = [self._of_action(actions[target]) for target in found if target in actions]
+            if engines:
+                return engines
             known = [
                 f"{model}:{engine['name']}"
                 for model, found in self._session.project.models.items()
@@ -92,8 +95,8 @@ class _EngineChecker:
                 if action.stage == "engine":
                     engine = self._of_action(action)
                     if path in (engine.path.resolve(), engine.path.parent.resolve()):
-                        return engine._replace(shown=name)
-        return _Engine(name, Path(name))
+                        return [engine._replace(shown=name)]
+        return [_Engine(name, Path(name))]
 
     def _of_action(self, action: Action) -> _Engine:
         project, toolchain = self._session.project, None

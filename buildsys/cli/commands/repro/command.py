@@ -21,17 +21,15 @@ from buildsys.cli.command import (
     ProjectCommand,
     option,
     print_answer,
-    require_model,
     unknown_name,
 )
 from buildsys.cli.commands.repro.two_builds import BUILD, Built, build_twice, report_progress
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import ask_inspection
+from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
-from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
-from buildsys.plan.project_plan import plan_model
 
 SCHEMA = "buildsys/repro/1"
 # stages whose files are artifacts, in build order
@@ -60,10 +58,12 @@ class Repro(ProjectCommand):
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Return 1 for an unexpected difference, 2 for a failed build."""
-        project = load_project(root)
-        model = require_model("repro", project.models, names[:1])
-        plan = plan_model(project.models[model].data, builder_versions(root, project.state))
-        actions = select_actions(plan, model, names[1:], options["until"])
+        session = Session(load_project(root))
+        model, project = session.one_model("repro", names[:1]), session.project
+        plan, targets = list(session.actions.of(model).values()), session.targets_of(names[0])
+        if len(targets) == len(plan):
+            targets = []
+        actions = select_actions(plan, model, names[1:], options["until"], targets)
         with _clean_folder(keep=options["keep"]) as folder:
             builds: list[Built] = []
             dodo = Path(options["dodoFile"]).name
@@ -101,22 +101,28 @@ class Repro(ProjectCommand):
 
 
 def select_actions(
-    plan: Sequence[Action], model: str, stages: Sequence[str], until: str
+    plan: Sequence[Action],
+    model: str,
+    stages: Sequence[str],
+    until: str,
+    targets: Sequence[str] = (),
 ) -> list[Action]:
     """Return the actions to build, with their dependencies, in build order.
 
+    ``targets`` restricts them, as ``stages`` does.
     Raises: UsageError: an unknown stage, or one without artifacts.
     """
     listed = f"stages: {', '.join(STAGES)}"
-    for stage in (*stages, *([until] if until else [])):
+    named = dict.fromkeys(action.stage for action in plan if action.target in targets)
+    for stage in (*named, *stages, *([until] if until else [])):
         if stage in _MEASURING_STAGES:
             raise UsageError(f"{stage} writes measurements, not artifacts to compare", listed)
         if stage not in STAGES:
             raise unknown_name("stage", stage, STAGES, listed)
-    if stages and until:
+    if (stages or targets) and until:
         raise UsageError("name stages or --until, not both")
-    chosen = stages or (STAGES[: STAGES.index(until) + 1] if until else STAGES)
-    wanted = {action.target for action in plan if action.stage in chosen}
+    chosen = stages or (STAGES[: STAGES.index(until) + 1] if until else () if targets else STAGES)
+    wanted = {one.target for one in plan if one.stage in chosen or one.target in targets}
     for action in reversed(plan):  # each comes after its dependencies
         if action.target in wanted:
             wanted.update(action.after)

@@ -1,0 +1,114 @@
+"""An engine that cannot be built here, in every later run of real doit processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from command_answers import answer
+from ready_project import ReadyProject
+
+GONE = ["engine:a:gone", "verify:a:gone", "bench:a:gone"]
+MANIFEST = "configs/models/a.yaml"
+REASON = "there is no /nowhere/bin/python"
+
+
+@pytest.fixture
+def ready_without(ready: ReadyProject) -> ReadyProject:
+    """A project with an engine for a toolchain that is not installed."""
+    ready.edit(MANIFEST, "name: ort}]", "name: ort}, {backend: onnxruntime, name: gone, "
+               "toolchain: gone}]")  # fmt: skip
+    (ready.root / "configs/project.yaml").write_text(
+        "toolchains: {gone: {python: /nowhere/bin/python}}\n"
+    )
+    return ready
+
+
+def test_it_remains_visible(ready_without: ReadyProject) -> None:
+    ready = ready_without
+    first = ready.doit()
+    assert first.code == 0
+    assert "8 passed, 3 unavailable in" in first.out
+    for _ in range(2):  # checked in full, then remembered
+        again = ready.doit()
+        assert again.code == 0
+        *listed, last = again.out.splitlines()
+        assert last == "everything is up to date (8 targets, 3 unavailable)"
+        assert [line.split()[1] for line in listed] == GONE
+        assert all(line.startswith("unavailable  ") for line in listed)
+        assert REASON in listed[0]
+    tasks = {task["name"]: task for task in json.loads(ready.doit("-r", "json").out)["tasks"]}
+    assert {name for name, task in tasks.items() if task["result"] == "unavailable"} == set(GONE)
+    assert REASON in tasks[GONE[0]]["reason"]
+    explained = {one["target"]: one["unavailable"] for one in answer(ready, "explain")["targets"]}
+    assert [target for target, reason in explained.items() if reason] == GONE
+    assert REASON in explained[GONE[0]]
+    assert list(answer(ready, "plan")["unavailable"]) == GONE
+    assert "3 unavailable on this machine: engine:a:gone" in ready.doit("plan").out
+    assert "8 fresh, 3 unavailable" in ready.doit("explain").out
+    report = (ready.root / "build/a/report/report.md").read_text()
+    assert "unavailable" in report
+    shutil.rmtree(ready.root / "build")
+    restored = ready.doit()
+    assert restored.code == 0
+    assert not restored.restored & set(GONE)
+    assert restored.out.splitlines()[-1].startswith("8 restored, 3 unavailable in")
+
+
+def test_a_required_one_fails_every_run(ready_without: ReadyProject) -> None:
+    ready = ready_without
+    assert ready.doit().code == 0
+    ready.environment["BUILDSYS_STRICT"] = "1"
+    for _ in range(2):
+        strict = ready.doit()
+        assert strict.code == 2
+        assert "engine:a:gone is required, but unavailable" in strict.out
+    del ready.environment["BUILDSYS_STRICT"]
+    assert ready.doit().code == 0
+    ready.edit(MANIFEST, "toolchain: gone", "toolchain: gone, required: true")
+    for _ in range(2):
+        required = ready.doit("a:gone", "-n", "2")
+        assert required.code == 2
+        assert "engine:a:gone is required, but unavailable" in required.out
+        assert required.restored == set()
+    shutil.rmtree(ready.root / "build")
+    assert ready.doit("a:gone").code == 2
+
+
+def test_wrong_variables_end_every_command_before_anything_runs(ready: ReadyProject) -> None:
+    for name, value, problem in (
+        (
+            "BUILDSYS_STRICKT",
+            "1",
+            "no environment variable BUILDSYS_STRICKT; nearest: BUILDSYS_STR",
+        ),
+        ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE=abc is not a duration"),
+    ):
+        before = ready.environment.get(name)
+        ready.environment[name] = value
+        for command in ((), ("list",), ("explain",), ("doctor",), ("clean",), ("workers",)):
+            ran = ready.doit(*command)
+            assert (ran.code, ran.out) == (3, "")
+            assert problem in ran.err
+            assert ran.err.count("\n") == 1
+        ready.environment.pop(name)
+        ready.environment |= {name: before} if before else {}
+    assert not (ready.root / "build").exists()
+
+
+def test_help_and_version(ready: ReadyProject) -> None:
+    version = ready.doit("--version")
+    assert version.out.startswith("buildsys ")
+    assert "\ndoit 0." in version.out
+    for arguments in (("help",), ("--help",)):
+        shown = ready.doit(*arguments)
+        assert shown.code == 0
+        for command in ("run", "explain", "doctor", "clean", "workers"):
+            assert f"\n  doit {command} " in shown.out
+        for command in ("dumpdb", "strace", "reset-dep"):
+            assert command not in shown.out
+    assert "export to ONNX" in ready.doit("help", "export").out
+    wrong = ready.doit("help", "exprt")
+    assert wrong.code == 3
+    assert "there is no target 'exprt'; nearest: export" in wrong.err

@@ -1,0 +1,113 @@
+"""Environment variables: unknown names and malformed values are refused before anything runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from doit.exceptions import InvalidCommand, InvalidDodoFile
+
+from buildsys.cli import tasks
+from buildsys.cli.commands.schema import Schema
+from buildsys.cli.environment_variables import VARIABLES, check_variables
+from buildsys.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "configs/models").mkdir(parents=True)
+    (tmp_path / "configs/project.yaml").write_text("toolchains: {trt-86: {python: envs/p}}\n")
+    (tmp_path / "file").touch()
+    (tmp_path / "dodo.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BUILDSYS_STRICT", "0"),
+        ("BUILDSYS_STRICT", "1"),
+        ("BUILDSYS_STRICT", ""),
+        ("BUILDSYS_WORKER_IDLE", "0"),
+        ("BUILDSYS_WORKER_IDLE", "10min"),
+        ("BUILDSYS_INTERPRETER_LIMIT", "2min"),
+        ("BUILDSYS_STORE", "not/yet/there"),
+        ("BUILDSYS_MACHINE_LOCK", "/tmp"),
+        ("BUILDSYS_REMOTE", ""),
+        ("BUILDSYS_REMOTE", "shared/cache"),
+        ("BUILDSYS_REMOTE", "s3://bucket/prefix"),
+        ("BUILDSYS_REMOTE", "simplecache::sftp://host/place"),
+        ("BUILDSYS_TOOLCHAIN_TRT_86", "/anything"),
+        ("BUILDSYS_TEST_TOOLCHAIN", "of the tests"),
+        ("OTHER_STRICTKT", "of others"),
+    ],
+)
+def test_well_formed_values_are_accepted(project: Path, name: str, value: str) -> None:
+    check_variables(project, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("BUILDSYS_STRICT", "maybe", "BUILDSYS_STRICT=maybe is neither 0 nor 1"),
+        ("BUILDSYS_STRICT", "false", "BUILDSYS_STRICT=false is neither 0 nor 1"),
+        ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE=abc is not a duration"),
+        ("BUILDSYS_WORKER_IDLE", "-1", "BUILDSYS_WORKER_IDLE=-1 is not a duration"),
+        ("BUILDSYS_INTERPRETER_LIMIT", "soon", "BUILDSYS_INTERPRETER_LIMIT=soon is not a duration"),
+        ("BUILDSYS_INTERPRETER_LIMIT", "0", "BUILDSYS_INTERPRETER_LIMIT=0 is not a duration"),
+        ("BUILDSYS_BUILD", "file", "BUILDSYS_BUILD=file is not a folder"),
+        ("BUILDSYS_CONFIGS", "file", "BUILDSYS_CONFIGS=file is not a folder"),
+        ("BUILDSYS_MACHINE_LOCK", "file", "BUILDSYS_MACHINE_LOCK=file is not a folder"),
+        ("BUILDSYS_STORE", "file", "BUILDSYS_STORE=file is not a folder"),
+        ("BUILDSYS_TIMING_CACHES", "file", "BUILDSYS_TIMING_CACHES=file is not a folder"),
+        ("BUILDSYS_REMOTE", "file", "BUILDSYS_REMOTE=file is not a folder"),
+        ("BUILDSYS_REMOTE", "s3:/bucket", "BUILDSYS_REMOTE is not a URL"),
+        ("BUILDSYS_REMOTE", "://bucket", "BUILDSYS_REMOTE is not a URL"),
+        ("BUILDSYS_STRICKT", "1", "BUILDSYS_STRICKT; nearest: BUILDSYS_STRICT"),
+        ("BUILDSYS_strict", "1", "BUILDSYS_strict; nearest: BUILDSYS_STRICT"),
+        ("BUILDSYS_WORKERS_IDLE", "1", "BUILDSYS_WORKERS_IDLE; nearest: BUILDSYS_WORKER_IDLE"),
+        ("BUILDSYS_TOOLCHAIN_TRT68", "x", "TRT68; nearest: BUILDSYS_TOOLCHAIN_TRT_86"),
+        ("BUILDSYS_QUUX", "1", "BUILDSYS_QUUX; known: BUILDSYS_BUILD, BUILDSYS_CONFIGS"),
+        ("BUILDSYS_", "1", "there is no environment variable BUILDSYS_; known"),
+    ],
+)
+def test_others_are_refused_with_the_nearest_name(
+    project: Path, name: str, value: str, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_variables(project, {"PATH": "", name: value})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_command_refuses_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILDSYS_STRICKT", "1")
+    with pytest.raises(InvalidDodoFile, match="BUILDSYS_STRICKT; nearest: BUILDSYS_STRICT"):
+        tasks.load(project)
+    with pytest.raises(InvalidCommand, match="BUILDSYS_STRICKT; nearest: BUILDSYS_STRICT"):
+        Schema().parse_execute(["-f", str(project / "dodo.py")])
+    assert not (project / ".buildsys").exists()
+    assert not (project / "configs/schema").exists()
+
+
+def test_a_broken_project_file_is_left_to_the_load(project: Path) -> None:
+    for text in ("toolchains: [1]\n", "toolchains: {a: 1}\n", "toolchains: {{\n"):
+        (project / "configs/project.yaml").write_text(text)
+        with pytest.raises(UsageError, match="there is no environment variable"):
+            check_variables(project, {"BUILDSYS_TOOLCHAIN_A": "x"})
+
+
+def test_the_documented_table_is_that_of_the_check() -> None:
+    rows = re.findall(r"^\| `(BUILDSYS_\w+)` \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)
+    assert rows == [(one.name, one.form, one.meaning) for one in VARIABLES]
+
+
+def test_every_variable_of_the_code_is_in_the_table() -> None:
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "buildsys").rglob("*.py"))
+    used = set(re.findall(r"\bBUILDSYS_[A-Z]+(?:_[A-Z]+)*\b", code))
+    partial = {"BUILDSYS_GPU", "BUILDSYS_KILL", "BUILDSYS_LONG_TESTS", "BUILDSYS_TEST"}
+    assert used - partial == {one.name for one in VARIABLES} | {"BUILDSYS_TOOLCHAIN"} & used

@@ -1,0 +1,150 @@
+"""One syntax of target names for all commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_doubles import make_session
+
+from buildsys.cli.graph_files import split_graph_name
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """Models a and b; the model ``export`` is called like a stage."""
+    return make_session(tmp_path, "a", "b", "export")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("build", "build"),
+        ("simplify", "simplify"),
+        ("a", "build:a"),
+        ("build:a", "build:a"),
+        ("a:build", "build:a"),
+        ("export:a", "export:a"),
+        ("a:export", "export:a"),
+        ("engine:a", "engine:a"),
+        ("a:engine", "engine:a"),
+        ("a:ort", "engine:a:ort"),
+        ("engine:a:ort", "engine:a:ort"),
+        ("a:engine:ort", "engine:a:ort"),
+        ("a:verify:ort", "verify:a:ort"),
+        ("export:export", "export:export"),
+        ("export:ort", "engine:export:ort"),
+        ("c", None),
+        ("a:b", None),
+        ("a:calibrate", None),
+        ("a:nothing", None),
+        ("ort:a", None),
+        ("a:verify:nothing", None),
+        ("verify:a:ort:x", None),
+        ("a:", None),
+        (":a", None),
+        (":", None),
+        ("", None),
+        ("build/a/export/model.onnx", None),
+    ],
+)
+def test_every_spelling_has_one_full_name(session: Session, name: str, full: str | None) -> None:
+    assert session.full_name(name) == full
+
+
+def test_only_the_named_model_is_planned(session: Session) -> None:
+    for name in ("a", "a:ort", "a:report", "simplify:a", "verify:a:ort", "a:nothing"):
+        session.full_name(name)
+    assert list(session.actions._planned) == ["a"]
+
+
+def test_an_ambiguous_name_is_an_error_with_the_candidates(session: Session) -> None:
+    with pytest.raises(UsageError) as caught:
+        session.full_name("export")
+    assert str(caught.value) == "'export' is ambiguous; name one of export:*, build:export"
+    assert session.targets_of("export:*")[0] == "export:a"
+    assert len(session.targets_of("build:export")) == len(session.targets_of("a"))
+
+
+def test_an_engine_called_like_a_stage_is_ambiguous(tmp_path: Path) -> None:
+    engines = [{"backend": "onnxruntime", "name": "verify"}]
+    session, _ = make_session(tmp_path, "a", engines=engines)
+    with pytest.raises(UsageError) as caught:
+        session.full_name("a:verify")
+    assert str(caught.value) == "'a:verify' is ambiguous; name one of verify:a, engine:a:verify"
+    assert session.full_name("verify:a:verify") == "verify:a:verify"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "targets"),
+    [
+        ("engine:*:ort", ["engine:a:ort", "engine:b:ort", "engine:export:ort"]),
+        ("*:b:ort", ["engine:b:ort", "verify:b:ort", "bench:b:ort"]),
+        ("a:simp*", ["simplify:a"]),
+        ("b:rt*", ["engine:b:rtx"]),
+        ("x*", []),
+    ],
+)
+def test_a_pattern_names_targets(session: Session, pattern: str, targets: list[str]) -> None:
+    assert session.targets_of(pattern) == targets
+
+
+def test_a_pattern_of_models_names_all_their_targets(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path, "net1", "net2", "other")
+    for pattern in ("net*", "build:net*"):
+        assert session.targets_of(pattern) == [
+            *session.targets_of("net1"),
+            *session.targets_of("net2"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        ("a", ("a", "")),
+        ("build:a", ("a", "")),
+        ("a:export", ("a", "export")),
+        ("export:a", ("a", "export")),
+        ("a:ort", ("a", "engine:ort")),
+        ("engine:a:ort", ("a", "engine:ort")),
+        ("a:engine:ort", ("a", "engine:ort")),
+        ("a:engine", ("a", "engine")),
+        ("*:a:ort", ("a", "engine:ort")),
+        ("a:simplify~1", ("a", "simplify~1")),
+        ("simplify:a~", ("a", "simplify~")),
+        ("a~2", ("a", "simplify~2")),
+        ("export:a@v1~2:x", ("a", "export@v1~2:x")),
+        ("a:unknown", ("a", "unknown")),
+        ("unknown:a", ("a", "unknown")),
+        ("a:", ("a", "")),
+    ],
+)
+def test_graphs_are_named_like_targets(session: Session, name: str, graph: tuple[str, str]) -> None:
+    assert split_graph_name(session, "inspect", name) == graph
+
+
+def test_several_graphs_are_an_error(session: Session) -> None:
+    with pytest.raises(UsageError, match="names several graphs; name one of simplify:a, simplify"):
+        split_graph_name(session, "inspect", "simplify")
+
+
+@pytest.mark.parametrize("name", ["a", "build:a", "a:export", "export:a", "verify:a:ort", "a:ort"])
+def test_a_model_is_named_by_any_of_its_targets(session: Session, name: str) -> None:
+    assert session.one_model("resolve", [name]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ([], "resolve takes the name of one model; models: a, b, export"),
+        (["a", "b"], "resolve takes the name of one model"),
+        (["simplify"], "resolve takes the name of one model"),
+        (["expor"], "there is no model 'expor'; nearest: export"),
+    ],
+)
+def test_no_model_or_several_are_an_error(session: Session, names: list[str], problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        session.one_model("resolve", names)
+    assert problem in str(caught.value)
