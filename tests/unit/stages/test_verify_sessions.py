@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engine_jobs import resolved, stage_job, write_golden
 
+from buildsys.backends.interface import OperatorUse
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, tensor_of
 from buildsys.stages.verify import stage as verify
@@ -164,6 +165,12 @@ def test_a_case_in_no_profile_and_a_profile_without_case_fail(verified: Any) -> 
     assert list(result.figures["cases"]) == list(result.figures["dims"]) == ["min", "opt", "odd"]
 
 
+def test_an_unused_profile_alone_fails(verified: Any) -> None:
+    result = verified(Session(golden(), profiles=(WIDE, HUGE)), golden(), TRT)
+    assert result.status == "failed"
+    assert "is wrong: no golden case fits profile 1 (x [32, 3, 8, 8] to [64" in result.reason
+
+
 def test_a_case_outside_explicit_profiles_is_a_warning(verified: Any) -> None:
     explicit = {"x": {point: list(shape) for point, shape in SMALL["x"].items()}}
     session = Session(golden(), profiles=(SMALL,))
@@ -226,7 +233,10 @@ def test_wrong_outputs_are_saved_with_inputs_and_expected_values(
     kept = load_tensors(tmp_path / "m/verify/failed/e-min.npz")
     assert set(kept) == {"in.x", "expected.y", "actual.y"}
     assert kept["actual.y"].array[0, 0] == kept["expected.y"].array[0, 0] + 2
-    assert [failure["output"] for failure in result.figures["failures"]] == ["y"] * 4
+    found = result.figures["failures"]
+    assert [(failure["case"], failure["output"]) for failure in found] == [(c, "y") for c in CASES]
+    assert found[0]["dims"] == {"batch": 1}
+    assert "profile" not in found[0]
 
 
 def test_a_missing_output_is_an_error(verified: Any) -> None:
@@ -244,13 +254,18 @@ def test_tf32_is_suggested_only_for_errors_that_it_can_cause(
 ) -> None:
     result = verified(Session(golden(), plus(amount), (WIDE,)), golden(), TRT)
     assert result.status == "failed"
-    assert ("try tf32: false, which computes in full float32" in result.hint) == advised
+    advice = "the error is no larger than TF32 can cause: try tf32: false, which computes in full"
+    assert result.hint.startswith(advice) == advised
     assert "the failing tensors are in m/verify/failed/" in result.hint
 
 
 def test_tf32_is_not_suggested_for_a_missing_case(verified: Any) -> None:
     result = verified(Session(golden(), profiles=(SMALL,)), golden(), TRT)
     assert result.hint.startswith("the failing tensors are in")
+    assert result.reason == (
+        "the engine e of m is wrong: case max (batch 8) fits no optimization profile of the engine"
+        " (x [1, 3, 8, 8] to [3, 3, 8, 8])"
+    )
 
 
 def test_an_engine_that_cannot_be_loaded_is_unavailable(
@@ -264,8 +279,32 @@ def test_an_engine_that_cannot_be_loaded_is_unavailable(
     job = stage_job(resolved(ORT), "verify", tmp_path)
     assert verify.run(job).reason == "there is no engine: see the result of its engine target"
     result = verify.run(replace(job, inputs={"engine": tmp_path / "engine.onnx"}))
+    assert verify.run(job).status == "unavailable"
     assert (result.status, result.reason, result.hint) == (
         "unavailable",
         "no GPU",
         "build it elsewhere",
     )
+
+
+def test_the_engine_is_loaded_by_its_backend_in_its_toolchain_with_its_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def load(*arguments: Any) -> Any:
+        calls.append(arguments)
+        raise Unavailable("no GPU")
+
+    def load_backend(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return SimpleNamespace(load=load)
+
+    monkeypatch.setattr(verify, "load_backend", load_backend)
+    job = stage_job(resolved(ORT), "verify", tmp_path)
+    operators = [{"op": "a::B", "kind": "plugin", "python": "p.py"}]
+    toolchain: Any = object()
+    options = {**job.options, "operators": operators}
+    verify.run(replace(job, options=options, inputs={"engine": tmp_path}, toolchain=toolchain))
+    uses = (OperatorUse("a::B", "plugin", tmp_path / "p.py", tmp_path),)
+    assert calls == [("onnxruntime", toolchain), (tmp_path, options["engine"], uses)]

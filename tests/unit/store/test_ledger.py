@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import calendar
 import json
 import re
 import time
@@ -161,6 +162,8 @@ def test_records_are_returned_newest_first_without_unreadable_ones(db: StateDb) 
     ]  # fmt: skip
     assert [each.key for each in ledger.records("export:m", limit=1)] == ["k3"]
     assert ledger.records("export:m", "k2") == []
+    db.write([("UPDATE records SET figures = '{' WHERE key = 'k3'", ())])
+    assert ledger.lookup("export:m") is None, "no older record takes the place of the latest"
     assert ledger.outputs("export:m", "k4") is None
 
 
@@ -183,11 +186,25 @@ def test_ten_runs_are_returned_by_default(db: StateDb) -> None:
     assert len(ledger.history("export:m")) == 10
 
 
-def test_the_present_time_is_in_utc() -> None:
-    found = utc_now()
+def test_the_present_time_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Etc/GMT+12")
+        time.tzset()
+        found = utc_now()
+    time.tzset()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found)
-    parsed = time.strptime(found, "%Y-%m-%dT%H:%M:%SZ")
-    assert abs(time.time() + time.timezone - time.mktime((*parsed[:8], 0))) < 3600
+    assert abs(time.time() - calendar.timegm(time.strptime(found, "%Y-%m-%dT%H:%M:%SZ"))) < 3600
+
+
+@pytest.mark.parametrize("value", [None, "{", "[" * 100_000])
+@pytest.mark.parametrize("column", ["parts", "figures"])
+def test_a_record_with_unreadable_json_counts_as_absent(
+    db: StateDb, column: str, value: str | None
+) -> None:
+    ledger = Ledger(db)
+    ledger.add(RECORD)
+    db.write([(f"UPDATE records SET {column} = ?", (value,))])
+    assert ledger.lookup("export:m") is None
 
 
 def test_a_summary_has_no_long_lists() -> None:

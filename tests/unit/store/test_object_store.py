@@ -26,6 +26,7 @@ from buildsys.store.object_store import (
     decode_record,
     encode_record,
 )
+from buildsys.system.file_locks import open_lock, try_lock
 
 
 @pytest.fixture
@@ -259,6 +260,24 @@ def test_storing_an_object_again_marks_it_as_used(store: Store, tmp_path: Path) 
     assert path.stat().st_mtime > 1000
 
 
+def test_a_stored_object_is_read_only(store: Store, tmp_path: Path) -> None:
+    file = kept(store, tmp_path, b"content")
+    assert store.object_path(file.digest).stat().st_mode & 0o777 == 0o444
+
+
+def test_additions_share_the_lock_that_a_removal_needs_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "not/yet/there")
+    with store.lock(shared=True):
+        other = open_lock(store.folder / "lock")
+        assert try_lock(other, shared=True)
+        assert not try_lock(other)
+        os.close(other)
+    with store.lock(shared=False):
+        other = open_lock(store.folder / "lock")
+        assert not try_lock(other, shared=True)
+        os.close(other)
+
+
 def test_an_object_of_another_size_is_replaced(store: Store, tmp_path: Path) -> None:
     file = kept(store, tmp_path, b"content")
     path = store.object_path(file.digest)
@@ -325,20 +344,21 @@ def test_a_file_in_quarantine_has_the_time_in_its_name(store: Store, tmp_path: P
     for _ in range(2):
         (tmp_path / "bad").write_text("x")
         store.quarantine(tmp_path / "bad")
+        assert not (tmp_path / "bad").exists()
     found = {path.name for path in (store.folder / "quarantine").iterdir()}
     assert all(re.fullmatch(r"bad\.\d{8}T\d{6}", name) for name in found)
     store.quarantine(tmp_path / "gone")  # another process took it
 
 
 def test_records_are_listed_with_their_last_use(store: Store) -> None:
-    for number, key in enumerate("ab"):
+    for number, key in enumerate("bc"):
         store.write_action(record(key))
         os.utime(store.action_path(key * 64), (1000 + number, 1000 + number))
-    store.action_path("c" * 64).parent.mkdir()
-    store.action_path("c" * 64).write_bytes(b"damaged")
+    store.action_path("a" * 64).parent.mkdir()
+    store.action_path("a" * 64).write_bytes(b"damaged")
     found = [(action.path, action.used, action.record.key) for action in store.actions()]
     assert found == [
-        (store.action_path(key * 64), 1000.0 + number, key * 64) for number, key in enumerate("ab")
+        (store.action_path(key * 64), 1000.0 + number, key * 64) for number, key in enumerate("bc")
     ]
 
 

@@ -366,3 +366,109 @@ def test_only_a_full_disk_has_a_remedy(
         publish(publisher, model_onnx=b"x")
     assert caught.value.hint.startswith(hint)
     assert bool(caught.value.hint) == bool(hint)
+
+
+def test_a_file_written_after_its_digest_is_read_again(
+    publisher: Publisher, build: Path, db: StateDb
+) -> None:
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"one")
+        sealed = publisher.digest_outputs(tree)
+        write(tree, model_onnx=b"two")
+        long_ago = time.time() - 3600
+        os.utime(tree / "m/export/model.onnx", (long_ago, long_ago))
+        publisher.publish("export:m", tree, sealed, last=RESULT)
+    found = DigestCache(db).digest(str(build / "m/export/model.onnx"))
+    assert found.digest == blake3(b"two").hexdigest()
+
+
+@pytest.mark.parametrize("age_s", [-3600, 3600])
+def test_only_digests_of_settled_files_are_kept(
+    publisher: Publisher, build: Path, db: StateDb, age_s: float
+) -> None:
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"one")
+        path, written = tree / "m/export/model.onnx", time.time() - age_s
+        os.utime(path, (written, written))
+        digests = {"m/export/model.onnx": digest_module.hash_file(str(path))}
+        publisher.publish("export:m", tree, digests, last=RESULT)
+    kept = [(str(build / "m/export/model.onnx"),)] if age_s > 0 else []
+    assert db.read("SELECT path FROM file_digests") == kept
+
+
+def test_the_attempt_is_in_the_message_of_a_disk_error(
+    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(publisher, export_json=b"{}", model_onnx=b"x")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EACCES, "x")
+
+    with publisher.staging("export:m") as tree, monkeypatch.context() as patch:
+        write(tree, export_json=b"{}")
+        patch.setattr(os, "utime", fail)
+        with pytest.raises(StageError, match=r"^cannot read the outputs: Permission denied$"):
+            publisher.digest_outputs(tree)
+    with publisher.staging("export:m") as tree, monkeypatch.context() as patch:
+        write(tree, export_json=b"{}")
+        sealed = publisher.digest_outputs(tree)
+        patch.setattr(Path, "unlink", fail)
+        problem = f"^cannot remove {build}/m/export/model.onnx: Permission denied$"
+        with pytest.raises(StageError, match=problem):
+            publisher.publish("export:m", tree, sealed, last=RESULT)
+
+
+def test_without_a_build_folder_nothing_is_abandoned(publisher: Publisher, build: Path) -> None:
+    publisher.remove_abandoned()
+    assert not build.exists()
+
+
+def test_the_lock_of_a_temporary_folder_is_removed_last(
+    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[tuple[str, list[str]]] = []
+    remove_tree = publish_module.shutil.rmtree
+
+    def record(path: Path, **options: bool) -> None:
+        removed.append((path.name, sorted(found.name for found in path.iterdir())))
+        remove_tree(path, **options)
+
+    monkeypatch.setattr(publish_module.shutil, "rmtree", record)
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"x")
+        (tree.parent / "another").write_text("")
+        folder = tree.parent.name
+    assert removed == [("tree", ["m"]), (folder, ["lock"])]
+
+
+def test_a_folder_that_cannot_be_removed_harms_nothing(
+    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = build / ".tmp/old"
+    old.mkdir(parents=True)
+    os.utime(old, (0, 0))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EBUSY, "x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", fail)
+        publisher.remove_abandoned()
+        publish(publisher, export_json=b"{}")
+    assert old.is_dir()
+    assert (build / RESULT).read_bytes() == b"{}"
+
+
+def test_background_work_runs_in_order(background: Background) -> None:
+    go, order = threading.Event(), []
+
+    def first() -> None:
+        assert go.wait(60)
+        order.append("first")
+
+    background.submit(first)
+    background.submit(lambda: order.append("second"))
+    time.sleep(0.02)  # enough for a second thread
+    go.set()
+    background.close()
+    assert order == ["first", "second"]
