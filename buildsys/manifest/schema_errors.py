@@ -127,9 +127,12 @@ def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
         close = next((hint for hint in hints if hint.startswith("did you mean")), "")
         return f"expected one of the fields {', '.join(kinds)}", close
     if field not in value:
-        hint = f"add {field}: {', '.join(kinds[:-1])} or {kinds[-1]}, or use: PRESET"
-        return f"the engine has no {field}", hint
-    hint = suggest(str(value[field]), kinds, what=f"{field}s")
+        one = f"add {field}: {', '.join(kinds[:-1])} or {kinds[-1]}"
+        if field == "backend":
+            return f"the engine has no {field}", f"{one}, or use: PRESET"
+        return f"the map has no {field}", one
+    plural = "policies" if field == "policy" else f"{field}s"
+    hint = suggest(str(value[field]), kinds, what=plural)
     return f"unknown {field} {show_value(value[field])}", hint
 
 

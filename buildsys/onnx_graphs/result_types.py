@@ -23,14 +23,20 @@ class GraphSummary(TypedDict):
     bytes: int  # with external data
 
 
-class OutputComparison(TypedDict):
-    """One compared output. None stands for NaN, infinity and "not defined"."""
-
+class _OutputFigures(TypedDict):
     max_abs: float | None
     relative: float | None
     cosine: float | None
     top1: float | None
-    passed: bool
+    passed: bool | None  # None: uninformative
+
+
+class OutputComparison(_OutputFigures, total=False):
+    """One compared output. None stands for NaN, infinity and "not defined"."""
+
+    policy: str  # of the manifest's ``compare``; absent: auto
+    note: str  # a permitted difference, or errors that the limits cannot see
+    uninformative: str  # why equality proves nothing
 
 
 class WorstElement(TypedDict):

@@ -16,6 +16,10 @@ from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElem
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
 Tolerance = Mapping[str, float | None]
+_LARGE = 8.0  # slices within this factor of the largest one show the rounding errors
+_NOISE = 8.0  # times their error: beyond it, an error is none of theirs
+_FLOOR = 32 * 2.0**-23  # of the largest value: rounding of float32 sums that cancel
+_WORTH_NOTING = 0.1  # of a slice's own magnitude
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class Comparison:
     non_finite: int = 0  # elements that are NaN, or infinite on one side only
     problem: str = ""
     broken: tuple[str, ...] = field(default=(), repr=False)  # exceeded limits with their values
+    policy: str = ""  # of the manifest
+    note: str = ""  # a permitted difference, or errors that the limits cannot see
+    uninformative: str = ""  # why equality proves nothing
 
     def figures(self) -> OutputComparison:
         """Return the numbers for a result file; infinity and NaN become None."""
@@ -45,13 +52,53 @@ class Comparison:
             value if value is not None and math.isfinite(value) else None
             for value in (self.max_abs, self.relative, self.cosine, self.top1)
         )
-        return {
+        figures: OutputComparison = {
             "max_abs": max_abs,
             "relative": relative,
             "cosine": cosine,
             "top1": top1,
-            "passed": self.passed,
+            "passed": None if self.passed and self.uninformative else self.passed,
         }
+        if self.policy:
+            figures["policy"] = self.policy
+        if self.note:
+            figures["note"] = self.note
+        if self.uninformative:
+            figures["uninformative"] = self.uninformative
+        return figures
+
+    def as_passed(self) -> Comparison:
+        """Return the same figures with the verdict "passed"."""
+        return replace(
+            self,
+            passed=True,
+            worst_index=None,
+            worst_actual=None,
+            worst_expected=None,
+            problem="",
+            broken=(),
+        )
+
+    def as_failed(
+        self, a: Array, b: Array, broken: tuple[str, ...], index: tuple[int, ...] | None = None
+    ) -> Comparison:
+        """Return the same figures with the verdict "failed", at ``index`` of both arrays."""
+        problem = ", ".join(broken)
+        if index is None:
+            return replace(self.as_passed(), passed=False, problem=problem, broken=broken)
+        here, there = (
+            str(value) if isinstance(value := side.item(index), complex) else value
+            for side in (a, b)
+        )
+        return replace(
+            self,
+            passed=False,
+            worst_index=index,
+            worst_actual=here,
+            worst_expected=there,
+            problem=f"at {list(index)} it is {_show(here)} instead of {_show(there)} ({problem})",
+            broken=broken,
+        )
 
     def failure(self) -> WorstElement:
         """Return the worst element for a result file."""
@@ -74,12 +121,18 @@ class Comparison:
         return f"{where} and {expected} {_show(self.worst_expected)} ({', '.join(self.broken)})"
 
 
-def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Tolerance) -> Comparison:
+def compare(
+    actual: Tensor | Array,
+    expected: Tensor | Array,
+    tolerance: Tolerance,
+    assembled: bool = False,
+) -> Comparison:
     """Compare an output with its reference in float64, or exactly.
 
     Integers, booleans and strings must be equal. ``tolerance`` has ``rtol``, ``cosine`` and
-    optionally ``atol`` and ``top1``; all of them must hold. A NaN on either side, or an infinity
-    on one side only, always fails.
+    optionally ``atol`` and ``top1``; all of them must hold, ``rtol`` also in slices of small
+    magnitude. A NaN on either side, or an infinity on one side only, always fails. ``assembled``
+    outputs consist of parts computed apart, such as boxes and scores.
     """
     ours, theirs = (v if isinstance(v, Tensor) else tensor_of(v) for v in (actual, expected))
     for what, one, other in (
@@ -89,7 +142,7 @@ def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Toleran
         if one != other:
             return Comparison(problem=f"has {what} {one} instead of {other}")
     if ours.array.size == 0:
-        return Comparison(0.0, 0.0, 1.0, None, True)
+        return Comparison(0.0, 0.0, 1.0, None, True, uninformative="it is empty")
     a, b = ours.values(), theirs.values()
     if ours.dtype == "string":
         different = np.asarray(a != b)
@@ -101,16 +154,16 @@ def compare(actual: Tensor | Array, expected: Tensor | Array, tolerance: Toleran
         x, y = a.astype(np.float64), b.astype(np.float64)
         equal = _errors(x, y)
         if not different.any():
-            return equal
+            return replace(equal, uninformative=_zero_reason(b))
         # unequal 64-bit integers can be equal as float64: the worst is among the different ones
         distance = np.where(different, np.abs(x - y), -1.0)
         problem = f"{int(different.sum())} of {a.size} elements differ, none may"
         return _failed(distance, a, b, (problem,), equal)
     with np.errstate(over="ignore"):  # an overflowing difference is infinite and exceeds any limit
-        return _compare_floats(a, b, tolerance)
+        return _compare_floats(a, b, tolerance, assembled)
 
 
-def _compare_floats(a: Array, b: Array, tolerance: Tolerance) -> Comparison:
+def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -> Comparison:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     x, y = a.astype(wide), b.astype(wide)
     same_infinity = ~np.isfinite(x) & (x == y)
@@ -136,7 +189,77 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance) -> Comparison:
     ):
         if share is not None and least is not None and not share >= least:
             broken.append(f"{title} {share:.6g}, at least {least:g}")
-    return _failed(np.abs(x - y), a, b, tuple(broken), errors) if broken else errors
+    if broken:
+        return _failed(np.abs(x - y), a, b, tuple(broken), errors)
+    hidden = _hidden_error(x, y, float(tolerance.get("rtol") or 0.0), assembled)
+    passed = replace(errors, uninformative=_zero_reason(b))
+    if hidden is None:
+        return passed
+    if hidden.excused:
+        return replace(passed, note=hidden.problem)
+    return passed.as_failed(a, b, (hidden.problem,), hidden.index)
+
+
+def _zero_reason(expected: Array) -> str:
+    return "" if np.any(expected) else "it is zero everywhere"
+
+
+def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenError | None:
+    """Return the worst slice with an error beyond ``rtol`` of the slice's own magnitude.
+
+    The limits apply to the largest magnitude of the whole output, which hides errors of small
+    slices: of scores next to box coordinates. Rounding errors of large slices also reach small
+    ones (by sums that cancel), so an error is excused if those of large slices are similar. In an
+    ``assembled`` output, parts of unlike magnitude are computed apart, and no error is excused.
+    """
+    distance, sizes = np.abs(x - y), np.abs(y)
+    largest = float(sizes.max())
+    found: list[tuple[bool, float, int, int]] = []  # not excused, share, axis, place
+    for axis in range(y.ndim):
+        if not 1 < y.shape[axis] < y.size:
+            continue
+        others = tuple(i for i in range(y.ndim) if i != axis)
+        errors, scales = distance.max(axis=others), sizes.max(axis=others)
+        noise = _NOISE * float(errors[scales >= largest / _LARGE].max())
+        if assembled:
+            scales, noise = _part_scales(scales), 0.0
+        suspects = errors > np.maximum(rtol * scales, _FLOOR * largest)
+        shares = errors / np.maximum(scales, np.finfo(np.float64).tiny)
+        wrong = suspects & (errors > noise)
+        worth_noting = suspects & ~wrong & (shares > _WORTH_NOTING)
+        for flagged, excused in ((wrong, False), (worth_noting, True)):
+            if flagged.any():
+                place = int(np.argmax(np.where(flagged, shares, -1.0)))
+                found.append((not excused, float(shares[place]), axis, place))
+    if not found:
+        return None
+    is_wrong, share, axis, place = max(found)
+    within = np.take(distance, place, axis)
+    inner = tuple(int(i) for i in np.unravel_index(int(np.argmax(within)), within.shape))
+    error = f"is off by {within.max():.3g}, {share:.3g} of its own magnitude"
+    hidden = f"hidden by values up to {largest:.3g} elsewhere"
+    problem = f"slice {place} of axis {axis} {error}, {hidden}"
+    return _HiddenError(problem, (*inner[:axis], place, *inner[axis:]), not is_wrong)
+
+
+@dataclass(frozen=True)
+class _HiddenError:
+    problem: str
+    index: tuple[int, ...]
+    excused: bool
+
+
+def _part_scales(scales: Array) -> Array:
+    """Return for each slice the largest scale of its part.
+
+    A gap of a factor ``_LARGE`` between scales separates parts.
+    """
+    order = np.argsort(scales)[::-1]
+    falling = scales[order]
+    starts = np.concatenate([[True], falling[1:] * _LARGE < falling[:-1]])
+    parts = np.empty_like(scales)
+    parts[order] = falling[np.flatnonzero(starts)][np.cumsum(starts) - 1]
+    return parts
 
 
 def _errors(x: Array, y: Array) -> Comparison:
@@ -175,20 +298,8 @@ def _failed(
     non_finite: int = 0,
 ) -> Comparison:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
-    here, there = (
-        str(value) if isinstance(value := side.item(index), complex) else value for side in (a, b)
-    )
-    return replace(
-        errors or Comparison(),
-        passed=False,
-        worst_index=index,
-        worst_actual=here,
-        worst_expected=there,
-        non_finite=non_finite,
-        problem=f"at {list(index)} it is {_show(here)} instead of {_show(there)} "
-        f"({', '.join(broken)})",
-        broken=broken,
-    )
+    errors = replace(errors or Comparison(), non_finite=non_finite)
+    return errors.as_failed(a, b, broken, index)
 
 
 def _show(value: Value) -> str:

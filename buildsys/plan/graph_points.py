@@ -32,6 +32,7 @@ Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON value
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
 ALL_CASES = ("min", "opt", "max", "odd")
 _LONGEST_NAME = 100  # the name of a case is a file name
+_OUTPUT_FIELDS = ("labels", "scores", "rows")  # of the policy ``detections``
 _NEW_INTERFACE = ("rename", "free_dims", "cut", "cast")  # kinds of steps
 
 
@@ -60,6 +61,7 @@ class GraphPoint:
     dims: Mapping[str, Any]  # ranges of the dynamic dimensions
     values: Mapping[str, Dims]  # of every case, including cases with equal values
     origins: Mapping[str, str]  # case -> the case that stands for its values, also in later graphs
+    policies: Mapping[str, Any]  # output -> policy of comparisons
     golden_folder: str
     golden_target: str  # writes the golden tensors
 
@@ -67,6 +69,11 @@ class GraphPoint:
         """Return the ``wanted`` shape cases, each distinct shape once."""
         chosen = {self.origins[case] for case in wanted}
         return {case: sizes for case, sizes in self.values.items() if case in chosen}
+
+    @property
+    def compare(self) -> dict[str, Any]:
+        """Return the option of comparing stages; empty without policies."""
+        return {"compare": dict(self.policies)} if self.policies else {}
 
     def golden(self, cases: Iterable[str], prefix: str = "") -> dict[str, FileRef]:
         """Return the golden tensors of ``cases`` by role."""
@@ -102,14 +109,20 @@ def graph_points(spec: Spec) -> GraphPoints:
             values[case] = {**values["opt"], **sizes}
     own, origins = values, representatives(values)
     points, golden = [], (f"{name}/reference", f"reference:{name}")
+    declared = spec["outputs"].items()
+    policies = {output: tensor["compare"] for output, tensor in declared if tensor.get("compare")}
     for (when, source), taken, found, spans in zip(chain, steps, inputs, dims, strict=True):
         graph = Graph(f"{name}/surgery/{when}", f"surgery:{name}:{when}") if taken else source
         if changes_golden(taken):
             golden = graph
+        for step in taken:
+            policies = _renamed(policies, step.get("rename") or {})
         if any(steps):
             own = {case: _only(sizes, spans) for case, sizes in values.items()}
             origins = representatives(own)
-        points.append(GraphPoint(taken, source, graph, found, spans, own, origins, *golden))
+        points.append(
+            GraphPoint(taken, source, graph, found, spans, own, origins, policies, *golden)
+        )
     return GraphPoints(values, *points)
 
 
@@ -171,6 +184,23 @@ def name_of(values: Mapping[str, int]) -> str:
     if len(name) <= _LONGEST_NAME:
         return name
     return f"shapes-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def _renamed(policies: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the policies after a step renamed outputs; the other outputs keep their names."""
+
+    def new(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [new(entry) for entry in value]
+        return names.get(value, value) if isinstance(value, str) else value
+
+    return {
+        names.get(output, output): {
+            field: new(value) if field in _OUTPUT_FIELDS else value
+            for field, value in policy.items()
+        }
+        for output, policy in policies.items()
+    }
 
 
 def _only(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class ModelPlan:
         self.is_onnx = "onnx" in source
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         self.operators = CustomOperators(spec)
+        self.assembled = f"{self.name}/simplify/assembled.json"  # outputs made of unlike parts
         # options to create and call the network; for PyTorch with the example
         self.network_options: dict[str, Any] = {"source": source, "inputs": self.exported.inputs}
         self.network_sources: tuple[str, ...] = (source["onnx"],) if self.is_onnx else ()
@@ -49,7 +50,10 @@ class ModelPlan:
                 "source": source,
                 "example": example_dims(self.exported.dims),
                 "inputs": {n: {f: t[f] for f in fields} for n, t in spec["inputs"].items()},
-                "outputs": spec["outputs"],
+                "outputs": {
+                    n: {f: t[f] for f in ("shape", "dtype", "key")}
+                    for n, t in spec["outputs"].items()
+                },
             }
             if "python" in source:
                 self.network_sources = (source["python"].rpartition(":")[0],)

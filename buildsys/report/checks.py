@@ -101,6 +101,9 @@ def _lines(
                 top1=comparison.get("top1"),
                 passed=comparison.get("passed"),
                 dims=dims_text(dims.get(case, {})),
+                policy=comparison.get("policy", ""),
+                note=comparison.get("note", ""),
+                uninformative=comparison.get("uninformative", ""),
             )
 
 

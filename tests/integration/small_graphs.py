@@ -157,7 +157,11 @@ def simplify_job(folder: Path, model: ModelProto | Path, **options: Any) -> Job:
         target="simplify:m", stage="simplify", model="m", variant="",
         options={"simplify": spec, "cases": CASES, "inputs": INPUTS, "outputs": [], **options},
         inputs={"model": source, **data_role(source)},
-        outputs={"model": out / "model.onnx", "result": out / "graph.json"},
+        outputs={
+            "model": out / "model.onnx",
+            "assembled": out / "assembled.json",
+            "result": out / "graph.json",
+        },
         project=folder,
     )  # fmt: skip
 

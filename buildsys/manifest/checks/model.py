@@ -17,7 +17,7 @@ from buildsys.manifest.checks.operators import (
 )
 from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problems
+from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_ranges import data_problem
 
 _IGNORED_BY = {  # exporter -> option -> what to do instead
@@ -48,6 +48,7 @@ def check_model(view: ManifestView) -> Problems:
         _simplify,
         _dims,
         _tensors,
+        _comparisons,
         bench_problems,
         profile_problems,
         engine_problems,
@@ -137,3 +138,33 @@ def _tensors(view: ManifestView) -> Problems:
         if name in view.map("inputs"):
             text = f'an input is already named "{name}"'
             yield view.problem(("outputs", name), text, "rename one of them", of_key=True)
+
+
+def _comparisons(view: ManifestView) -> Problems:
+    outputs = view.map("outputs")
+    matched: dict[str, str] = {}  # companion -> output of boxes
+    for (_, boxes, _), policy in view.maps("outputs", ..., "compare"):
+        places: list[tuple[str | int, ...]]
+        places = [(role,) for role in ("labels", "scores") if isinstance(policy.get(role), str)]
+        rows = policy.get("rows")
+        places += [("rows", index) for index in range(len(rows) if isinstance(rows, list) else 0)]
+        for place in places:
+            path = ("outputs", boxes, "compare", *place)
+            name = view.get(*path)
+            if not isinstance(name, str):
+                continue
+            if name not in outputs:
+                hint = suggest(name, outputs, what="outputs")
+                yield view.problem(path, f'no output is named "{name}"', hint)
+            elif name == boxes or name in matched:
+                text = f'output "{name}" is already matched with "{matched.get(name, boxes)}"'
+                yield view.problem(path, text, "remove one of them")
+            elif view.get("outputs", name, "compare") is not None:
+                text = f'output "{name}" has a policy, and is matched with "{boxes}"'
+                yield view.problem(path, text, f"remove outputs.{name}.compare")
+            matched.setdefault(name, str(boxes))
+        for role in ("label", "score"):
+            if policy.get(f"{role}s") is not None and policy.get(f"{role}_column") is not None:
+                path = ("outputs", boxes, "compare", f"{role}_column")
+                text = f"{role}s already names the output with the {role}s"
+                yield view.problem(path, text, "remove one of them", of_key=True)

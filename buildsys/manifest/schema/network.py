@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from buildsys.manifest.schema.base import (
     WORD_PATTERN,
@@ -14,10 +14,12 @@ from buildsys.manifest.schema.base import (
     DType,
     OneOf,
     Spec,
+    TensorName,
     form,
 )
 
 SOURCE_KINDS = ("torchvision", "python", "onnx")
+POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
 DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
 
@@ -147,6 +149,109 @@ class InputSpec(Spec):
     )
 
 
+class _AnyPolicy(Spec):
+    allow_zero: bool = Field(
+        False, description="Accept an output that is zero or empty in every case."
+    )
+
+
+class AutoPolicy(_AnyPolicy):
+    """The whole output relative to its largest magnitude, and parts of small magnitude."""
+
+    policy: Literal["auto"]
+
+
+class _Policy(_AnyPolicy):
+    rtol: float | None = Field(
+        None, ge=0, description="Default: `rtol` of `validate` or of the engine's precision."
+    )
+
+
+class ElementwisePolicy(_Policy):
+    """Every element within rtol * its reference + atol."""
+
+    policy: Literal["elementwise"]
+    atol: float | None = Field(
+        None, ge=0, description="Default: rtol * the root mean square of the output."
+    )
+
+
+class PerChannelPolicy(_Policy):
+    """Every slice of an axis relative to its own largest magnitude."""
+
+    policy: Literal["per_channel"]
+    axis: int = Field(1, description="Axis of the channels.")
+    atol: float | None = Field(None, ge=0, description="Added to the limit of every channel.")
+
+
+class TopKPolicy(_Policy):
+    """The k largest entries of every row and their values; ties may swap."""
+
+    policy: Literal["top_k"]
+    k: int = Field(5, ge=1, description="Number of entries.")
+    axis: int = Field(-1, description="Axis of the classes.")
+    agreement: float = Field(1.0, ge=0, le=1, description="Share of rows that must agree.")
+
+
+class DetectionsPolicy(_AnyPolicy):
+    """Boxes in any order, matched by label, score and intersection over union."""
+
+    policy: Literal["detections"]
+    labels: TensorName | None = Field(None, description="Output with the labels of the boxes.")
+    scores: TensorName | None = Field(None, description="Output with the scores of the boxes.")
+    rows: tuple[TensorName, ...] = Field(
+        (), description="Further outputs with a row per box, e.g. masks, compared in its order."
+    )
+    label_column: int | None = Field(None, ge=4, description="Column of the label in each row.")
+    score_column: int | None = Field(None, ge=4, description="Column of the score in each row.")
+    format: Literal["xyxy", "xywh", "cxcywh"] = Field(
+        "xyxy", description="Meaning of the first four columns."
+    )
+    iou: float = Field(0.9, gt=0, le=1, description="Least intersection over union of a match.")
+    score: float | None = Field(
+        None, ge=0, description="Largest difference of scores; default: rtol * the largest score."
+    )
+    min_score: float = Field(0.0, description="Detections with lower scores are ignored.")
+
+
+class TokensPolicy(_Policy):
+    """Equal integers; of floats the largest entry of the last axis, ties may swap."""
+
+    policy: Literal["tokens"]
+    agreement: float = Field(1.0, ge=0, le=1, description="Share of tokens that must agree.")
+
+
+class SetPolicy(_Policy):
+    """The slices of an axis in any order."""
+
+    policy: Literal["set"]
+    axis: int = Field(0, description="Axis of the rows.")
+    atol: float | None = Field(None, ge=0, description="Added to the limit of every element.")
+
+
+def _name_to_map(value: object) -> object:
+    return {"policy": value} if isinstance(value, str) else value
+
+
+def _allow_name(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"enum": [*POLICIES]}, *schema["anyOf"]]
+
+
+Compare = Annotated[
+    Annotated[
+        AutoPolicy
+        | ElementwisePolicy
+        | PerChannelPolicy
+        | TopKPolicy
+        | DetectionsPolicy
+        | TokensPolicy
+        | SetPolicy,
+        OneOf(POLICIES, field="policy"),
+    ],
+    BeforeValidator(_name_to_map),
+]
+
+
 class OutputSpec(Spec):
     """One output of the model."""
 
@@ -156,6 +261,11 @@ class OutputSpec(Spec):
     dtype: DType | None = None
     key: str | None = Field(
         None, description="Key in the dict returned by forward(); default: the output's name."
+    )
+    compare: Compare | None = Field(
+        None,
+        description="Policy of every comparison: its name, or a map with `policy` and options.",
+        json_schema_extra=_allow_name,
     )
 
 

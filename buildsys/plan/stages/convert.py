@@ -33,6 +33,7 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
             code = ["buildsys.stages.quantize.modelopt"] if modelopt else []
             calibrated, after = {}, []
         graph = model.converted(precision)
+        upstream = (final.graph.target, *after, final.golden_target)
         yield Action(
             **model.fields("convert", precision),
             options={
@@ -40,11 +41,18 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
                 **options,
                 "tolerance": spec["verify"][precision],  # an engine's own limits apply to it alone
                 "cases": cases,
+                **final.compare,
                 **operators.options,
             },
-            inputs={**final.graph.files(), **calibrated, **final.golden(cases), **operators.inputs},
+            inputs={
+                **final.graph.files(),
+                "assembled": FileRef(model.assembled),
+                **calibrated,
+                **final.golden(cases),
+                **operators.inputs,
+            },
             outputs={**graph.files(), "result": FileRef(f"{graph.folder}/convert.json")},
-            after=(final.graph.target, *after, final.golden_target, *operators.after),
+            after=tuple(dict.fromkeys((*upstream, *operators.after, f"simplify:{name}"))),
             code=("buildsys.stages.convert.stage", *code),
             tools=("onnx", "onnxruntime", "numpy", *(("nvidia-modelopt",) if modelopt else ())),
             environment=("onnxruntime",),

@@ -26,11 +26,13 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
             # two cases are enough, as validate runs both graphs in all of them
             "cases": point.cases(("min", "odd")) if compares else {},
             "inputs": point.inputs,
+            **(point.compare if compares else {}),
             **operators.options,
         },
         inputs={**point.graph.files(), **operators.inputs},
         outputs={
             **model.final.source.files(),
+            "assembled": FileRef(model.assembled),
             "result": FileRef(f"{name}/simplify/graph.json"),
         },
         after=(point.graph.target, *operators.after),

@@ -17,11 +17,15 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
     first, final = model.unsimplified, model.final
     options: dict[str, Any] = {
         "tolerance": {field: section[field] for field in _TOLERANCE},
+        **first.compare,
         "cases": first.cases(section["cases"]),
     }
-    golden, after = first.golden(options["cases"]), [first.graph.target, first.golden_target]
+    golden = first.golden(options["cases"])
+    after = [first.graph.target, first.golden_target, f"simplify:{name}"]
     if final.golden_folder != first.golden_folder:
         options["simplified_cases"] = final.cases(section["cases"])
+        if final.policies:
+            options["compare_simplified"] = dict(final.policies)
         golden |= final.golden(options["simplified_cases"], prefix="simplified.")
         after.append(final.golden_target)
     operators = model.operators.use()
@@ -31,6 +35,7 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         inputs={
             **{f"exported.{role}": file for role, file in first.graph.files().items()},
             **{f"simplified.{role}": file for role, file in final.graph.files().items()},
+            "assembled": FileRef(model.assembled),
             **golden,
             **operators.inputs,
         },

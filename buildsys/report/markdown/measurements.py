@@ -177,6 +177,9 @@ def _on_gpu(report: Report) -> Lines:
         yield from table(state_columns, state_rows)
 
 
+_WITHIN = {True: "yes", False: "NO", None: q.NOTHING}  # the limits
+
+
 def _comparisons(check: Check) -> Lines:
     found = check.comparisons
     if not found:
@@ -202,7 +205,7 @@ def _comparisons(check: Check) -> Lines:
             q.error(line.relative),
             q.cosine(line.cosine),
             q.share(line.top1),
-            {True: "yes", False: "NO", None: q.NOTHING}[line.passed],
+            "not informative" if line.uninformative else _WITHIN[line.passed],
         )
         for line in shown
     ]
@@ -210,3 +213,17 @@ def _comparisons(check: Check) -> Lines:
     if len(shown) < len(found):
         text = f"The {len(shown)} worst of {len(found)} comparisons; all are in `report.json`."
         yield from ("", text)
+    remarks: dict[str, list[str]] = {}  # remark -> cases
+    for line in found:
+        for remark in (
+            f"compared by policy {code(line.policy)}" if line.policy else "",
+            escape(line.note),
+            f"{line.uninformative}: equality proves nothing" if line.uninformative else "",
+        ):
+            if remark:
+                text = f"{escape(line.subject)}, {code(line.output)}: {remark}"
+                remarks.setdefault(text, []).append(line.case)
+    if remarks:
+        yield ""
+    for text, cases in remarks.items():
+        yield f"- {text} (case {', '.join(cases)})"

@@ -148,6 +148,9 @@ class ComparisonLine:
     top1: float | None
     passed: bool | None
     dims: str = ""  # sizes of the case
+    policy: str = ""  # of the manifest's ``compare``; empty: auto
+    note: str = ""  # a permitted difference, or errors that the limits cannot see
+    uninformative: str = ""  # why equality proves nothing
 
 
 @dataclass(frozen=True)

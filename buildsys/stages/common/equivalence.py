@@ -8,6 +8,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from buildsys.errors import CheckFailed
+from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensor_types import narrowest_float
 from buildsys.onnx_graphs.tensors import Tensor
@@ -48,12 +49,12 @@ def compare_cases(
     actual: Mapping[str, Tensors],
     expected: Mapping[str, Tensors],
     limits: Mapping[str, float | None],
+    feeds: Mapping[str, Tensors],
+    policies: Mapping[str, Policy] | None = None,
 ) -> dict[str, dict[str, Comparison]]:
-    """Compare every expected output of every case."""
+    """Compare every expected output of every case; ``feeds`` are the inputs."""
     return {
-        case: {
-            name: compare(actual[case][name], tensor, limits) for name, tensor in outputs.items()
-        }
+        case: compare_outputs(actual[case], outputs, limits, policies, inputs=feeds[case])
         for case, outputs in expected.items()
     }
 

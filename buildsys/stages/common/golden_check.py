@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends.onnxruntime.session import OrtGraph
-from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
+from buildsys.onnx_graphs.output_policies import compare_outputs, load_assembled
+from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
 from buildsys.report.results.header import CheckFailure, ComparedCases
 from buildsys.workers.job import Job
@@ -37,29 +38,30 @@ class OutputCheck:
 
 
 def check_outputs(
-    job: Job, name: str, graph: OrtGraph, golden: Mapping[str, Case]
+    job: Job, name: str, graph: OrtGraph, golden: Mapping[str, Case], compare: str = "compare"
 ) -> list[OutputCheck]:
     """Run a graph in every case; an unmatched output fails.
 
+    ``compare`` is the job's option with the policies.
     Raises: StageError: the graph cannot run.
     """
-
-    def unmatched(problem: str) -> Comparison:
-        return Comparison(problem=problem)
-
+    limits, policies = job.options["tolerance"], job.options.get(compare, {})
+    assembled = load_assembled(job.inputs.get("assembled"))
     checks = []
     for case, tensors in golden.items():
-        actual, expected = graph.run(tensors.inputs), tensors.outputs
-        for output, reference in expected.items():
+        actual = graph.run(tensors.inputs)
+        expected = {output: t for output, t in tensors.outputs.items() if output in actual}
+        compared = compare_outputs(
+            actual, expected, limits, policies, inputs=tensors.inputs, assembled=assembled
+        )
+        for output, reference in tensors.outputs.items():
+            comparison = compared.get(output) or Comparison(problem="is missing in the graph")
             found = actual.get(output)
-            comparison = unmatched("is missing in the graph")
-            if found is not None:
-                comparison = compare(found, reference, job.options["tolerance"])
             checks.append(OutputCheck(name, case, output, reference, found, comparison))
-        for output in sorted(actual.keys() - expected.keys()):
-            extra = unmatched(
-                f"is an extra output of the graph: PyTorch returns {len(expected)} outputs"
-            )
+        count = len(tensors.outputs)
+        for output in sorted(actual.keys() - tensors.outputs.keys()):
+            problem = f"is an extra output of the graph: PyTorch returns {count} outputs"
+            extra = Comparison(problem=problem)
             checks.append(OutputCheck(name, case, output, None, actual[output], extra))
     return checks
 

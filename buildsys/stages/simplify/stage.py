@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import numpy as np
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     copy_model,
@@ -55,6 +57,7 @@ def run(job: Job) -> StageResult:
     original = load_model(source, external_data=False)
     before = file_facts(original, source)
     ports, limits = interface(original), limits_of(original)
+    job.outputs["assembled"].write_text(json.dumps(assembled_outputs(original)))
     initializers_are_inputs = len(original.graph.input) > len(ports["input"])
     if tool == "none":
         changed = [n for n in ("constant_folding", "shape_inference", "fuse") if not spec[n]]
@@ -81,7 +84,8 @@ def run(job: Job) -> StageResult:
         figures["warnings"] = [f"the graphs were not compared: {reason}"]
         return StageResult(figures=figures)
     job.progress(f"comparing both graphs in {len(inputs)} cases")
-    compared = compare_cases(run_cases(job, target, inputs), outputs, limits)
+    actual, policies = run_cases(job, target, inputs), job.options.get("compare")
+    compared = compare_cases(actual, outputs, limits, inputs, policies)
     different = [
         (case, name, comparison)
         for case, comparisons in compared.items()

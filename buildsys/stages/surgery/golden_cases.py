@@ -178,7 +178,8 @@ def _require_golden(job: Job, state: GraphState) -> float:
     Raises: CheckFailed: they differ from the golden ones.
     """
     golden = {case: tensors.outputs for case, tensors in state.golden.items()}
-    compared = compare_cases(state.computed, golden, job.options.get("tolerance", {}))
+    feeds = {case: tensors.inputs for case, tensors in state.golden.items()}
+    compared = compare_cases(state.computed, golden, job.options.get("tolerance", {}), feeds)
     for case, outputs in compared.items():
         for name, found in outputs.items():
             if found.problem:

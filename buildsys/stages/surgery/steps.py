@@ -107,7 +107,7 @@ def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResul
     cases = cut_cases or _step_cases(job, step, state, after)
     feeds = {case: tensors.inputs for case, tensors in cases.golden.items()}
     actual = run_cases(job, path, feeds)
-    compared = compare_cases(actual, cases.expected, cases.limits or limits)
+    compared = compare_cases(actual, cases.expected, cases.limits or limits, feeds)
     differences = [
         (case, name, found)
         for case, comparisons in compared.items()

@@ -14,8 +14,14 @@ from typing import Any
 from buildsys.backends import load_backend
 from buildsys.backends.interface import Session, uses_tf32
 from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.output_policies import (
+    compare_outputs,
+    load_assembled,
+    uninformative_hint,
+    uninformative_outputs,
+)
 from buildsys.onnx_graphs.result_types import OutputComparison
-from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
+from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
 from buildsys.report.results.header import CheckFailure
 from buildsys.report.results.verify import VerifyResult
@@ -85,6 +91,7 @@ class _Checks:
     failures: list[CheckFailure] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)  # cases outside all explicit profiles
+    hints: list[str] = field(default_factory=list)
 
     def name(self, case: str) -> str:
         return format_case(case, self.cases[case])
@@ -145,6 +152,11 @@ def _run_cases(job: Job, session: Session) -> _Checks:
         job.progress(f"case {run.case}{where}")
         actual = session.run(golden[run.case].inputs, run.profile)
         _compare_run(job, checks, run, golden[run.case], actual)
+    for output, reason in uninformative_outputs(checks.compared.values()).items():
+        problem = f"output '{output}': {reason} in every case, so no case compares anything"
+        checks.sentences.append(problem)
+        checks.failures.append({"output": output, "problem": problem})
+        checks.hints.append(uninformative_hint(output))
     return checks
 
 
@@ -154,7 +166,7 @@ def _compare_run(
     missing = next((output for output in golden.outputs if output not in actual), None)
     if missing is not None:
         raise StageError(f"the engine has no output '{missing}', only {', '.join(actual)}")
-    compared = {}
+    ours, theirs = {}, {}
     for output, reference in golden.outputs.items():
         found = actual[output]
         for names, widest in ((_FLOATS, "float64"), (_INTEGERS, "int64")):
@@ -162,7 +174,15 @@ def _compare_run(
             if found.dtype != reference.dtype and {found.dtype, reference.dtype} <= set(names):
                 found = tensor_of(found.values(), widest)
                 reference = tensor_of(reference.values(), widest)
-        compared[output] = compare(found, reference, job.options["tolerance"])
+        ours[output], theirs[output] = found, reference
+    compared = compare_outputs(
+        ours,
+        theirs,
+        job.options["tolerance"],
+        job.options.get("compare"),
+        inputs=golden.inputs,
+        assembled=load_assembled(job.inputs.get("assembled")),
+    )
     checks.compared[run] = compared
     failed = {output: found for output, found in compared.items() if not found.passed}
     if not failed:
@@ -253,6 +273,8 @@ def _reason(job: Job, checks: _Checks) -> str:
 
 
 def _hint(job: Job, checks: _Checks) -> str:
+    if len(checks.hints) == len(checks.sentences):
+        return checks.hints[0]
     saved = f"the failing tensors are in {job.model}/verify/failed/ as {job.variant}-CASE.npz"
     remedy = tf32_remedy(job.options["engine"])
     wrong = [

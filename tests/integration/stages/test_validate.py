@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,34 @@ def test_equal_outputs_pass(tmp_path: Path) -> None:
     assert result.figures["failures"] == []
     assert result.figures["worst"]["output"] == "y"
     assert not (tmp_path / "validate" / "failed").exists()
+
+
+def test_a_policy_replaces_the_limits_of_its_output(tmp_path: Path) -> None:
+    model, other = conv_bn(), conv_bn()
+    fc = next(tensor for tensor in other.graph.initializer if tensor.name == "fc")
+    fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.01), "fc"))
+    job = validate_job(tmp_path, model, other, golden(tmp_path, model))
+    policy = {"policy": "elementwise", "rtol": 0.05, "atol": None, "allow_zero": False}
+    result = validate.run(replace(job, options={**job.options, "compare": {"y": policy}}))
+    assert result.status == "passed", result.reason
+    assert result.figures["graphs"]["simplified"]["odd"]["y"]["policy"] == "elementwise"
+
+
+def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
+    shape = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    node = helper.make_node("Mul", ["x", "zero"], ["y"])
+    zero = {"zero": np.array(0, np.float32)}
+    model = make_model([node], {"x": shape}, {"y": shape}, zero)
+    job = validate_job(tmp_path, model, model, golden(tmp_path, model))
+    result = validate.run(job)
+    assert result.status == "failed"
+    problem = "output y: it is zero everywhere in every case, so no case compares anything"
+    assert result.reason == problem
+    assert "outputs.y.compare: {policy: auto, allow_zero: true}" in result.hint
+    assert result.figures["graphs"]["exported"]["odd"]["y"]["passed"] is None
+    allowed = {"y": {"policy": "auto", "allow_zero": True}}
+    result = validate.run(replace(job, options={**job.options, "compare": allowed}))
+    assert result.status == "passed", result.reason
 
 
 def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:

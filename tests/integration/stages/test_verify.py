@@ -67,6 +67,41 @@ def test_a_right_engine_passes_in_every_case(tmp_path: Path) -> None:
     assert not (tmp_path / "m" / "verify" / "failed").exists()
 
 
+def scaled_boxes_and_scores(wrong: float = 0.0) -> onnx.ModelProto:
+    """A graph that concatenates values up to hundreds with values up to 1."""
+    x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.FLOAT, ["batch", 6, 8, 8])
+    nodes = [
+        helper.make_node("Mul", ["x", "size"], ["boxes"]),
+        helper.make_node("Sigmoid", ["x"], ["sigmoid"]),
+        helper.make_node("Add", ["sigmoid", "wrong"], ["scores"]),
+        helper.make_node("Concat", ["boxes", "scores"], ["y"], axis=1),
+    ]
+    constants = {"size": np.array(640, np.float32), "wrong": np.array(wrong, np.float32)}
+    return make_model(nodes, {"x": x}, {"y": y}, constants)
+
+
+def test_wrong_scores_next_to_large_boxes_fail(tmp_path: Path) -> None:
+    expected = golden(scaled_boxes_and_scores())
+    assert verified(tmp_path / "a", scaled_boxes_and_scores(), expected).status == "passed"
+    result = verified(tmp_path / "b", scaled_boxes_and_scores(0.3), expected)
+    assert result.status == "failed"
+    assert "slice 3 of axis 1 is off by 0.3" in result.reason
+
+
+def test_an_engine_with_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
+    x = y = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    node = helper.make_node("Mul", ["x", "zero"], ["y"])
+    model = make_model([node], {"x": x}, {"y": y}, {"zero": np.array(0, np.float32)})
+    result = verified(tmp_path / "a", model, golden(model))
+    assert result.status == "failed"
+    assert "output 'y': it is zero everywhere in every case" in result.reason
+    assert "allow_zero: true" in result.hint
+    allowed = {"policy": "auto", "allow_zero": True}
+    result = verified(tmp_path / "b", model, golden(model), outputs={"y": {"compare": allowed}})
+    assert result.status == "passed", result.reason
+    assert result.figures["cases"]["odd"]["y"]["note"] == "it is zero everywhere, as allowed"
+
+
 def test_integers_may_come_in_another_type_and_must_be_equal(tmp_path: Path) -> None:
     node = helper.make_node("ArgMax", ["x"], ["a"], name="argmax", axis=1, keepdims=0)
     cast = helper.make_node("Cast", ["a"], ["y"], name="cast", to=TensorProto.INT32)

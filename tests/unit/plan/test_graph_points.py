@@ -76,7 +76,11 @@ def test_a_hook_after_simplification_changes_the_graph_of_engines() -> None:
     actions = plan({**HOOK, **LATER})
     assert actions["simplify:net"] == plan()["simplify:net"]
     assert actions["engine:net:ort"].after == ("surgery:net:after_simplify",)
-    assert actions["convert:net:fp16"].after == ("surgery:net:after_simplify", "reference:net")
+    assert actions["convert:net:fp16"].after == (
+        "surgery:net:after_simplify",
+        "reference:net",
+        "simplify:net",
+    )
 
 
 def test_each_graph_has_its_own_steps_in_its_key() -> None:

@@ -148,7 +148,7 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
         "atol": None,
         "top1": None,
     }
-    assert set(convert.inputs) == {"model", "model.data", "case.min", "case.max"}
+    assert set(convert.inputs) == {"model", "model.data", "assembled", "case.min", "case.max"}
     assert "onnxruntime" in convert.tools
 
 

@@ -1,0 +1,128 @@
+"""Matching of detections by label, score and intersection over union.
+
+Detectors sort by score and cut their lists, so rounding can swap rows of nearly equal score and
+replace the last ones. Row-by-row comparison would reject correct graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from buildsys.onnx_graphs.row_matching import match_rows
+from buildsys.onnx_graphs.tensors import Array, Tensor
+
+_MAX_CUT = 0.1  # share of a list that may be cut off on one side only
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Indices of matched rows, with leading dimensions flattened, and the unmatched ones."""
+
+    actual: Array
+    expected: Array
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Detections:
+    """The detections of one image."""
+
+    rows: Array  # indices with leading dimensions flattened
+    boxes: Array  # [n, 4] as corners
+    scores: Array
+    labels: Array
+
+
+def match_detections(
+    boxes: str,
+    policy: Mapping[str, Any],
+    actual: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    rtol: float,
+) -> Matches:
+    """Match the rows of output ``boxes`` [..., n, 4 or more] and its companions.
+
+    A detection may be unmatched if its score is within the limit of the lowest score on the other
+    side, where that list was cut off.
+    """
+    ours, theirs = (_read(boxes, policy, outputs) for outputs in (actual, expected))
+    limit = policy["score"]
+    if limit is None:
+        limit = rtol * max((float(image.scores.max(initial=0)) for image in theirs), default=0.0)
+    pairs, problems = [], []
+    for index, (here, there) in enumerate(zip(ours, theirs, strict=True)):
+        close = np.abs(there.scores[:, None] - here.scores[None]) <= limit
+        same = there.labels[:, None] == here.labels[None]
+        fits = (_overlap(there.boxes, here.boxes) >= policy["iou"]) & close & same
+        matched = match_rows([np.flatnonzero(row) for row in fits])
+        found = matched >= 0
+        pairs.append((here.rows[matched[found]], there.rows[found]))
+        where = f" in image {index}" if len(ours) > 1 else ""
+        extra = np.setdiff1d(np.arange(len(here.rows)), matched)
+        for side, rows, other, whose in (
+            (there, np.flatnonzero(~found), here, "the reference"),
+            (here, extra, there, "the output"),
+        ):
+            least = max(policy["min_score"], float(other.scores.min(initial=np.inf)))
+            cut_off = side.scores[rows] <= (least if np.isfinite(least) else 0.0) + limit
+            if cut_off.all() and len(rows) <= max(1, _MAX_CUT * len(side.rows)):
+                continue
+            count = f"{len(rows)} of {len(side.rows)} detections of {whose} have no counterpart"
+            first = rows[int(np.argmin(cut_off))]
+            problems.append(f"{count}{where}: {_describe(side, first, other)}")
+    none = np.zeros(0, dtype=int)
+    actual_rows, expected_rows = (
+        np.concatenate([none, *rows]) for rows in zip(*pairs, strict=True)
+    )
+    return Matches(actual_rows, expected_rows, tuple(problems))
+
+
+def _read(name: str, policy: Mapping[str, Any], outputs: Mapping[str, Tensor]) -> list[_Detections]:
+    """Return the detections of every image with at least the least score."""
+    values = outputs[name].values().astype(np.float64)
+    *leading, count, _ = values.shape
+
+    def column(role: str) -> Array:
+        if policy[f"{role}s"] is not None:
+            companion = outputs[policy[f"{role}s"]].values().astype(np.float64)
+            return companion.reshape(*leading, count)
+        index = policy[f"{role}_column"]
+        return np.zeros((*leading, count)) if index is None else values[..., index]
+
+    scores, labels = column("score"), column("label")
+    images = []
+    for image, at in enumerate(np.ndindex(*leading)):
+        kept = np.flatnonzero(scores[at] >= policy["min_score"])
+        start, end = values[at][kept, :2], values[at][kept, 2:4]
+        if policy["format"] == "cxcywh":
+            start = start - end / 2
+        if policy["format"] != "xyxy":
+            end = start + end
+        boxes = np.concatenate([start, end], axis=1)
+        images.append(_Detections(kept + image * count, boxes, scores[at][kept], labels[at][kept]))
+    return images
+
+
+def _overlap(first: Array, second: Array) -> Array:
+    """Return the intersection over union of all pairs; 1 for equal boxes without area."""
+    low = np.maximum(first[:, None, :2], second[None, :, :2])
+    high = np.minimum(first[:, None, 2:], second[None, :, 2:])
+    both = np.clip(high - low, 0, None).prod(axis=2)
+    areas = [
+        np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1) for boxes in (first, second)
+    ]
+    union = areas[0][:, None] + areas[1][None] - both
+    equal = (first[:, None] == second[None]).all(axis=2)
+    return np.where(equal, 1.0, both / np.where(union > 0, union, 1.0))
+
+
+def _describe(side: _Detections, row: int, other: _Detections) -> str:
+    box = ", ".join(f"{value:.4g}" for value in side.boxes[row])
+    overlap = _overlap(side.boxes[row : row + 1], other.boxes)
+    nearest = f"the best IoU is {overlap.max():.2f}" if overlap.size else "the other list is empty"
+    detection = f"label {side.labels[row]:g}, score {side.scores[row]:.3g}, box [{box}]"
+    return f"the first has {detection}; {nearest}"

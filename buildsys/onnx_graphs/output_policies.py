@@ -1,0 +1,305 @@
+"""Comparison of all outputs of a case, each by its policy.
+
+A policy is the map of ``outputs.NAME.compare`` in the manifest. Outputs without one are compared by
+``tensor_comparison.compare``, except that rows of equal score may be in another order: no runtime
+defines it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buildsys.onnx_graphs.detections import match_detections
+from buildsys.onnx_graphs.row_matching import close_rows, match_rows
+from buildsys.onnx_graphs.tensor_comparison import Comparison, Tolerance, compare
+from buildsys.onnx_graphs.tensors import Array, Tensor
+
+Policy = Mapping[str, Any]
+Outputs = Mapping[str, Tensor]
+_AUTO: Policy = {"policy": "auto", "allow_zero": False}
+_NARROW = 64  # elements of a row
+_REORDERED = "rows of equal score are in another order"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The problem of an output by its policy, and its worst element."""
+
+    problem: str
+    index: tuple[int, ...] | None = None
+
+
+def compare_outputs(
+    actual: Outputs,
+    expected: Outputs,
+    tolerance: Tolerance,
+    policies: Mapping[str, Policy] | None = None,
+    *,
+    inputs: Outputs,
+    assembled: Collection[str] = (),
+) -> dict[str, Comparison]:
+    """Compare every expected output; ``actual`` has all of them.
+
+    ``inputs`` of the case have the sizes of samples: rows as many as these keep their order.
+    ``assembled`` are the outputs made of unlike parts.
+    """
+    policies = {name: policy for name, policy in (policies or {}).items() if name in expected}
+    compared: dict[str, Comparison] = {}
+    for name, policy in policies.items():
+        if policy["policy"] == "detections":
+            compared |= _compare_detections(name, policy, actual, expected, tolerance)
+    for name in expected.keys() - compared.keys():
+        whole = compare(actual[name], expected[name], tolerance, name in assembled)
+        policy = policies.get(name, _AUTO)
+        if policy["policy"] != "auto":
+            whole = _apply_policy(policy, whole, actual[name], expected[name], tolerance)
+        compared[name] = whole
+    plain = [name for name, comparison in compared.items() if not comparison.policy]
+    if not all(compared[name].passed for name in plain):
+        sizes = {(size,) for tensor in inputs.values() for size in tensor.shape}
+        unordered = [name for name in plain if expected[name].shape[:1] not in sizes]
+        scores = [name for name in unordered if compared[name].passed and _falls(expected[name])]
+        compared |= _reordered(unordered, scores, actual, expected, tolerance)
+    for name, policy in policies.items():
+        if policy["allow_zero"] and compared[name].uninformative:
+            note = f"{compared[name].uninformative}, as allowed"
+            compared[name] = replace(compared[name], uninformative="", note=note)
+    return {name: compared[name] for name in expected}
+
+
+def load_assembled(path: Path | None) -> list[str]:
+    """Return the assembled outputs, as written by simplify; none without a file."""
+    return [] if path is None else list(json.loads(path.read_text()))
+
+
+def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str, str]:
+    """Return output -> reason for outputs without an informative case."""
+    found: dict[str, list[str]] = {}
+    for outputs in cases:
+        for name, comparison in outputs.items():
+            found.setdefault(name, []).append(comparison.uninformative)
+    return {name: reasons[0] for name, reasons in found.items() if all(reasons)}
+
+
+def uninformative_hint(output: str) -> str:
+    """Return the remedies for an output without an informative case."""
+    return (
+        "choose inputs.NAME.data, weights or thresholds for which it has values, or accept it by"
+        f" outputs.{output}.compare: {{policy: auto, allow_zero: true}}"
+    )
+
+
+def _apply_policy(
+    policy: Policy, whole: Comparison, actual: Tensor, expected: Tensor, tolerance: Tolerance
+) -> Comparison:
+    """Return the comparison with the verdict of the policy."""
+    a, b = actual.values(), expected.values()
+    # another type or shape, NaN and empty outputs have the same verdict by every policy
+    if actual.dtype != expected.dtype or a.shape != b.shape or whole.non_finite or not b.size:
+        return whole
+    kind = policy["policy"]
+    if b.dtype.kind not in "biuf" or (b.dtype.kind != "f" and kind == "tokens"):
+        equal = np.asarray(a == b)
+        failure = _share_of_equal(
+            equal, policy, "tokens differ" if kind == "tokens" else "elements differ"
+        )
+    else:
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            failure = _POLICIES[kind](x, y, policy, tolerance)
+    whole = replace(whole, policy=kind, note="")
+    if failure is None:
+        return whole.as_passed()
+    return whole.as_failed(a, b, (failure.problem,), failure.index)
+
+
+def _rtol(policy: Policy, tolerance: Tolerance) -> float:
+    limit = tolerance.get("rtol") if policy.get("rtol") is None else policy["rtol"]
+    return limit or 0.0
+
+
+def _elementwise(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
+    """Compare each element: |x - y| <= rtol * |y| + atol.
+
+    ``atol`` defaults to rtol times the root mean square of the reference.
+    """
+    rtol, atol = _rtol(policy, tolerance), policy["atol"]
+    if atol is None:
+        atol = rtol * float(np.sqrt(np.mean(y**2)))
+    excess = np.abs(x - y) - (rtol * np.abs(y) + atol)
+    wrong = int((excess > 0).sum())
+    if not wrong:
+        return None
+    allowed = f"{rtol:g} of the reference + {atol:.3g}"
+    return _Failure(f"{wrong} of {y.size} elements differ by more than {allowed}", _worst(excess))
+
+
+def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
+    """Compare each slice of an axis relative to its own largest magnitude."""
+    rtol = _rtol(policy, tolerance)
+    axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else y.ndim - 1
+    others = tuple(i for i in range(y.ndim) if i != axis)
+    distance = np.abs(x - y)
+    errors, scales = distance.max(axis=others), np.abs(y).max(axis=others)
+    broken = errors > rtol * scales + (policy["atol"] or 0.0)
+    if not broken.any():
+        return None
+    tiny = np.finfo(np.float64).tiny
+    worst = int(np.argmax(np.where(broken, errors / np.maximum(scales, tiny), -1.0)))
+    place = _worst(np.take(distance, worst, axis))
+    found = f"{errors[worst]:.3g}; its largest value is {scales[worst]:.3g}, allowed are {rtol:g}"
+    problem = f"channel {worst} of axis {axis} is off by {found} of it"
+    return _Failure(problem, (*place[:axis], worst, *place[axis:]))
+
+
+def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
+    """Compare the k largest entries of each row and their values; ties may swap."""
+    axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else y.ndim - 1
+    x, y = (np.moveaxis(values, axis, -1).reshape(-1, y.shape[axis]) for values in (x, y))
+    k = min(policy["k"], y.shape[1])
+    slack = _rtol(policy, tolerance) * np.abs(y).max(axis=1, keepdims=True)
+    least = np.sort(y, axis=1)[:, -k, None]
+    chosen = np.argsort(-x, axis=1, kind="stable")[:, :k]
+    values = np.take_along_axis(y, chosen, axis=1)
+    off = np.abs(np.take_along_axis(x, chosen, axis=1) - values)
+    wrong = ((values < least - slack) | (off > slack)).any(axis=1)
+    return _share_of_equal(~wrong, policy, f"rows have another top {k}")
+
+
+def _tokens(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
+    """Compare the largest entry of each row of the last axis; ties may swap."""
+    slack = _rtol(policy, tolerance) * np.abs(y).max(axis=-1)
+    chosen = np.take_along_axis(y, x.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    return _share_of_equal(chosen >= y.max(axis=-1) - slack, policy, "tokens differ")
+
+
+def _share_of_equal(equal: Array, policy: Policy, what: str) -> _Failure | None:
+    least = policy.get("agreement", 1.0)
+    if equal.mean() >= least:
+        return None
+    count = f"{int((~equal).sum())} of {equal.size} {what}"
+    index = tuple(int(i) for i in np.argwhere(~equal)[0])
+    return _Failure(f"{count}, the first at {list(index)}; at least {least:g} must agree")
+
+
+def _set(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
+    """Compare the rows of an axis in any order."""
+    axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else 0
+    sides = [values.reshape(int(np.prod(y.shape[:axis])), y.shape[axis], -1) for values in (x, y)]
+    limits = _rtol(policy, tolerance) * np.abs(sides[1]).max(axis=(0, 1)) + (policy["atol"] or 0.0)
+    for rows_x, rows_y in zip(*sides, strict=True):
+        missing = np.flatnonzero(match_rows(close_rows(rows_x, rows_y, limits)) < 0)
+        if missing.size:
+            count = f"{missing.size} of {len(rows_y)} rows of the reference have no counterpart"
+            return _Failure(f"{count}, the first is row {missing[0]}")
+    return None
+
+
+_POLICIES: Mapping[str, Callable[[Array, Array, Policy, Tolerance], _Failure | None]] = {
+    "elementwise": _elementwise,
+    "per_channel": _per_channel,
+    "top_k": _top_k,
+    "tokens": _tokens,
+    "set": _set,
+}
+
+
+def _worst(values: Array) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(values)), values.shape))
+
+
+def _compare_detections(
+    name: str, policy: Policy, actual: Outputs, expected: Outputs, tolerance: Tolerance
+) -> dict[str, Comparison]:
+    """Compare boxes and their companions; the figures are those of the matched rows."""
+    companions = (policy["labels"], policy["scores"], *policy["rows"])
+    members = [member for member in (name, *companions) if member in expected]
+    depth = expected[name].array.ndim - 1  # up to the axis of the rows
+    for member in members:
+        ours, theirs = actual[member], expected[member]
+        shapes = [(t.dtype, t.shape[: depth - 1], t.shape[depth:]) for t in (ours, theirs)]
+        if shapes[0] != shapes[1] or len(ours.shape) != len(theirs.shape):
+            return {m: compare(actual[m], expected[m], tolerance) for m in members}
+        if not all(np.isfinite(t.values()).all() for t in (ours, theirs)):
+            return {m: compare(actual[m], expected[m], tolerance) for m in members}
+    matches = match_detections(name, policy, actual, expected, _rtol({}, tolerance))
+    found = {}
+    for member in members:
+        ours, theirs = (
+            Tensor(of[member].array.reshape(-1, *of[member].shape[depth:])[rows], of[member].dtype)
+            for of, rows in ((actual, matches.actual), (expected, matches.expected))
+        )
+        whole = compare(ours, theirs, tolerance)
+        if member in (name, policy["labels"], policy["scores"]):  # matched within their own limits
+            whole = whole.as_passed()
+        found[member] = replace(whole, policy="detections")
+    if matches.problems:
+        problem = " and ".join(matches.problems)
+        found[name] = found[name].as_failed(ours.array, theirs.array, (problem,))
+    return found
+
+
+def _reordered(
+    names: Iterable[str],
+    scores: Collection[str],
+    actual: Outputs,
+    expected: Outputs,
+    tolerance: Tolerance,
+) -> dict[str, Comparison]:
+    """Return comparisons with the rows of equal score reordered; empty if they don't pass.
+
+    Such outputs have as many rows as one of ``scores``, the correct outputs in falling order.
+    """
+    by_rows: dict[int, list[str]] = {}
+    for name in names:
+        shape = expected[name].shape
+        if shape and shape == actual[name].shape and shape[0] > 1:
+            by_rows.setdefault(shape[0], []).append(name)
+    found: dict[str, Comparison] = {}
+    for rows, group in by_rows.items():
+        # the order found by narrow rows is checked with the wide ones
+        narrow = [
+            name
+            for name in group
+            if expected[name].array.size <= _NARROW * rows
+            and expected[name].values().dtype.kind in "biuf"
+        ]
+        if not set(scores) & set(narrow):
+            continue
+        ours, theirs = (
+            np.concatenate([_rows(of[name], rows) for name in narrow], axis=1)
+            for of in (actual, expected)
+        )
+        limits = np.concatenate([_row_limits(expected[name], rows, tolerance) for name in narrow])
+        order = match_rows(close_rows(ours, theirs, limits))
+        if (order < 0).any():
+            continue
+        again = {}
+        for name in group:
+            moved = Tensor(actual[name].array[order], actual[name].dtype)
+            again[name] = replace(compare(moved, expected[name], tolerance), note=_REORDERED)
+        if all(comparison.passed for comparison in again.values()):
+            found |= again
+    return found
+
+
+def _falls(tensor: Tensor) -> bool:
+    values = tensor.values()
+    return values.ndim == 1 and values.dtype.kind == "f" and bool((np.diff(values) <= 0).all())
+
+
+def _rows(tensor: Tensor, rows: int) -> Array:
+    return tensor.values().reshape(rows, -1).astype(np.float64)
+
+
+def _row_limits(tensor: Tensor, rows: int, tolerance: Tolerance) -> Array:
+    values = _rows(tensor, rows)
+    is_float = tensor.values().dtype.kind == "f"
+    limit = _rtol({}, tolerance) * np.abs(values).max(initial=0.0) if is_float else 0.0
+    return np.full(values.shape[1], limit)

@@ -1,0 +1,409 @@
+"""Comparison of a case's outputs by policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buildsys.onnx_graphs.output_policies import compare_outputs, uninformative_outputs
+from buildsys.onnx_graphs.row_matching import match_rows
+from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
+from buildsys.onnx_graphs.tensors import Array, tensor_of
+
+FP32 = {"rtol": 1e-4, "cosine": 0.9999}
+FP16 = {"rtol": 2e-2, "cosine": 0.999}
+QUICK = settings(max_examples=60, deadline=None)
+DETECTIONS = {
+    "policy": "detections",
+    "labels": "labels",
+    "scores": "scores",
+    "score_column": None,
+    "label_column": None,
+    "rows": (),
+    "format": "xyxy",
+    "iou": 0.9,
+    "score": None,
+    "min_score": 0.0,
+}
+
+
+def check(
+    actual: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    limits: Mapping[str, float] = FP32,
+    policies: Mapping[str, Any] | None = None,
+    batch: int = 1,
+) -> dict[str, Comparison]:
+    inputs = {"x": tensor_of(random(batch, 3))}
+    sides = [{name: tensor_of(v) for name, v in side.items()} for side in (actual, expected)]
+    policies = {name: {"allow_zero": False, **fields} for name, fields in (policies or {}).items()}
+    return compare_outputs(*sides, limits, policies, inputs=inputs)
+
+
+def check_one(x: Array, y: Array, limits: Mapping[str, float], **policy: Any) -> Comparison:
+    return check({"y": x}, {"y": y}, limits, {"y": policy})["y"]
+
+
+def random(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+# Small channels next to large ones
+
+
+def boxes_and_scores(seed: int = 0) -> Array:
+    stream = np.random.default_rng(seed)
+    boxes, scores = stream.uniform(0, 640, (1, 300, 4)), stream.uniform(0, 1, (1, 300, 80))
+    return np.concatenate([boxes, scores], axis=2).astype(np.float32)
+
+
+def test_wrong_scores_next_to_exact_boxes_fail() -> None:
+    y = boxes_and_scores()
+    x = y.copy()
+    x[0, 7, 40] = 0.119  # 0.02 of 640 passes any limit on the whole output
+    y[0, 7, 40] = 0.77
+    found = compare(x, y, FP16)
+    assert not found.passed
+    assert found.worst_index == (0, 7, 40)
+    assert "hidden by values up to 6" in found.problem
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_wrong_channel_is_found_on_any_axis(axis: int) -> None:
+    y = np.moveaxis(boxes_and_scores(), 2, axis)
+    x = y.copy()
+    place = [3, 3, 3]
+    place = [0 if size == 1 else 5 for size in y.shape]
+    place[axis] = 20
+    x[tuple(place)] += 0.3
+    assert not compare(x, y, FP16).passed
+
+
+def test_rounding_errors_of_large_channels_are_excused_in_small_ones() -> None:
+    y = random(4, 64, 7, 7)
+    y[:, 11] *= 1e-4  # a nearly dead channel of a feature map
+    noise = random(4, 64, 7, 7, seed=1) * 1e-3 * 4
+    found = compare(y + noise, y, FP16)
+    assert found.passed
+    assert "slice 11 of axis 1" in found.note
+
+
+def test_errors_of_small_parts_of_an_assembled_output_are_not_excused() -> None:
+    y = boxes_and_scores()
+    x = y.copy()
+    x[..., :4] += 0.6  # rounding of boxes in float16
+    x[0, 7, 40] += 0.4
+    assert compare(x, y, FP16).passed
+    found = compare(x, y, FP16, assembled=True)
+    assert not found.passed
+    assert found.worst_index == (0, 7, 40)
+    x[0, 7, 40] = y[0, 7, 40]
+    assert compare(x, y, FP16, assembled=True).passed
+
+
+@given(st.integers(0, 10_000), st.floats(1e-3, 1e3))
+@QUICK
+def test_equal_noise_everywhere_passes(seed: int, spread: float) -> None:
+    # scales of slices without gaps, errors below the limit of the whole output
+    stream = np.random.default_rng(seed)
+    scales = np.exp(stream.uniform(0, np.log(1 + spread), (1, 32, 1)))
+    y = stream.standard_normal((4, 32, 5)) * scales
+    x = y + np.abs(y).max() * 5e-5 * stream.uniform(-1, 1, y.shape)
+    assert compare(x, y, FP32).passed
+
+
+# Policies
+
+
+def test_elementwise_compares_small_elements_with_their_own_size() -> None:
+    y = np.array([1000.0, 1.0, 0.5], np.float32)
+    x = np.array([1000.0, 1.0, 0.51], np.float32)
+    assert compare(x, y, FP32).passed
+    policy = {"policy": "elementwise", "rtol": None, "atol": 1e-3}
+    found = check_one(x, y, FP32, **policy)
+    assert (found.passed, found.policy, found.worst_index) == (False, "elementwise", (2,))
+    assert "1 of 3 elements differ by more than 0.0001 of the reference + 0.001" in found.problem
+    assert check_one(x, y, FP32, **{**policy, "atol": 0.02}).passed
+    assert check_one(x, y, FP32, **{**policy, "rtol": 0.05}).passed
+
+
+def test_elementwise_can_be_wider_than_the_limits_of_the_stage() -> None:
+    y = random(100)
+    assert not compare(y * 1.01, y, FP32).passed
+    assert check_one(y * 1.01, y, FP32, policy="elementwise", rtol=0.02, atol=0.0).passed
+
+
+def test_per_channel_compares_each_channel_with_its_own_size() -> None:
+    y = random(2, 3, 50) * np.array([1.0, 100.0, 1e-3], np.float32)[:, None]
+    x = y.copy()
+    x[1, 2, 7] += 1e-4
+    found = check_one(x, y, FP32, policy="per_channel", axis=1, rtol=None, atol=None)
+    assert (found.passed, found.worst_index) == (False, (1, 2, 7))
+    assert found.problem.startswith("at [1, 2, 7]")
+    assert "channel 2 of axis 1 is off by 0.0001" in found.problem
+    assert check_one(
+        y * 1.00005, y, FP32, policy="per_channel", axis=1, rtol=None, atol=None
+    ).passed
+    assert check_one(x, y, FP32, policy="per_channel", axis=1, rtol=None, atol=2e-4).passed
+
+
+def test_top_k_compares_the_chosen_classes() -> None:
+    y = np.array([[5.0, 4.0, 3.0, -9.0, 0.0]], np.float32)
+    policy = {"policy": "top_k", "k": 3, "axis": -1, "rtol": None, "agreement": 1.0}
+    noisy = y + np.array([[0, 0, 0, 4.0, 0]], np.float32)
+    assert not compare(noisy, y, FP16).passed
+    assert check_one(noisy, y, FP16, **policy).passed  # the last classes do not matter
+    swapped = y[:, [0, 1, 4, 3, 2]]
+    found = check_one(swapped, y, FP16, **policy)
+    assert not found.passed
+    assert "1 of 1 rows have another top 3" in found.problem
+    assert not check_one(y + 1, y, FP16, **policy).passed  # the same classes with other values
+
+
+def test_top_k_lets_ties_swap() -> None:
+    y = np.array([[1.0, 0.999, 0.5]], np.float32)
+    x = np.array([[0.999, 1.0, 0.5]], np.float32)
+    policy = {"policy": "top_k", "k": 1, "axis": -1, "rtol": None, "agreement": 1.0}
+    assert check_one(x, y, FP16, **policy).passed
+    assert not check_one(x, y, FP32, **policy).passed
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_tokens_must_be_equal(dtype: type) -> None:
+    y = np.arange(40, dtype=dtype).reshape(2, 20)
+    x = y.copy()
+    assert check_one(x, y, FP32, policy="tokens", agreement=1.0).passed
+    x[1, 3] += 1
+    found = check_one(x, y, FP32, policy="tokens", agreement=1.0)
+    assert "1 of 40 tokens differ, the first at [1, 3]" in found.problem
+    assert check_one(x, y, FP32, policy="tokens", agreement=0.9).passed
+
+
+def test_tokens_of_logits_are_their_largest_entries() -> None:
+    y = random(2, 6, 50)
+    assert check_one(y * 3, y, FP32, policy="tokens", agreement=1.0).passed
+    x = y.copy()
+    x[1, 2] = -x[1, 2]
+    assert not check_one(x, y, FP32, policy="tokens", agreement=1.0).passed
+
+
+@given(st.integers(0, 10_000))
+@QUICK
+def test_a_set_is_compared_in_any_order(seed: int) -> None:
+    stream = np.random.default_rng(seed)
+    y = stream.integers(0, 3, (2, 12, 4)).astype(np.float32)  # with equal rows
+    x = y[:, stream.permutation(12)] + 1e-5
+    policy = {"policy": "set", "axis": 1, "rtol": None, "atol": None}
+    assert check_one(x, y, FP32, **policy).passed
+    x[1, 5, 2] += 0.5
+    assert not check_one(x, y, FP32, **policy).passed
+
+
+def test_a_row_of_a_set_counts_once() -> None:
+    y = np.array([[1.0], [2.0]], np.float32)
+    x = np.array([[1.0], [1.0]], np.float32)
+    found = check_one(x, y, FP32, policy="set", axis=0, rtol=None, atol=None)
+    assert "1 of 2 rows of the reference have no counterpart, the first is row 1" in found.problem
+
+
+@pytest.mark.parametrize("policy", ["elementwise", "per_channel", "top_k", "tokens", "set"])
+def test_no_policy_accepts_nan_another_shape_or_another_type(policy: str) -> None:
+    fields = {"axis": 0, "rtol": 1.0, "atol": 1e9, "k": 1, "agreement": 0.0}
+    y = random(3, 4)
+    for x in (y[:2], y.astype(np.float64), np.where(y == y.max(), np.nan, y)):
+        assert not check_one(x, y, FP32, policy=policy, **fields).passed
+
+
+# Detections
+
+
+def detections(count: int, seed: int = 0) -> dict[str, Array]:
+    stream = np.random.default_rng(seed)
+    corner, size = stream.uniform(0, 500, (count, 2)), stream.uniform(20, 100, (count, 2))
+    return {
+        "boxes": np.concatenate([corner, corner + size], axis=1).astype(np.float32),
+        "scores": np.sort(stream.uniform(0.3, 1, count))[::-1].astype(np.float32),
+        "labels": stream.integers(0, 5, count),
+    }
+
+
+def rows_of(outputs: Mapping[str, Array], order: Any) -> dict[str, Array]:
+    return {name: values[order] for name, values in outputs.items()}
+
+
+@given(st.integers(1, 40), st.integers(0, 10_000))
+@QUICK
+def test_detections_match_in_any_order(count: int, seed: int) -> None:
+    y = detections(count, seed)
+    x = rows_of(y, np.random.default_rng(seed).permutation(count))
+    found = check(x, y, FP16, {"boxes": DETECTIONS})
+    assert all(comparison.passed for comparison in found.values())
+    assert {comparison.policy for comparison in found.values()} == {"detections"}
+    assert found["boxes"].relative == 0
+
+
+@pytest.mark.parametrize(("output", "change"), [("labels", 1), ("scores", -0.2), ("boxes", 30.0)])
+def test_a_wrong_label_score_or_box_fails(output: str, change: float) -> None:
+    y = detections(20)
+    x = {name: values.copy() for name, values in y.items()}
+    x[output][4] += np.asarray(change, x[output].dtype)
+    found = check(x, y, FP16, {"boxes": DETECTIONS})
+    assert not found["boxes"].passed
+    assert "1 of 20 detections of the reference have no counterpart" in found["boxes"].problem
+    assert "1 of 20 detections of the output have no counterpart" in found["boxes"].problem
+
+
+def test_the_last_detection_may_be_cut_off() -> None:
+    y = detections(20)
+    y["scores"][19] = y["scores"][18] - 1e-3
+    x = rows_of(y, slice(19))
+    assert check(x, y, FP16, {"boxes": DETECTIONS})["boxes"].passed
+    x = rows_of(y, slice(15))
+    assert not check(x, y, FP16, {"boxes": DETECTIONS})["boxes"].passed
+    x = rows_of(y, slice(1, 20))
+    assert not check(x, y, FP16, {"boxes": DETECTIONS})["boxes"].passed
+
+
+def test_missing_all_detections_fails() -> None:
+    y = detections(3)
+    found = check(rows_of(y, slice(0)), y, FP16, {"boxes": DETECTIONS})
+    assert "the other list is empty" in found["boxes"].problem
+
+
+def test_no_detections_on_either_side_prove_nothing() -> None:
+    y = rows_of(detections(3), slice(0))
+    found = check(y, y, FP16, {"boxes": DETECTIONS})
+    assert found["boxes"].uninformative == "it is empty"
+
+
+def test_low_scores_are_ignored_below_the_least_score() -> None:
+    y = detections(10)
+    x = {name: values.copy() for name, values in y.items()}
+    x["boxes"][9] += 200
+    policy = {**DETECTIONS, "min_score": float(y["scores"][8])}
+    assert check(x, y, FP16, {"boxes": policy})["boxes"].passed
+
+
+@pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh"])
+def test_detections_in_one_tensor_of_several_images(form: str) -> None:
+    images = [detections(6, seed) for seed in range(3)]
+    boxes = np.stack([image["boxes"] for image in images])
+    if form != "xyxy":
+        boxes[..., 2:] -= boxes[..., :2]
+    if form == "cxcywh":
+        boxes[..., :2] += boxes[..., 2:] / 2
+    columns = [np.stack([image[name] for image in images]) for name in ("scores", "labels")]
+    y = np.concatenate([boxes, np.stack(columns, axis=-1)], axis=-1).astype(np.float32)
+    one = {"labels": None, "scores": None, "score_column": 4, "label_column": 5, "format": form}
+    policy = {**DETECTIONS, **one}
+    assert check({"y": y[:, ::-1]}, {"y": y}, FP16, {"y": policy})["y"].passed
+    found = check({"y": y[[1, 0, 2]]}, {"y": y}, FP16, {"y": policy})["y"]
+    assert "in image 0" in found.problem
+    assert "in image 1" in found.problem
+
+
+def test_further_rows_follow_the_match() -> None:
+    y = {**detections(5), "masks": random(5, 1, 8, 8)}
+    x = rows_of(y, [1, 0, 2, 4, 3])
+    policy = {**DETECTIONS, "rows": ("masks",)}
+    assert all(c.passed for c in check(x, y, FP16, {"boxes": policy}).values())
+    x["masks"] = x["masks"][::-1]
+    found = check(x, y, FP16, {"boxes": policy})
+    assert [found[name].passed for name in ("boxes", "masks")] == [True, False]
+
+
+# Rows of equal score without a policy
+
+
+def test_rows_of_equal_score_may_swap() -> None:
+    y = detections(10)
+    y["scores"][3] = y["scores"][4]
+    x = rows_of(y, [0, 1, 2, 4, 3, 5, 6, 7, 8, 9])
+    found = check(x, y)
+    assert all(comparison.passed for comparison in found.values())
+    assert found["boxes"].note == "rows of equal score are in another order"
+
+
+def test_rows_of_unequal_score_may_not_swap() -> None:
+    y = detections(10)
+    found = check(rows_of(y, [1, 0, *range(2, 10)]), y)
+    assert not found["boxes"].passed
+    assert not found["scores"].passed
+
+
+def test_samples_of_a_batch_may_not_swap() -> None:
+    y = {"logits": random(4, 10), "ones": np.ones(4, np.float32)}
+    x = rows_of(y, [1, 0, 2, 3])
+    assert not check(x, y, batch=4)["logits"].passed
+
+
+def test_rows_without_scores_may_not_swap() -> None:
+    y = detections(4)
+    y["scores"] = np.array([0.1, 0.1, 0.9, 0.9], np.float32)  # not sorted
+    assert not check(rows_of(y, [1, 0, 2, 3]), y)["boxes"].passed
+
+
+# Uninformative outputs
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (np.zeros((2, 3), np.float32), "it is zero everywhere"),
+        (np.zeros((2, 3), np.int64), "it is zero everywhere"),
+        (np.zeros((2, 3), bool), "it is zero everywhere"),
+        (np.zeros((0, 3), np.float32), "it is empty"),
+    ],
+)
+def test_equal_zeros_prove_nothing(values: Array, reason: str) -> None:
+    found = compare(values, values.copy(), FP32)
+    assert (found.passed, found.uninformative) == (True, reason)
+    assert found.figures()["uninformative"] == reason
+
+
+def test_zeros_can_be_allowed() -> None:
+    y = np.zeros((2, 3), np.float32)
+    found = check_one(y, y, FP32, policy="auto", allow_zero=True)
+    assert (found.passed, found.uninformative) == (True, "")
+    assert found.note == "it is zero everywhere, as allowed"
+    assert not check_one(y + 1e-9, y, FP32, policy="auto", allow_zero=True).passed
+
+
+def test_an_output_is_informative_if_one_case_is() -> None:
+    zero, one = (compare(np.full(3, v), np.full(3, v), FP32) for v in (0.0, 1.0))
+    cases = [{"a": zero, "b": zero}, {"a": one, "b": zero}]
+    assert uninformative_outputs(cases) == {"b": "it is zero everywhere"}
+
+
+def test_an_output_with_values_is_informative() -> None:
+    assert compare(np.eye(3), np.eye(3), FP32).uninformative == ""
+
+
+# Matching
+
+
+@given(st.lists(st.sets(st.integers(0, 6)), max_size=7))
+@QUICK
+def test_as_many_rows_as_possible_are_matched(candidates: list[set[int]]) -> None:
+    matched = match_rows([np.array(sorted(c), dtype=int) for c in candidates])
+    taken = [int(c) for c in matched if c >= 0]
+    assert len(set(taken)) == len(taken)
+    assert all(int(c) in candidates[row] for row, c in enumerate(matched) if c >= 0)
+
+    def most(row: int, free: frozenset[int]) -> int:
+        if row == len(candidates):
+            return 0
+        chosen = [1 + most(row + 1, free - {c}) for c in candidates[row] & free]
+        return max([most(row + 1, free), *chosen])
+
+    assert len(taken) == most(0, frozenset(range(7)))
+
+
+def test_thousands_of_equal_rows_are_matched_in_place() -> None:
+    every = np.arange(3000)
+    assert (match_rows([every] * 3000) == every).all()
