@@ -2,9 +2,6 @@
 
 A revision is checked out into a temporary folder, because `git worktree add` would write into the
 repository, which may be read-only.
-
-To find builds, manifest fields and sources are compared, as a repository has them. Versions of
-libraries, devices and buildsys itself are not: builds from other machines are kept as well.
 """
 
 from __future__ import annotations
@@ -13,25 +10,19 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
-from buildsys.execution.action_key import ABSENT, KeyBuilder
 from buildsys.execution.builder_versions import builder_versions
+from buildsys.execution.reachable_builds import PlannedBuilds, RecordsOf, planned_builds
 from buildsys.manifest.project import Project, load_project
-from buildsys.plan.action import Action
 from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.report.formatting import plural
-from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord
-from buildsys.store.state_db import StateDb
 
-_FROM_REPOSITORY = ("config", "source", "weights", "inputs", "outputs")  # kinds of key parts
-_INPUT = "input:"
-Parts = frozenset[tuple[str, str]]
 # set when a git hook calls us
 _GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 
@@ -154,10 +145,14 @@ class _Git:
 
 
 class Reached(NamedTuple):
-    """Records and timing caches reached by manifests."""
+    """Builds and timing caches reached by manifests."""
 
-    records: Callable[[ActionRecord], bool]
+    plans: tuple[PlannedBuilds, ...]
     pins: frozenset[str]  # digests of pinned timing caches
+
+    def records(self, records: RecordsOf) -> set[tuple[str, str]]:
+        """Return target and key of all reached builds among ``records``."""
+        return {name for plan in self.plans for name in plan.all_matching(records)}
 
 
 def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
@@ -167,18 +162,16 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
     UsageError: a revision is unknown, or its manifests are wrong.
     """
     project = load_project(root)
-    reached, pins = set(_repository_parts(project)), _pins(project)
+    plans, pins = [_planned(project, project.state)], _pins(project)
     for revision in revisions:
         with project_at(project, revision) as at:
-            reached |= set(_repository_parts(at.project))
+            plans.append(_planned(at.project, project.state))
             pins |= _pins(at.project)
-    return Reached(
-        lambda record: (record.target, _select(record.parts)) in reached, frozenset(pins)
-    )
+    return Reached(tuple(plans), frozenset(pins))
 
 
 def builds_of(
-    project: Project, revision: str, target: str, records: Callable[[str], Sequence[ActionRecord]]
+    project: Project, revision: str, target: str, records: RecordsOf
 ) -> list[ActionRecord] | None:
     """Return the recorded builds matching a target at a git revision.
 
@@ -192,30 +185,13 @@ def builds_of(
         actions = ProjectPlan(at.project.models, versions).of(model_of(target))
         if target not in actions:
             return None
-        parts = dict(_repository_parts(at.project, actions))
-    matching: dict[str, list[ActionRecord]] = {}
+        planned = planned_builds(at.project.root, at.project.build, actions)
+    return planned.matching(target, records)
 
-    def matches(target: str) -> list[ActionRecord]:
-        if target not in matching:
-            upstream = [record for name in actions[target].after for record in matches(name)]
-            made = {
-                (f"{_INPUT}{path}", file.digest)
-                for record in upstream
-                for path, file in record.files.items()
-            }
-            matching[target] = [
-                record
-                for record in records(target)
-                if _select(record.parts) == parts[target]
-                and all(
-                    part in made
-                    for part in record.parts.items()
-                    if part[0].startswith(_INPUT) and part[1] != ABSENT
-                )
-            ]
-        return matching[target]
 
-    return matches(target)
+def _planned(project: Project, state: Path) -> PlannedBuilds:
+    actions = ProjectPlan(project.models, builder_versions(project.root, state))
+    return planned_builds(project.root, project.build, actions)
 
 
 def _pins(project: Project) -> set[str]:
@@ -223,22 +199,3 @@ def _pins(project: Project) -> set[str]:
     engines = (engine for model in project.models.values() for engine in model.data["engines"])
     pinned = (engine.get("timing_cache") or {} for engine in engines)
     return {str(cache["pin"]) for cache in pinned if cache.get("pin")}
-
-
-def _repository_parts(
-    project: Project, actions: Mapping[str, Action] | None = None
-) -> Iterator[tuple[str, Parts]]:
-    if actions is None:
-        actions = ProjectPlan(project.models, builder_versions(project.root, project.state))
-    with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
-        db = StateDb(Path(folder) / "state.db")
-        keys = KeyBuilder(project.root, project.build, DigestCache(db), db)
-        for target, action in actions.items():
-            yield target, _select(keys.build(action).parts)
-        db.close()
-
-
-def _select(parts: Mapping[str, str]) -> Parts:
-    return frozenset(
-        part for part in parts.items() if part[0].partition(":")[0] in _FROM_REPOSITORY
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ from pathlib import Path
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord
-from buildsys.store.object_store import RecordError, Store, StoredAction, decode_record
+from buildsys.store.object_store import Store, StoredAction
+from buildsys.store.record_file import RecordError, decode_record
 from buildsys.store.timing_caches import list_files
 
 _ABANDONED_S = 3600.0
@@ -104,50 +105,50 @@ def collect(
     *,
     unused_for_s: float | None,
     max_bytes: int | None,
-    reached: Callable[[ActionRecord], bool],
+    reached: Callable[[Sequence[ActionRecord]], Container[tuple[str, str]]],
     dry_run: bool,
 ) -> Collection:
     """Remove unreached records by age and size, then objects without a record.
 
-    Without ``unused_for_s`` and ``max_bytes`` all unreached records are removed; reached ones
-    always stay.
+    ``reached`` returns target and key of the reached ones among all records; they always stay.
+    Without ``unused_for_s`` and ``max_bytes`` all others are removed.
     Raises: OSError: the store cannot be read or written.
     """
     with store.lock(shared=False):
-        stored = sorted(store.actions(), key=lambda action: action.used)  # least recent first
+        # least recently used first, then oldest
+        stored = sorted(store.actions(), key=lambda a: (a.used, a.record.started))
+        live = reached([action.record for action in stored])
+        kept = [a for a in stored if (a.record.target, a.record.key) in live]
+        dead = [a for a in stored if (a.record.target, a.record.key) not in live]
         sizes = _sizes(store)
         gone: list[StoredAction] = []
         if unused_for_s is not None or max_bytes is None:
             limit = float("inf") if unused_for_s is None else time.time() - unused_for_s
-            gone = [a for a in stored if a.used < limit and not reached(a.record)]
-        going = {action.path for action in gone}
-        kept = [action for action in stored if action.path not in going]
+            gone = [action for action in dead if action.used < limit]
+            dead = [action for action in dead if action.used >= limit]
         if max_bytes is not None:
-            users = Counter(digest for action in kept for digest in set(_digests(action.record)))
+            files = (set(_digests(action.record)) for action in (*kept, *dead))
+            users = Counter(digest for digests in files for digest in digests)
             taken = sum(sizes.get(digest, 0) for digest in users)
-            for action in kept.copy():
-                if taken <= max_bytes:
-                    break
-                if reached(action.record):
-                    continue
-                gone.append(action)
-                kept.remove(action)
-                for digest in set(_digests(action.record)):
+            while dead and taken > max_bytes:
+                gone.append(dead.pop(0))
+                for digest in set(_digests(gone[-1].record)):
                     users[digest] -= 1
                     taken -= 0 if users[digest] else sizes.get(digest, 0)
+        kept += dead
         named = {digest for action in kept for digest in _digests(action.record)}
-        dead = {digest: size for digest, size in sizes.items() if digest not in named}
+        unnamed = {digest: size for digest, size in sizes.items() if digest not in named}
         if not dry_run:
             # records first: a record without its objects is only a cache miss
-            for path in [a.path for a in gone] + [store.object_path(digest) for digest in dead]:
+            for path in [a.path for a in gone] + [store.object_path(digest) for digest in unnamed]:
                 path.unlink(missing_ok=True)
             for path, found in _stats(store.folder.glob("tmp/*")).items():
                 if time.time() - found.st_mtime > _ABANDONED_S:  # of a dead process
                     path.unlink(missing_ok=True)
         return Collection(
             actions=tuple(sorted(action.record.target for action in gone)),
-            objects=len(dead),
-            bytes=sum(dead.values()),
+            objects=len(unnamed),
+            bytes=sum(unnamed.values()),
             kept_actions=len(kept),
             kept_bytes=sum(sizes[digest] for digest in named if digest in sizes),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +18,9 @@ from buildsys.manifest.project import STATE_FOLDER, Project, empty_project
 from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
-from buildsys.store.ledger import ActionRecord
+from buildsys.store.ledger import ActionRecord, Ledger
 from buildsys.store.object_store import Store
+from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.store.timing_caches import damaged, set_aside
 
 SCHEMA = "buildsys/cache/1"
@@ -112,14 +113,17 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
     max_size = _quantity(parse_size, options["max_size"], "--max-size")
     dry_run = options["dry_run"]
     reached = reached_by(project.root, [ref for ref in options["keep_refs"].split(",") if ref])
+    wanted = set(reached.pins)
+
+    def live(stored: Sequence[ActionRecord]) -> set[tuple[str, str]]:
+        names = reached.records(_known_records(project, stored))
+        kept = [record for record in stored if (record.target, record.key) in names]
+        wanted.update(_recorded_timings(kept))
+        return names
+
     with _usable("store", store.folder):
-        wanted = reached.pins | _recorded_timings(store, reached.records)
         found = garbage_collection.collect(
-            store,
-            unused_for_s=older_than,
-            max_bytes=max_size,
-            reached=reached.records,
-            dry_run=dry_run,
+            store, unused_for_s=older_than, max_bytes=max_size, reached=live, dry_run=dry_run
         )
     removed = garbage_collection.TimingCacheCollection(0, 0)
     if max_size is None or older_than is not None:  # not only the store's size is limited
@@ -138,19 +142,31 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
         f"{verb} {count(len(found.actions))} records and {count(found.objects)} files, "
         f"{size(found.bytes)}; {count(found.kept_actions)} records remain, {size(found.kept_bytes)}"
     ]
+    if max_size is not None and found.kept_bytes > max_size:
+        lines.append(f"what the manifests reach stays, so {size(max_size)} is not met")
     if removed.files:
         caches = "timing cache" if removed.files == 1 else "timing caches"
         lines.append(f"{verb} {count(removed.files)} {caches}, {size(removed.bytes)}")
     return document, lines
 
 
-def _recorded_timings(store: Store, reached: Callable[[ActionRecord], bool]) -> set[str]:
-    """Return the timing caches of reached engines; a manifest may pin them."""
-    figures = [
-        stored.record.figures.get("timing_cache")
-        for stored in store.actions()
-        if reached(stored.record)
-    ]
+def _known_records(
+    project: Project, stored: Iterable[ActionRecord]
+) -> Callable[[str], list[ActionRecord]]:
+    """Return a lookup of the builds of a target, stored or recorded here.
+
+    A recorded build may be in the build folder only, and its outputs feed stored builds.
+    """
+    ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
+    by_target: dict[str, list[ActionRecord]] = {}
+    for record in stored:
+        by_target.setdefault(record.target, []).append(record)
+    return lambda target: [*by_target.get(target, ()), *ledger.records(target)]
+
+
+def _recorded_timings(records: Iterable[ActionRecord]) -> set[str]:
+    """Return the timing caches of engines; a manifest may pin them."""
+    figures = [record.figures.get("timing_cache") for record in records]
     return {
         str(found[name])
         for found in figures

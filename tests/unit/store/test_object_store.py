@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +135,11 @@ def test_a_damaged_record_goes_into_quarantine(store: Store, damage: object) -> 
     assert store.read_action("export:m", "a" * 64) is None
 
 
+def keep(keys: str) -> Callable[[Sequence[ActionRecord]], set[tuple[str, str]]]:
+    """Return a choice of the records to keep, by the first letter of their keys."""
+    return lambda records: {(r.target, r.key) for r in records if keys == "*" or r.key[0] in keys}
+
+
 def forged(store: Store, **fields: object) -> None:
     store.write_action(record("a"))
     path = store.action_path("a" * 64)
@@ -248,7 +253,7 @@ def test_a_killed_process_leaves_no_partial_object(store: Store, tmp_path: Path)
     (left,) = (store.folder / "tmp").iterdir()
     assert list(store.folder.glob("objects/??/*")) == []
     os.utime(left, (0, 0))
-    collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: True, dry_run=False)
+    collect(store, unused_for_s=None, max_bytes=None, reached=keep("*"), dry_run=False)
     assert not left.exists()
 
 
@@ -444,7 +449,7 @@ def test_collect_keeps_reached_records(store: Store, tmp_path: Path) -> None:
         store,
         unused_for_s=None,
         max_bytes=None,
-        reached=lambda found: found.key[0] == "b",
+        reached=keep("b"),
         dry_run=False,
     )
     assert names(store) == {"b"}
@@ -461,7 +466,7 @@ def test_a_dry_run_returns_the_same_and_removes_nothing(store: Store, tmp_path: 
     filled(store, tmp_path)
     before = sorted(store.folder.rglob("*"))
     found = [
-        collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: False, dry_run=dry)
+        collect(store, unused_for_s=None, max_bytes=None, reached=keep(""), dry_run=dry)
         for dry in (True, False)
     ]
     assert found[0] == found[1]
@@ -475,7 +480,7 @@ def test_age_counts_from_the_last_use(store: Store, tmp_path: Path) -> None:
         store,
         unused_for_s=3600.0,
         max_bytes=None,
-        reached=lambda found: found.key[0] == "b",
+        reached=keep("b"),
         dry_run=False,
     )
     assert names(store) == {"a", "b"}
@@ -483,19 +488,31 @@ def test_age_counts_from_the_last_use(store: Store, tmp_path: Path) -> None:
 
 def test_a_size_limit_removes_the_least_recently_used_first(store: Store, tmp_path: Path) -> None:
     filled(store, tmp_path)
-    done = collect(
-        store, unused_for_s=None, max_bytes=1700, reached=lambda found: False, dry_run=False
-    )
+    done = collect(store, unused_for_s=None, max_bytes=1700, reached=keep(""), dry_run=False)
     assert names(store) == {"b", "c"}
     assert done.kept_bytes == 1600
     collect(
         store,
         unused_for_s=None,
         max_bytes=0,
-        reached=lambda found: found.key[0] == "b",
+        reached=keep("b"),
         dry_run=False,
     )
     assert names(store) == {"b"}  # what is reached stays, whatever its size
+
+
+def test_unreached_records_go_first_and_older_ones_before_newer(
+    store: Store, tmp_path: Path
+) -> None:
+    file = kept(store, tmp_path, b"x" * 100)
+    for number, key in enumerate("abcd"):
+        found = kept(store, tmp_path, key.encode() * 100)
+        started = f"2026-01-0{9 - number}T00:00:00Z"
+        store.write_action(replace(record(key, model=found, data=file), started=started))
+        os.utime(store.action_path(key * 64), (1000, 1000))  # a coarse clock
+    for limit, left in ((400, "abc"), (300, "ab"), (200, "a"), (0, "a")):
+        collect(store, unused_for_s=None, max_bytes=limit, reached=keep("a"), dry_run=False)
+        assert names(store) == set(left)
 
 
 def test_nothing_is_collected_during_an_addition(store: Store, tmp_path: Path) -> None:
@@ -503,7 +520,7 @@ def test_nothing_is_collected_during_an_addition(store: Store, tmp_path: Path) -
     order: list[str] = []
 
     def gather() -> None:
-        collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: True, dry_run=False)
+        collect(store, unused_for_s=None, max_bytes=None, reached=keep("*"), dry_run=False)
         order.append("collected")
 
     with store.lock(shared=True):
@@ -523,5 +540,5 @@ def test_a_record_cannot_name_files_outside_the_store(store: Store, tmp_path: Pa
     outside.write_text("precious")
     store.write_action(replace(record("a"), outputs={"m/x": OutputFile("../../outside", 8)}))
     assert list(store.actions()) == []
-    collect(store, unused_for_s=None, max_bytes=None, reached=lambda found: False, dry_run=False)
+    collect(store, unused_for_s=None, max_bytes=None, reached=keep(""), dry_run=False)
     assert outside.read_text() == "precious"

@@ -1,0 +1,196 @@
+"""The file of an action record: a checksum and JSON, checked completely before use.
+
+The checksum detects damage. A file from a shared cache may have been written by anybody, so
+whatever would make a build fail later (a name that no file system can hold, a value that the
+ledger cannot store) is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, fields
+from typing import Any
+
+from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, OutputFile
+
+MAX_SHARED_BYTES = 8 << 20  # 250 times the largest record of the test projects
+_SCHEMA = 1
+_SCHEMA_WITH_ORIGIN = 2  # with the fields `origin` and `signature`
+_ADDED = ("origin", "signature")
+_FIELDS = frozenset(field.name for field in fields(ActionRecord))
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+_MAX_NAME_BYTES = 1024
+_MAX_NAME_PART_BYTES = 255
+_MAX_OUTPUTS = 10_000
+_MAX_DEPTH = 32
+_MAX_FILE_BYTES = 1 << 53
+_MAX_SECONDS = 1e10
+_SHOWN = 80
+
+
+class RecordError(Exception):
+    """An unusable record; a ``newer`` one needs a newer buildsys."""
+
+    def __init__(self, problem: str, *, newer: bool = False) -> None:
+        super().__init__(problem)
+        self.newer = newer
+
+
+def encode_record(record: ActionRecord) -> bytes:
+    """Return a record as the bytes of a file."""
+    body = _body(record)
+    return _checksum(body) + b"\n" + body + b"\n"
+
+
+def signed_bytes(record: ActionRecord) -> bytes:
+    """Return the canonical bytes of a record without origin and signature."""
+    content = {name: value for name, value in asdict(record).items() if name not in _ADDED}
+    content["seconds"] = float(record.seconds)
+    # as it is read back: names in JSON are texts
+    return _to_bytes(json.loads(_to_bytes({"schema": _SCHEMA, **content})))
+
+
+def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
+    """Return the record in a file; an empty ``target`` accepts any.
+
+    Raises: RecordError: it is truncated, edited, of another target or key, or of a newer buildsys.
+    """
+    checksum, _, body = content.rstrip(b"\n").partition(b"\n")
+    if checksum != _checksum(body):
+        raise RecordError("is truncated or edited: its checksum does not match")
+    try:
+        stored = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RecordError("is not an action record: it is not JSON") from error
+    if not isinstance(stored, dict):
+        raise RecordError("is not an action record: it is not an object")
+    schema = stored.pop("schema", None)
+    if type(schema) is not int:
+        raise RecordError("is not an action record: it has no schema")
+    if schema > _SCHEMA_WITH_ORIGIN:
+        raise RecordError("was written by a newer buildsys", newer=True)
+    if stored.keys() - _FIELDS:
+        raise RecordError("is not an action record: it has unknown fields")
+    try:
+        record = _checked(stored)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        # not the text of other errors, which may quote the record
+        problem = f": {error}" if type(error) is ValueError else ""
+        raise RecordError(f"is not an action record{problem}") from error
+    if record.key != key or target not in ("", record.target):
+        raise RecordError(f"is the record of {shown(record.target)} under another key")
+    return record
+
+
+def shown(text: object) -> str:
+    """Return a text of a record, short and in ASCII without control characters."""
+    escaped = ascii(text)
+    return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
+
+
+def _checked(stored: dict[str, Any]) -> ActionRecord:
+    """Return a record of checked fields. Raises: ValueError, TypeError, KeyError."""
+    outputs, parts, seconds = stored["outputs"], stored["parts"], stored["seconds"]
+    if not (isinstance(outputs, dict) and len(outputs) <= _MAX_OUTPUTS):
+        raise ValueError("its outputs are invalid")
+    files: dict[str, OutputFile | None] = {}
+    for name, file in outputs.items():
+        _check_name(name)
+        files[name] = None if file is None else _output_file(file)
+    for name in files:
+        folders = (name[:at] for at, letter in enumerate(name) if letter == "/")
+        if any(folder in files for folder in folders):
+            raise ValueError(f"{shown(name)} is inside another output")
+    texts = ("target", "key", "status", "started", "reason", "hint", "log", "origin")
+    for field in texts:
+        text = stored.get(field, "")
+        if not isinstance(text, str) or not _is_encodable(text):
+            raise ValueError(f"its {field} is not a text")
+    if not _DIGEST.fullmatch(stored["key"]):
+        raise ValueError("its key is not a digest")
+    if stored["status"] not in (PASSED, UNAVAILABLE):
+        raise ValueError(f"its status is {shown(stored['status'])}")
+    if not _TIME.fullmatch(stored["started"]):
+        raise ValueError(f"{shown(stored['started'])} is not a time")
+    if not (isinstance(parts, dict) and all(isinstance(value, str) for value in parts.values())):
+        raise ValueError("its parts are invalid")
+    # not bool, which is an int as well
+    if type(seconds) not in (int, float) or not 0 <= seconds < _MAX_SECONDS:
+        raise ValueError(f"{shown(seconds)} is not a number of seconds")
+    if not isinstance(stored.get("figures", {}), dict) or _is_deep(stored.get("figures")):
+        raise ValueError("its figures are invalid")
+    signature = stored.get("signature")
+    if signature is not None and not (
+        isinstance(signature, dict)
+        and all(isinstance(value, str) and len(value) < 200 for value in signature.values())
+    ):
+        raise ValueError("its signature is invalid")
+    return ActionRecord(**{**stored, "outputs": files, "seconds": float(seconds)})
+
+
+def _check_name(name: str) -> None:
+    parts = name.split("/")
+    if (
+        "\0" in name
+        or not _is_encodable(name)
+        or len(name.encode()) > _MAX_NAME_BYTES
+        or any(part in ("", ".", "..") for part in parts)
+        or any(len(part.encode()) > _MAX_NAME_PART_BYTES for part in parts)
+    ):
+        raise ValueError(f"{shown(name)} cannot be the name of an output")
+
+
+def _output_file(file: Any) -> OutputFile:
+    if not (isinstance(file, list) and len(file) == 2):
+        raise ValueError(f"{shown(file)} is not an output")
+    digest, size = file
+    if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+        raise ValueError(f"{shown(digest)} is not a digest")
+    if type(size) is not int or not 0 <= size < _MAX_FILE_BYTES:
+        raise ValueError(f"{shown(size)} is not a size")
+    return OutputFile(digest, size)
+
+
+def _is_encodable(text: str) -> bool:
+    """Return False for lone surrogates, which SQLite and terminals refuse."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_deep(value: Any) -> bool:
+    """Return True for JSON with more levels than any figures have."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            item
+            for found in level
+            if isinstance(found, (dict, list))
+            for item in (found.values() if isinstance(found, dict) else found)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _body(record: ActionRecord) -> bytes:
+    content = asdict(record)
+    if not (record.origin or record.signature):  # as earlier versions read it
+        for name in _ADDED:
+            del content[name]
+        return _to_bytes({"schema": _SCHEMA, **content})
+    return _to_bytes({"schema": _SCHEMA_WITH_ORIGIN, **content})
+
+
+def _to_bytes(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
+
+
+def _checksum(body: bytes) -> bytes:
+    from blake3 import blake3  # not on the path of a run without work
+
+    return blake3(body).hexdigest().encode()

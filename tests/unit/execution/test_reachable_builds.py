@@ -1,0 +1,133 @@
+"""Garbage collection follows inputs: it keeps exactly the builds that could be restored."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from tiny_project import ALL, ENGINE, EXPORT, actions, build, make_executor, stale
+
+from buildsys.execution.reachable_builds import planned_builds
+from buildsys.plan.action import Action
+from buildsys.store.garbage_collection import Collection, collect
+from buildsys.store.ledger import ActionRecord, Ledger
+from buildsys.store.object_store import Store
+from buildsys.store.state_db import ReadOnlyStateDb
+
+
+def collect_garbage(
+    root: Path, *graphs: Mapping[str, Action], max_bytes: int | None = None
+) -> Collection:
+    """Collect as ``doit cache gc`` does for the plans ``graphs``."""
+    plans = [planned_builds(root, root / "build", graph) for graph in graphs]
+    ledger = Ledger(ReadOnlyStateDb(root / ".buildsys/state.db"))
+
+    def reached(stored: Sequence[ActionRecord]) -> set[tuple[str, str]]:
+        def records(target: str) -> list[ActionRecord]:
+            return [*(r for r in stored if r.target == target), *ledger.records(target)]
+
+        return {name for plan in plans for name in plan.all_matching(records)}
+
+    return collect(
+        Store(root / ".buildsys/store"),
+        unused_for_s=None,
+        max_bytes=max_bytes,
+        reached=reached,
+        dry_run=False,
+    )
+
+
+def stored(root: Path) -> Counter[str]:
+    return Counter(found.record.target for found in Store(root / ".buildsys/store").actions())
+
+
+def test_superseded_builds_of_every_stage_are_removed(root: Path) -> None:
+    for width in range(8):  # reaches the engine, bench and report through their inputs only
+        (root / "blocks.py").write_text(f"width = {width}\n")
+        build(root)
+    assert stored(root) == dict.fromkeys(ALL, 8)
+    assert len(collect_garbage(root, actions()).actions) == 7 * len(ALL)
+    assert stored(root) == dict.fromkeys(ALL, 1)
+    assert stale(root) == []
+    shutil.rmtree(root / "build")
+    assert build(root) == []
+
+
+def test_a_size_limit_removes_superseded_builds(root: Path) -> None:
+    for width in range(8):
+        (root / "blocks.py").write_text(f"width = {width}\n")
+        build(root)
+    collect_garbage(root, actions(), max_bytes=1)
+    assert stored(root) == dict.fromkeys(ALL, 1)
+
+
+def test_builds_of_every_kept_plan_remain(root: Path) -> None:
+    for opset in (16, 17, 18):
+        build(root, actions(opset))
+    collect_garbage(root, actions(16), actions(18))
+    assert stored(root) == dict.fromkeys(ALL, 2)
+    for opset in (16, 18):
+        shutil.rmtree(root / "build")
+        assert build(root, actions(opset)) == []
+
+
+def test_inputs_of_one_plan_do_not_reach_builds_of_another(root: Path) -> None:
+    build(root, actions(16, 1.0))
+    build(root, actions(17, 2.0))
+    collect_garbage(root, actions(16, 2.0), actions(17, 1.0))  # neither bench was ever built
+    assert stored(root) == {EXPORT: 2, ENGINE: 2}
+
+
+def test_an_upstream_build_may_be_in_the_build_folder_only(root: Path) -> None:
+    build(root)
+    store = Store(root / ".buildsys/store")
+    for found in store.actions():
+        if found.record.target == EXPORT:
+            found.path.unlink()
+    collect_garbage(root, actions())
+    (root / "build/m/engine/e/engine.bin").unlink()
+    assert build(root) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_could_be_restored_still_can_be(root: Path, seed: int) -> None:
+    draw, graph = random.Random(seed), actions()
+    for _ in range(12):
+        step = draw.choice(["opset", "duration", "width", "force", "spoil", "build", "collect"])
+        if step == "opset":
+            graph = actions(
+                draw.choice([16, 17, 18]), duration=graph["bench:m:e"].options["duration"]
+            )
+        elif step == "duration":
+            graph = actions(
+                graph[EXPORT].options["export"]["opset"], duration=draw.choice([1.0, 2.0])
+            )
+        elif step == "width":
+            (root / "blocks.py").write_text(f"width = {draw.randrange(3)}\n")
+        elif step == "force":
+            executor, _ = make_executor(root, graph)
+            executor.run(EXPORT, force=True)
+            executor.close()
+        elif step == "spoil" and (root / "build").exists():
+            shutil.rmtree(root / "build")
+        elif step == "build":
+            build(root, graph)
+        else:
+            plain, collected = root.with_name("plain"), root.with_name("collected")
+            for copy in (plain, collected):
+                shutil.copytree(root, copy)
+            collect_garbage(collected, graph)
+            fresh = stale(plain, graph)
+            assert stale(collected, graph) == fresh
+            assert build(collected, graph) == build(plain, graph)
+            collect_garbage(collected, graph)
+            assert stored(collected) == dict.fromkeys(ALL, 1)
+            assert stale(collected, graph) == []
+            shutil.rmtree(collected / "build")
+            assert build(collected, graph) == []
+            for copy in (plain, collected):
+                shutil.rmtree(copy)
