@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from buildsys.models.old_torch_names import provide_old_names
 from buildsys.models.random_weights import SkipInitialization, batch_norms, draw_parameters
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.system.files import sha256_of
+from buildsys.system.memory_limit import OUT_OF_MEMORY, memory_limit
 from buildsys.system.suggestions import nearest
 
 _DOWNLOAD_TIMEOUT_S = 20.0  # per connection and read, not for the whole file
@@ -27,7 +29,9 @@ _PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
 _SHOWN_NAMES = 3
 _LOAD_ERRORS = (
     pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, OSError,
+    MemoryError, IndexError, AttributeError, AssertionError, OverflowError, struct.error,
 )  # fmt: skip
+_LOADING_BYTES = 1 << 30  # buffers and threads of torch.load itself
 
 
 @dataclass(frozen=True)
@@ -161,15 +165,25 @@ def _load_weights(
             f"{shown} has the sha256 {digest}, the manifest expects {weights['sha256']}",
             "restore the expected file, or update the digest in the manifest",
         )
+    expected = module.state_dict()
+    tensors = [value for value in expected.values() if isinstance(value, torch.Tensor)]
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        # a file of some bytes can claim any size
+        with memory_limit(file.stat().st_size + 2 * needed + _LOADING_BYTES):
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except _LOAD_ERRORS as error:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+            raise StageError(
+                f"{shown} needs far more memory than its size and that of {network} explain",
+                "it is damaged or not a state dict; save one with"
+                " torch.save(model.state_dict(), FILE)",
+            ) from error
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StageError(
             f"torch.load(weights_only=True) cannot read {shown}: {first}",
             "save a plain state dict: torch.save(model.state_dict(), FILE)",
         ) from error
-    expected = module.state_dict()
     state = _unwrapped(loaded, shown)
     if all(name.startswith(_PARALLEL_PREFIX) for name in state) and not any(
         name.startswith(_PARALLEL_PREFIX) for name in expected

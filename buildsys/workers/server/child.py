@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
+from buildsys.system.memory_limit import OUT_OF_MEMORY
 from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message, encode, error_to_json
@@ -38,13 +39,6 @@ _LEFT_OUT = re.compile(rb"\n# \.\.\. (\d+) bytes of this log")
 _LONGEST_MESSAGE = 2000  # characters in results and on the console
 _LONGEST_HINT = 20_000  # it may list remedies with YAML to copy
 _STATUSES = ("passed", "failed", "unavailable")
-# how libraries report exhausted memory without raising MemoryError
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "out of memory",
-    "bad_alloc",
-    "Failed to allocate memory",
-)
 
 
 def fork_child(work: Callable[[], NoReturn]) -> int:
@@ -205,7 +199,7 @@ def _as_expected(error: BaseException, job: Job, log_file: Path) -> BuildsysErro
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     line = _shortened((summary.splitlines() or [""])[0])
     hint = f"full log: {job.display_path(log_file)}"
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
     if isinstance(error, SystemExit):
         return StageError(f"{job.target} was ended by sys.exit: {_shortened(str(error))}", hint)

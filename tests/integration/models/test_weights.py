@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import resource
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch import nn
 from torchvision import models
 
 from buildsys.errors import StageError
+from buildsys.models import torch_sources
 from buildsys.models.random_weights import (
     SkipInitialization,
     draw_parameters,
@@ -278,6 +282,46 @@ def test_a_file_of_another_network_is_an_error(
         loaded(tmp_path, state)
     assert message in str(error.value)
     assert not (tmp_path / "trapped").exists()
+
+
+def deflated(path: Path, **records: bytes) -> None:
+    """Save a small state dict in a compressed archive, with other records."""
+    content = io.BytesIO()
+    torch.save(linear_state(), content)
+    with zipfile.ZipFile(content) as saved, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in saved.namelist():
+            _, _, record = name.partition("/")
+            new.writestr(name, records.get(record, saved.read(name)))
+
+
+HUGE_MEMO = b"\x80\x02}r\x00\x00\x00\x08."  # LONG_BINPUT 0x08000000
+HUGE_BYTES = b"\x80\x02\x8e\xff\xff\xff\xff\x0f\x00\x00\x00."  # BINBYTES8 of 64 GB
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {"byteorder": bytes(256 << 20)},
+        {"data/0": bytes(256 << 20)},
+        {"version": bytes(256 << 20)},
+        {"data.pkl": HUGE_MEMO},
+        {"data.pkl": HUGE_BYTES},
+        {"data.pkl": b"\x80\x02" + b"(" * 100_000 + b"."},
+    ],
+    ids=["byte order", "tensor", "version", "memo", "bytes", "marks"],
+)
+def test_a_file_that_expands_in_memory_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: dict[str, bytes]
+) -> None:
+    deflated(tmp_path / "w.pth", **records)
+    monkeypatch.setattr(torch_sources, "_LOADING_BYTES", 64 << 20)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(StageError, match=r"w\.pth") as error:
+        loaded(tmp_path, None)
+    assert "\n" not in str(error.value)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 128 << 10
 
 
 def test_a_torchvision_model_loads_a_file(tmp_path: Path) -> None:
