@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from buildsys.execution.executor import Executor, Outcome
     from buildsys.execution.freshness import Explanation
     from buildsys.manifest.project import Project
+    from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.client.pool import WorkerPool
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
@@ -91,9 +92,11 @@ class Session:
         from buildsys.execution.build_cache import store_folder
         from buildsys.execution.executor import Executor
         from buildsys.store.object_store import Store
+        from buildsys.store.signatures import SigningKey
 
         project, cores, remote = self.project, len(os.sched_getaffinity(0)), None
         settings = project.shared_cache()
+        key_file, trust = project.signing()[0], self._trust
         if settings is not None:
             from buildsys.store.shared_cache import SharedCache
             from buildsys.store.state_db import warn_on_stderr
@@ -107,6 +110,8 @@ class Session:
             pool=self._pool,
             store=Store(store_folder(project.state)),
             remote=remote,
+            signing_key=SigningKey(key_file) if key_file else None,
+            trust=trust,
             timing_caches=project.timing_caches(),
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
@@ -320,11 +325,18 @@ class Session:
         from buildsys.execution.freshness import explain, read_only_checker
 
         project = self.project
-        checker = read_only_checker(project.root, project.build, project.state)
+        checker = read_only_checker(project.root, project.build, project.state, self._trust)
         with no_garbage_collection():
             needed = self.in_order(self.needed(targets))
             after = {target: self.actions[target].after for target in needed}
             return explain((checker.examine(self.actions[target]) for target in needed), after)
+
+    @cached_property
+    def _trust(self) -> TrustPolicy:
+        from buildsys.store.signatures import TrustPolicy
+
+        _, trusted, unsigned = self.project.signing()
+        return TrustPolicy(trusted, unsigned)
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the result file of a target, {} if unreadable.

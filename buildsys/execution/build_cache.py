@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
 from buildsys.execution.action_key import ActionKey
-from buildsys.plan.action import Action
+from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
+from buildsys.store.record_file import shown
+from buildsys.store.signatures import BUILT_HERE, MISMATCH, NO_POLICY, WARN, SigningKey, TrustPolicy
 
 if TYPE_CHECKING:
     from buildsys.store.shared_cache import SharedCache
@@ -33,28 +36,38 @@ class BuildCache:
         ledger: Ledger,
         remote: SharedCache | None,
         notify: Callable[[str], None],
+        *,
+        signing_key: SigningKey | None = None,
+        trust: TrustPolicy = NO_POLICY,
     ) -> None:
         self._build = build
         self._store = store
         self._ledger = ledger
         self._remote = remote
         self._notify = notify
+        self._signing_key = signing_key
+        self._trust = trust
         self._warned: set[str] = set()
 
     def find(self, action: Action, key: ActionKey) -> ActionRecord | None:
         """Return a record with this key and complete outputs."""
-        for look_up in (self._ledger.lookup, self._stored):
+        # the ledger does not know where a record came from
+        known = (self._stored,) if self._trust.is_active else (self._ledger.lookup, self._stored)
+        for look_up in known:
             found = look_up(action.target, key.digest)
             if (
                 found is not None
                 and self._is_valid(found, action, key)
                 and all(map(self._store.holds, found.files.values()))
+                and self._is_trusted(found)
             ):
                 return found
         if self._remote is None or action.measures:  # figures of other machines are not ours
             return None
         found = self._remote.read_action(action.target, key.digest)
-        if found is None or not self._is_valid(found, action, key):
+        if found is None or not self._is_valid(found, action, key, shared=True):
+            return None
+        if not self._is_trusted(found):
             return None
         with self._tolerant(), self._store.lock(shared=True):
             if self._remote.fetch(found.files.values(), self._store):
@@ -64,12 +77,11 @@ class BuildCache:
 
     def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
         """Copy outputs into an empty folder, False if one is damaged."""
-        jobs = []
-        for name, file in names.items():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            jobs.append(partial(self._store.fetch, file, tree / name))
+        jobs = [partial(self._store.fetch, file, tree / name) for name, file in names.items()]
         many = sum(file.size for file in names.values()) >= THREADS_FROM_BYTES
         try:
+            for name in names:
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
             run_all(jobs, in_threads=many)
         except DamagedError as error:
             self._warn("damaged", f"{error}; {record.target} is rebuilt")
@@ -92,7 +104,37 @@ class BuildCache:
             if all(kept):  # otherwise overwritten meanwhile, as the next build will notice
                 self._store.write_action(record)
                 if share and self._remote is not None:
-                    self._remote.push(record, self._store)
+                    declared = {ref.path for ref in action.outputs.values()}
+                    outputs = {n: file for n, file in record.outputs.items() if n in declared}
+                    self._share(replace(record, outputs=outputs))
+
+    def signer(self, record: ActionRecord) -> str:
+        """Return the public key that signed a record, "" without a verified signature."""
+        if not record.origin:
+            return BUILT_HERE
+        trusted = self._trust.is_active and not self._trust.problem(record)
+        return record.signature["key"] if trusted and record.signature else ""
+
+    def _share(self, record: ActionRecord) -> None:
+        assert self._remote is not None
+        if self._signing_key is not None and self._remote.is_writable:
+            try:
+                record = replace(record, signature=self._signing_key.sign(record))
+            except StageError as error:
+                self._warn("signing", f"cannot sign results: {error}; nothing is shared")
+                return
+        self._remote.push(record, self._store)
+
+    def _is_trusted(self, found: ActionRecord) -> bool:
+        if not found.origin or not self._trust.is_active:
+            return True
+        problem = self._trust.problem(found)
+        if not problem:
+            return True
+        used = self._trust.unsigned == WARN and problem != MISMATCH
+        text = f"the shared record of {found.target} {problem}"
+        self._warn(f"trust {found.target}", f"{text}; {'used anyway' if used else 'ignored'}")
+        return used
 
     def _stored(self, target: str, key: str) -> ActionRecord | None:
         try:
@@ -101,19 +143,30 @@ class BuildCache:
             self._warn("record", str(error))
             return None
 
-    def _is_valid(self, found: ActionRecord, action: Action, key: ActionKey) -> bool:
-        """Return True if a record matches the key and the target's folders."""
-        folders = {PurePosixPath(ref.path).parent for ref in action.outputs.values()}
+    def _is_valid(
+        self, found: ActionRecord, action: Action, key: ActionKey, *, shared: bool = False
+    ) -> bool:
+        """Return True if a record matches the key and the target's outputs.
+
+        A local record may name more files in the target's folders, a ``shared`` one may not: the
+        folders may also hold files of other targets.
+        """
+        declared = {ref.path for ref in action.outputs.values()}
+        folders = {PurePosixPath(name).parent for name in declared}
         record = f"a stored record of {action.target}"
-        for name in found.outputs:
+        for name in found.outputs.keys() - declared:
             path = PurePosixPath(name)
             inside = any(folder in path.parents for folder in folders)
-            if not inside or path.is_absolute() or ".." in path.parts:
-                self._warn("strange", f"{record} names {name}, not one of its files; ignored")
+            if shared or not inside or path.is_absolute() or ".." in path.parts:
+                self._warn(
+                    "strange", f"{record} names {shown(name)}, not one of its files; ignored"
+                )
                 return False
-        declared = all(ref.path in found.outputs for ref in action.outputs.values())
-        if found.parts != key.parts or not declared:
+        if found.parts != key.parts or not declared <= found.outputs.keys():
             self._warn("parts", f"{record} does not match its key; ignored")
+            return False
+        if missing := missing_outputs(action, found.status, found.outputs):
+            self._warn("incomplete", f"{record} is without {missing[0]}; ignored")
             return False
         return found.status in (PASSED, UNAVAILABLE)
 
@@ -142,7 +195,11 @@ def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) 
         found = found or store.read_action(target, key.digest, read_only=True)
     except StageError:
         return False
-    return found is not None and all(map(store.holds, found.files.values()))
+    return (
+        found is not None
+        and not missing_outputs(action, found.status, found.outputs)
+        and all(map(store.holds, found.files.values()))
+    )
 
 
 def store_folder(state: Path) -> Path:

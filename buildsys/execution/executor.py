@@ -16,13 +16,21 @@ from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import RESULT, Action, FileRef, missing_outputs
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
+from buildsys.store.signatures import (
+    BUILT_HERE,
+    NO_POLICY,
+    RestoredSigners,
+    SigningKey,
+    TrustPolicy,
+    key_name,
+)
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.devices import gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from buildsys.workers.client.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
-_RESULT = "result"  # the role that every action has
 _ATTEMPTS = 2  # if an input is written while the stage runs
 
 
@@ -67,6 +74,8 @@ class Executor:
         pool: WorkerPool,
         store: Store,
         remote: SharedCache | None = None,
+        signing_key: SigningKey | None = None,
+        trust: TrustPolicy = NO_POLICY,
         timing_caches: Path | None = None,
         threads: int = 0,
         on_event: Callable[[str, Event], None] = lambda *_: None,
@@ -86,9 +95,12 @@ class Executor:
         self._locks = Locks(state / "locks")
         self._background = Background()
         self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
-        self._cache = BuildCache(build, store, self.ledger, remote, notify)
+        self._cache = BuildCache(
+            build, store, self.ledger, remote, notify, signing_key=signing_key, trust=trust
+        )
+        self._signers = RestoredSigners(self._db)
         self._keys = KeyBuilder(project_root, build, self._digests, self._db)
-        self._checker = FreshnessChecker(build, self._keys, self._db, self._digests)
+        self._checker = FreshnessChecker(build, self._keys, self._db, self._digests, trust=trust)
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
     def is_fresh(self, target: str) -> bool:
@@ -164,7 +176,7 @@ class Executor:
                     (tree / name).parent.mkdir(parents=True, exist_ok=True)
                     (tree / name).write_bytes(content)
                 sealed = self._publisher.digest_outputs(tree)
-                self._publisher.publish(target, tree, sealed, last=action.outputs[_RESULT].path)
+                self._publisher.publish(target, tree, sealed, last=action.outputs[RESULT].path)
             self.ledger.add_run(run, sealed)
 
     def stop(self) -> None:
@@ -185,7 +197,7 @@ class Executor:
         record = self._cache.find(action, key)
         if record is None or (record.status == ledger.UNAVAILABLE and is_required(action)):
             return None
-        wanted = record.files
+        wanted, signer = record.files, self._cache.signer(record)
         present = self._digests.digests(str(self._build / name) for name in wanted)
         self._publisher.remove_abandoned()
         fetched = {}
@@ -201,14 +213,16 @@ class Executor:
                 action.target,
                 tree,
                 self._publisher.digest_outputs(tree, digests),
-                last=action.outputs[_RESULT].path,
+                last=action.outputs[RESULT].path,
                 kept=wanted,
                 optional=record.outputs,
                 restored=True,
             )
         with suppress(OSError):  # the outputs are complete without a log
-            text = f"# {action.target} was restored from the store; built {record.started}\n"
-            self._log(action).write_text(text, encoding="utf-8")
+            text = f"# {action.target} was restored from the store; built {record.started}"
+            text += f"; signed by {key_name(signer)}" if signer not in ("", BUILT_HERE) else ""
+            self._log(action).write_text(f"{text}\n", encoding="utf-8")
+        self._signers.add(record, signer)
         self.ledger.add(record, restored=True, why=why)
         return record
 
@@ -271,7 +285,7 @@ class Executor:
         try:
             return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
         except (CheckFailed, Unavailable) as error:
-            if not outputs[_RESULT].exists():
+            if not outputs[RESULT].exists():
                 raise
             from buildsys.workers.client.pool import JobReply
 
@@ -286,12 +300,11 @@ class Executor:
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
     ) -> Outcome:
-        target, status, main = action.target, reply.status, action.outputs[_RESULT].path
+        target, status, main = action.target, reply.status, action.outputs[RESULT].path
         declared = dict.fromkeys(ref.path for ref in action.outputs.values())
-        for role, ref in action.outputs.items():
-            needed = role == _RESULT or (status == ledger.PASSED and not ref.optional)
-            if needed and not (tree / ref.path).is_file():
-                raise StageError(f"the stage {action.stage} did not write {ref.path} for {target}")
+        written = {name: True for name in declared if (tree / name).is_file()}
+        if missing := missing_outputs(action, status, written):
+            raise StageError(f"the stage {action.stage} did not write {missing[0]} for {target}")
         if status == ledger.FAILED:  # nobody must mistake what failed its check for a good output
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)
@@ -317,6 +330,7 @@ class Executor:
             figures=ledger.summary(reply.figures),
             log=self._shown(self._log(action)),
         )
+        self._signers.add(record, BUILT_HERE)
         self.ledger.add(record, why=why)
         self._background.submit(partial(self._cache.keep, action, record))
         if status == ledger.UNAVAILABLE and is_required(action):
@@ -324,7 +338,7 @@ class Executor:
         return _outcome(record)
 
     def _log(self, action: Action) -> Path:
-        return (self._build / action.outputs[_RESULT].path).with_suffix(".log")
+        return (self._build / action.outputs[RESULT].path).with_suffix(".log")
 
     def _shown(self, path: Path) -> str:
         return str(path.relative_to(self._project) if path.is_relative_to(self._project) else path)

@@ -14,16 +14,18 @@ from buildsys.execution import stale_reasons as kinds
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.build_cache import is_restorable, store_folder
 from buildsys.execution.stale_reasons import Reason, part_reasons
-from buildsys.plan.action import Action
+from buildsys.plan.action import Action, missing_outputs
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import HistoryEntry, Ledger, Outputs
 from buildsys.store.object_store import Store
+from buildsys.store.signatures import NO_POLICY, RestoredSigners, TrustPolicy
 from buildsys.store.state_db import StateDb
 
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
+_RESULTS = (ledger.PASSED, ledger.UNAVAILABLE)
 _SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED)
 
 
@@ -41,6 +43,7 @@ class Freshness:
     failed_with_this_key: bool = False
     unavailable: str | None = None  # why it cannot run here; of stale targets, only if required
     unreadable: str = ""  # error for a file that cannot be read
+    untrusted: bool = False  # restored from a shared cache without a trusted signature
     last: HistoryEntry | None = None
     expected_s: float | None = None  # usual time of a run
     restorable: bool = False  # the store has the outputs of this key
@@ -57,6 +60,8 @@ class Freshness:
             return tuple(reasons or [Reason(self.no_record)])
         reasons += part_reasons(self.recorded, self.key.parts if self.key else {})
         reasons += [Reason(kind, path) for kind, path in self.outputs]
+        if self.untrusted:
+            reasons.append(Reason(kinds.UNTRUSTED))
         if not reasons and self.unavailable is not None:
             reasons.append(Reason(kinds.UNAVAILABLE, self.unavailable))
         return tuple(reasons or [Reason(kinds.OTHER_KEYS)])
@@ -106,7 +111,8 @@ def explain(
 class FreshnessChecker:
     """Checker of targets against their records and outputs.
 
-    With a ``store``, it also finds out if the outputs of a stale target could be restored.
+    With a ``store``, it also finds out if the outputs of a stale target could be restored. Outputs
+    restored from a shared cache count only if ``trust`` allows it.
     """
 
     def __init__(
@@ -116,12 +122,15 @@ class FreshnessChecker:
         db: StateDb,
         digests: DigestCache,
         store: Store | None = None,
+        trust: TrustPolicy = NO_POLICY,
     ) -> None:
         self._build = build
         self._keys = keys
         self._digests = digests
         self._ledger = Ledger(db)
         self._store = store
+        self.trust = trust
+        self._signers = RestoredSigners(db)
 
     def up_to_date_key(self, action: Action) -> str | None:
         """Return the key digest of a target, None if it is stale.
@@ -202,6 +211,7 @@ class FreshnessChecker:
             recorded=latest.parts,
             outputs=() if removed else tuple(self._output_changes(latest.outputs)),
             unavailable=latest.reason if unavailable else None,
+            untrusted=not self._signers.are_trusted(action.target, key.digest, self.trust),
         )
 
     def _in_store(self, action: Action, key: ActionKey) -> bool:
@@ -220,7 +230,11 @@ class FreshnessChecker:
         if status == ledger.UNAVAILABLE and is_required(action):
             return None
         declared = all(ref.path in outputs for ref in action.outputs.values())
-        return status if declared and not any(self._output_changes(outputs)) else None
+        if status not in _RESULTS or not declared or missing_outputs(action, status, outputs):
+            return None
+        if not self._signers.are_trusted(action.target, key.digest, self.trust):
+            return None
+        return None if any(self._output_changes(outputs)) else status
 
     def _output_changes(self, outputs: Outputs) -> Iterator[tuple[str, str]]:
         paths = {name: f"{self._build}/{name}" for name in outputs}
@@ -236,14 +250,16 @@ class FreshnessChecker:
                 yield kinds.OUTPUT_EDITED, name
 
 
-def read_only_checker(project: Path, build: Path, state: Path) -> FreshnessChecker:
+def read_only_checker(
+    project: Path, build: Path, state: Path, trust: TrustPolicy = NO_POLICY
+) -> FreshnessChecker:
     """Return a checker for queries: it neither creates nor writes the state."""
     from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run
 
     db = ReadOnlyStateDb(state / "state.db")
     digests = DigestCache(db)
     keys = KeyBuilder(project, build, digests, db)
-    return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)))
+    return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)), trust)
 
 
 def is_required(action: Action) -> bool:

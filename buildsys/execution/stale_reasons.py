@@ -17,6 +17,7 @@ NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"
 FAILED, UNAVAILABLE, UNREADABLE = "failed", "unavailable", "unreadable"
 ASKED_FOR, UPSTREAM = "asked-for", "upstream"
+UNTRUSTED = "untrusted"
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
 _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
@@ -33,6 +34,7 @@ TEXTS = {
     FAILED: "last run failed: {subject}",
     UNAVAILABLE: "required, but unavailable: {subject}",
     UNREADABLE: "{subject}",
+    UNTRUSTED: "restored from a shared cache without a trusted signature",
     ASKED_FOR: "asked for",
     UPSTREAM: "upstream: {subject} {new}",
     OUTPUT_MISSING: "output missing: {subject}",

@@ -68,13 +68,14 @@ class UpToDateModels:
         self._db = db
         self._keys = keys
         self._checker = checker
+        self._trust = repr(checker.trust)
 
     def find(self, models: Mapping[str, str]) -> dict[str, Statuses]:
         """Return the targets of unchanged models among ``models`` (name -> resolved manifest).
 
         Raises: StageError: the state or a source cannot be read.
         """
-        now = _Moment(self._build, self._keys)
+        now = _Moment(self._build, self._keys, self._trust)
         records: dict[str, list[Row]] = {}
         for model, *record in self._rows(_RECORDS, " WHERE kept.model", models):
             records.setdefault(model, []).append(tuple(record))
@@ -100,7 +101,7 @@ class UpToDateModels:
         changed meanwhile are left out. The others are kept for ``find``.
         Raises: StageError: the state or a source cannot be read.
         """
-        begun_ns, before = time.time_ns(), _Moment(self._build, self._keys)
+        begun_ns, before = time.time_ns(), _Moment(self._build, self._keys, self._trust)
         planned = []
         for name, (_, actions) in models.items():
             environments = "\n".join(sorted({environment_of(action) for action in actions}))
@@ -108,7 +109,7 @@ class UpToDateModels:
             files = sorted({ref.path for ref in refs})
             planned.append((name, environments, files, before.state(environments, files)))
         checked = {name: self._check(model.actions) for name, model in models.items()}
-        now = _Moment(self._build, self._keys)
+        now = _Moment(self._build, self._keys, self._trust)
         found: dict[str, Statuses] = {}
         statements: list[Statement] = []
         for name, environments, files, seen in planned:
@@ -164,14 +165,14 @@ class _State(NamedTuple):
 class _Moment:
     """The state of the machine at one moment, shared by all models."""
 
-    def __init__(self, build: str, keys: KeyBuilder) -> None:
+    def __init__(self, build: str, keys: KeyBuilder, trust: str) -> None:
         self._build = build
         self._keys = keys
         self._known: dict[str, str] = {}  # environment -> digest
         code = {path: stamp(path) for path in sorted(own_code())}
         self._newest_ns = max(max(found[0], found[1]) for found in code.values() if found)
         # the boot of the machine and the state common to all models
-        self.valid_in = f"{boot_id()} {_digest((code, is_strict()))}"
+        self.valid_in = f"{boot_id()} {_digest((code, is_strict(), trust))}"
 
     def state(self, environments: str, files: Iterable[str]) -> _State:
         """Return the state of a model's environments and files."""

@@ -72,6 +72,13 @@ class Project:
             cache["timeout_s"] = parse_duration(settings["timeout"])
         return cache
 
+    def signing(self) -> tuple[Path | None, tuple[str, ...], str]:
+        """Return the signing key, the trusted keys, and the treatment of unsigned records."""
+        settings = self._setting("cache") or {}
+        file = settings.get("signing_key")
+        key = self.root / Path(str(file)).expanduser() if file else None
+        return key, tuple(settings.get("trusted_keys", ())), settings.get("unsigned", "refuse")
+
     def timing_caches(self) -> Path:
         """Return the folder of TensorRT's timing caches.
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+RESULT = "result"  # the role that every action has
+
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
@@ -63,3 +65,16 @@ class Action:
     def runs_in(self) -> ToolchainRef | None:
         """The toolchain of the stage's interpreter, None for our own."""
         return None if self.peer_tools else self.toolchain
+
+
+def missing_outputs(action: Action, status: str, outputs: Mapping[str, object]) -> list[str]:
+    """Return the required outputs that are absent or None in ``outputs``.
+
+    The result file is always required, and after a pass every output that is not optional.
+    """
+    return [
+        ref.path
+        for role, ref in action.outputs.items()
+        if (role == RESULT or (status == "passed" and not ref.optional))
+        and outputs.get(ref.path) is None
+    ]

@@ -62,6 +62,8 @@ class ActionRecord:
     hint: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
+    origin: str = ""  # "shared" if it came from a shared cache
+    signature: Mapping[str, str] | None = None  # of the machine that shared it
 
     @property
     def files(self) -> dict[str, OutputFile]:

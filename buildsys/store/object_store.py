@@ -14,35 +14,25 @@ store.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord, OutputFile
+from buildsys.store.record_file import RecordError, decode_record, encode_record
 from buildsys.system.file_locks import locked
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written
 _CHUNK_BYTES = 4 << 20
-_RECORD_SCHEMA = 1
 
 
 class DamagedError(StageError):
     """A damaged file in the store, now in quarantine."""
-
-
-class RecordError(Exception):
-    """An unusable record; a ``newer`` one needs a newer buildsys."""
-
-    def __init__(self, problem: str, *, newer: bool = False) -> None:
-        super().__init__(problem)
-        self.newer = newer
 
 
 class StoreWriteError(Exception):
@@ -253,54 +243,3 @@ def object_name(digest: str) -> str:
 def action_name(key: str) -> str:
     """Return the path of an action record within a store."""
     return f"actions/{key[:2]}/{key}.json"
-
-
-def encode_record(record: ActionRecord) -> bytes:
-    """Return a record as the bytes of a file."""
-    content = {"schema": _RECORD_SCHEMA, **asdict(record)}
-    body = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
-    return _checksum(body) + b"\n" + body + b"\n"
-
-
-def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
-    """Return the record in a file; an empty ``target`` accepts any.
-
-    Raises: RecordError: it is truncated, edited, of another target or key, or of a newer buildsys.
-    """
-    checksum, _, body = content.rstrip(b"\n").partition(b"\n")
-    if checksum != _checksum(body):
-        raise RecordError("is truncated or edited: its checksum does not match")
-    try:
-        stored = json.loads(body)
-        if stored.pop("schema") > _RECORD_SCHEMA:
-            raise RecordError("was written by a newer buildsys", newer=True)
-        outputs = {
-            path: None if file is None else OutputFile(*file)
-            for path, file in stored.pop("outputs").items()
-        }
-        record = ActionRecord(outputs=outputs, **stored)
-        for path in record.outputs:
-            # os.fsencode raises a ValueError for what no file system can hold
-            if "\0" in path or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
-                raise ValueError(f"{path!a} cannot be the name of an output")
-        for digest, size in record.files.values():
-            is_digest = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
-            if not (is_digest and isinstance(size, int)):
-                raise ValueError(f"{digest!r} is not a digest")
-        texts = [record.target, record.key, record.status, record.started, record.reason]
-        texts += [record.hint, record.log, *record.parts.keys(), *record.parts.values()]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a text is expected")
-        if not (isinstance(record.seconds, (int, float)) and isinstance(record.figures, dict)):
-            raise ValueError("seconds or figures are invalid")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise RecordError(f"is not an action record: {type(error).__name__}: {error}") from error
-    if record.key != key or target not in ("", record.target):
-        raise RecordError(f"is the record of {record.target} under another key")
-    return record
-
-
-def _checksum(body: bytes) -> bytes:
-    from blake3 import blake3  # not on the path of a run without work
-
-    return blake3(body).hexdigest().encode()

@@ -6,27 +6,27 @@ time-out is not used for the rest of the run: it costs that time and one warning
 
 from __future__ import annotations
 
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from buildsys.store.ledger import ActionRecord, OutputFile
-from buildsys.store.object_store import (
+from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
+from buildsys.store.object_store import Store, StoreWriteError, action_name, object_name
+from buildsys.store.record_file import (
+    MAX_SHARED_BYTES,
     RecordError,
-    Store,
-    StoreWriteError,
-    action_name,
     decode_record,
     encode_record,
-    object_name,
 )
 from buildsys.system.urls import mask_secrets, mask_text
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
+SHARED = "shared"  # the origin of records read here
 _CHUNK_BYTES = 1 << 20
-_MAX_RECORD_BYTES = 64 << 20  # far more than any record
 # these show a file while it is written, so it needs a temporary name
 _NEED_RENAME = ("file", "local", "sftp", "ssh")
 T = TypeVar("T")
@@ -57,38 +57,62 @@ class SharedCache:
         self._off = False
         self._damaged: set[str] = set()  # objects to be replaced by the next push
 
+    @property
+    def is_writable(self) -> bool:
+        """True if results of this machine are added."""
+        return self._mode == READ_WRITE and not self._off
+
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None if none is usable."""
         path = action_name(key)
 
-        def read(place: _Connection, _: threading.Event) -> bytes:
-            with place.open(path, "rb") as file:
-                return bytes(file.read(_MAX_RECORD_BYTES))  # without the rest it is refused
+        def read(place: _Connection, timed_out: threading.Event) -> bytes | RecordError:
+            size = place.size(path)
+            if size is None or size <= MAX_SHARED_BYTES:
+                with place.open_to_read(path, size) as file:
+                    found = b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
+                if len(found) <= MAX_SHARED_BYTES:
+                    return found
+            return RecordError(f"is larger than {MAX_SHARED_BYTES >> 20} MiB")
 
         content = self._within(read, f"look up {target}")
         if content is None:
             return None
         try:
-            return decode_record(content, target, key)
+            if isinstance(content, RecordError):
+                raise content
+            record = decode_record(content, target, key)
+            if record.status != PASSED:  # nothing else is ever shared
+                raise RecordError(f"has the status {record.status}")
         except RecordError as error:
             self._notify_ignored(path, str(error))
             return None
+        return replace(record, origin=SHARED)
 
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
         """Copy objects into the store; return False unless all are valid.
 
+        No more is read than the recorded sizes.
         Raises: OSError: the store cannot be written.
         """
-        missing = [file for file in files if not store.holds(file)]
+        missing = {file.digest: file for file in files if not store.holds(file)}.values()
+        needed, free = sum(file.size for file in missing), shutil.disk_usage(store.folder).free
+        if needed > free:
+            problem = f"holds outputs of {needed >> 20} MiB, and {store.folder} has room for"
+            self._notify(f"{self._name} {problem} {free >> 20} MiB; ignored")
+            return False
 
         def fetch_all(place: _Connection, timed_out: threading.Event) -> bool | OSError:
             for file in missing:
                 name = object_name(file.digest)
-                with place.open(name, "rb") as reader:
-                    try:
-                        matches = store.add(file, _chunks(reader, timed_out))
-                    except StoreWriteError as error:
-                        return error.cause
+                size = place.size(name)
+                matches = size in (None, file.size)
+                if matches:
+                    with place.open_to_read(name, file.size) as reader:
+                        try:
+                            matches = store.add(file, _chunks(reader, timed_out, file.size))
+                        except StoreWriteError as error:
+                            return error.cause
                 if not matches:
                     self._damaged.add(file.digest)
                     self._notify_ignored(name, "does not match its digest")
@@ -102,16 +126,19 @@ class SharedCache:
 
     def push(self, record: ActionRecord, store: Store) -> None:
         """Add a record, after its missing objects."""
-        if self._mode != READ_WRITE or self._off:
+        if not self.is_writable:
+            return
+        content = encode_record(record)
+        if len(content) > MAX_SHARED_BYTES:  # nobody would read it
             return
 
         def push_all(place: _Connection, timed_out: threading.Event) -> None:
             for file in record.files.values():
                 name = object_name(file.digest)
-                if file.digest in self._damaged or place.size(name) != file.size:
+                if file.digest in self._damaged or not place.has(name, file.size):
                     with store.object_path(file.digest).open("rb") as reader:
-                        place.write(name, _chunks(reader, timed_out))
-            place.write(action_name(record.key), iter([encode_record(record)]))
+                        place.write(name, _chunks(reader, timed_out, file.size))
+            place.write(action_name(record.key), iter([content]))
 
         self._within(push_all, f"share {record.target}")
 
@@ -176,20 +203,26 @@ class _Connection(NamedTuple):
     system: Any  # an fsspec file system, none of which has type information
     root: str
 
-    def open(self, path: str, mode: str) -> Any:
-        file = self.system.open(f"{self.root}/{path}", mode)
+    def open_to_read(self, path: str, size: int | None) -> Any:
+        file = self.system.open(f"{self.root}/{path}", "rb")
         # else SFTP waits for an answer every 32 KiB
-        if "w" in mode and hasattr(file, "set_pipelined"):
-            file.set_pipelined(True)
-        if mode == "rb" and hasattr(file, "prefetch"):
-            file.prefetch(self.size(path))
+        if size is not None and hasattr(file, "prefetch"):
+            file.prefetch(size)
         return file
 
     def size(self, path: str) -> int | None:
+        """Return a file's size, None if its place does not know it.
+
+        Raises: FileNotFoundError: it does not exist.
+        """
+        found = self.system.info(f"{self.root}/{path}").get("size")
+        return None if found is None else int(found)
+
+    def has(self, path: str, size: int) -> bool:
         try:
-            return int(self.system.info(f"{self.root}/{path}")["size"])
+            return self.size(path) == size
         except FileNotFoundError:
-            return None
+            return False
 
     def write(self, path: str, chunks: Iterator[bytes]) -> None:
         """Write a file atomically."""
@@ -199,7 +232,9 @@ class _Connection(NamedTuple):
         names = {protocols} if isinstance(protocols, str) else set(protocols)
         rename = not names.isdisjoint(_NEED_RENAME)
         part = f"{path}.{uuid.uuid4().hex}.part" if rename else path
-        with self.open(part, "wb") as writer:
+        with self.system.open(f"{self.root}/{part}", "wb") as writer:
+            if hasattr(writer, "set_pipelined"):  # else SFTP waits for an answer every 32 KiB
+                writer.set_pipelined(True)
             for chunk in chunks:
                 writer.write(chunk)
         if not rename:
@@ -215,8 +250,10 @@ class _Connection(NamedTuple):
                 raise
 
 
-def _chunks(reader: Any, timed_out: threading.Event) -> Iterator[bytes]:
-    while chunk := reader.read(_CHUNK_BYTES):
+def _chunks(reader: Any, timed_out: threading.Event, limit: int) -> Iterator[bytes]:
+    """Yield at most ``limit`` bytes of a stream."""
+    while limit > 0 and (chunk := reader.read(min(_CHUNK_BYTES, limit))):
         if timed_out.is_set():
             raise InterruptedError("timed out")
+        limit -= len(chunk)
         yield chunk

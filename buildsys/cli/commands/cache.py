@@ -20,6 +20,7 @@ from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
 from buildsys.store.ledger import ActionRecord, Ledger
 from buildsys.store.object_store import Store
+from buildsys.store.signatures import generate_key
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.store.timing_caches import damaged, set_aside
 
@@ -32,11 +33,12 @@ class Cache(ProjectCommand):
     """Show, verify or shrink the store."""
 
     doc_purpose = "show, verify or shrink the store of earlier builds"
-    doc_usage = "[show | verify | gc]"
+    doc_usage = "[show | verify | gc | keygen FILE]"
     doc_description = (
         "show    size of the store by stage (the default)\n"
         "verify  read everything; damaged files go into quarantine (exit code 1)\n"
-        "gc      remove what the manifests do not reach, or only what is too old or too large"
+        "gc      remove what the manifests do not reach, or only what is too old or too large\n"
+        "keygen  write a new key that signs shared results to FILE, and print its public key"
     )
     options = (
         JSON,
@@ -50,15 +52,33 @@ class Cache(ProjectCommand):
         """Run the subcommand; return 1 if verify found damage."""
         commands = {"show": _show, "verify": _verify, "gc": _collect}
         name = names[0] if names else "show"
+        if name == "keygen":
+            return _generate_key(names[1:], options)
         if name not in commands or len(names) > 1:
             hint = "run `doit help cache` for their options"
-            raise UsageError("cache takes one of show, verify, gc", hint)
+            raise UsageError("cache takes one of show, verify, gc, keygen", hint)
         store, project = Store(store_folder(root / STATE_FOLDER)), empty_project(root)
         timing_caches = project.timing_caches()
         document, lines = commands[name](project, store, timing_caches, options)
         document = {"schema": SCHEMA, "folder": str(store.folder), **document}
         print_answer(options, document, lines)
         return _DAMAGED if document.get("damaged") else 0
+
+
+def _generate_key(names: Sequence[str], options: Options) -> int:
+    if len(names) != 1:
+        raise UsageError("cache keygen takes the name of a new file")
+    public = generate_key(Path(names[0]))
+    document = {"schema": SCHEMA, "file": names[0], "public_key": public}
+    lines = [
+        f"{names[0]}: a private key; keep it secret, and out of the repository",
+        "in configs/project.yaml, of machines that share results:",
+        f"  cache: {{signing_key: {names[0]}}}",
+        "of those that use them:",
+        f"  cache: {{trusted_keys: ['{public}']}}",
+    ]
+    print_answer(options, document, lines)
+    return 0
 
 
 Answer = tuple[Mapping[str, Any], Sequence[str]]

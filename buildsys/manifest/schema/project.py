@@ -21,6 +21,15 @@ class CacheSpec(Spec):
     timeout: Seconds = Field(
         30.0, gt=0, description="Time per target before the run continues without the cache."
     )
+    signing_key: str | None = Field(
+        None, min_length=1, description="PEM file of the ed25519 key that signs shared results."
+    )
+    trusted_keys: list[Annotated[str, Field(pattern=r"^ed25519:[A-Za-z0-9+/]{43}=$")]] = Field(
+        [], description="Public keys whose results are used; empty means all results."
+    )
+    unsigned: Literal["refuse", "warn", "accept"] = Field(
+        "refuse", description="Treatment of results without a trusted signature."
+    )
 
 
 class ToolchainSpec(Spec):

@@ -6,70 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny_project import BENCH, ENGINE, EXPORT, REPORT, InlinePool, make_executor
+from checkouts import Checkout, files, restored
+from tiny_project import BENCH, ENGINE, EXPORT, REPORT
 
-from buildsys.execution.executor import Executor, Outcome
-from buildsys.store.shared_cache import READ_ONLY, READ_WRITE, SharedCache
+from buildsys.store.shared_cache import READ_ONLY, SharedCache
 
 ALL = [EXPORT, ENGINE, BENCH, REPORT]
 SHARED = [EXPORT, ENGINE, REPORT]  # figures of another machine are not this one's
-
-
-@pytest.fixture(autouse=True)
-def machine_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(tmp_path / "machine"))
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    return tmp_path / "shared"
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function to make a checkout of the project."""
-
-    def make(name: str) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "net.py").write_text("width = 1\n")
-        return folder
-
-    return make
-
-
-class Checkout:
-    """An executor on one machine, with its warnings and events."""
-
-    def __init__(
-        self, root: Path, url: str | Path, mode: str = READ_WRITE, timeout_s: float = 10.0
-    ) -> None:
-        self.warnings: list[str] = []
-        self.events: list[Any] = []
-        self.executor: Executor
-        self.pool: InlinePool
-        self.executor, self.pool = make_executor(
-            root,
-            remote=SharedCache(str(url), self.warnings.append, mode=mode, timeout_s=timeout_s),
-            notify=self.warnings.append,
-            on_event=lambda target, event: self.events.append((target, event)),
-        )
-
-    def build(self, *targets: str) -> dict[str, Outcome]:
-        found = {target: self.executor.run(target) for target in targets or ALL}
-        self.executor.close()
-        return found
-
-
-def restored(outcomes: dict[str, Outcome]) -> list[str]:
-    return [target for target, outcome in outcomes.items() if outcome.restored]
-
-
-def files(root: Path) -> list[Path]:
-    return [path for path in root.rglob("*") if path.is_file()]
 
 
 def test_another_machine_reuses_a_build(clone: Callable[[str], Path], shared: Path) -> None:

@@ -338,7 +338,9 @@ def check_folders(project: Project) -> Iterator[Check]:
     remote = project.shared_cache()
     if remote is not None:
         remote["url"] = mask_secrets(remote["url"])
-        text = f"{remote['url']}, {remote['mode']}"
+        _, trusted, unsigned = project.signing()
+        signed = f", {plural(len(trusted), 'trusted key')}, unsigned: {unsigned}" if trusted else ""
+        text = f"{remote['url']}, {remote['mode']}{signed}"
         yield Check("folder", "shared cache", OK, text, facts=remote)
 
 

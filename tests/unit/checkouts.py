@@ -1,0 +1,48 @@
+"""Checkouts of the tiny project on several machines, with one shared cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tiny_project import ALL, InlinePool, make_executor
+
+from buildsys.execution.executor import Executor, Outcome
+from buildsys.store.shared_cache import READ_WRITE, SharedCache
+
+
+class Checkout:
+    """An executor on one machine, with its warnings and events."""
+
+    def __init__(
+        self,
+        root: Path,
+        url: str | Path,
+        mode: str = READ_WRITE,
+        timeout_s: float = 10.0,
+        **options: Any,
+    ) -> None:
+        self.warnings: list[str] = []
+        self.events: list[Any] = []
+        self.executor: Executor
+        self.pool: InlinePool
+        self.executor, self.pool = make_executor(
+            root,
+            remote=SharedCache(str(url), self.warnings.append, mode=mode, timeout_s=timeout_s),
+            notify=self.warnings.append,
+            on_event=lambda target, event: self.events.append((target, event)),
+            **options,
+        )
+
+    def build(self, *targets: str) -> dict[str, Outcome]:
+        found = {target: self.executor.run(target) for target in targets or ALL}
+        self.executor.close()
+        return found
+
+
+def restored(outcomes: dict[str, Outcome]) -> list[str]:
+    return [target for target, outcome in outcomes.items() if outcome.restored]
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
