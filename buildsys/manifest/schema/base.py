@@ -42,6 +42,7 @@ NODE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_.-]*::)?[A-Za-z_][A-Za-z0-9_]*$"
 AXIS_PATTERN = r"^-?[0-9]{1,2}$"
 OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
+PUBLIC_KEY_PATTERN = r"^ed25519:[A-Za-z0-9+/]{43}=$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
 PATTERN_WORDS = {  # the words of error messages
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
@@ -54,12 +55,14 @@ PATTERN_WORDS = {  # the words of error messages
     AXIS_PATTERN: "an axis number",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
+    PUBLIC_KEY_PATTERN: "a public key of `doit cache keygen`, ed25519: and 44 characters",
     VARIABLE_PATTERN: "the name of an environment variable such as LD_LIBRARY_PATH",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 TensorName = Annotated[str, Field(pattern=TENSOR_PATTERN, max_length=200)]
 DimName = Annotated[str, Field(pattern=WORD_PATTERN)]
 Callable = Annotated[str, Field(pattern=CALLABLE_PATTERN)]
+PublicKey = Annotated[str, Field(pattern=PUBLIC_KEY_PATTERN)]
 Digest = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 

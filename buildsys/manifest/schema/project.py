@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.schema.base import VARIABLE_PATTERN, Name, Seconds, Spec
+from buildsys.manifest.schema.base import VARIABLE_PATTERN, Name, PublicKey, Seconds, Spec
 
 
 class CacheSpec(Spec):
@@ -24,8 +24,8 @@ class CacheSpec(Spec):
     signing_key: str | None = Field(
         None, min_length=1, description="PEM file of the ed25519 key that signs shared results."
     )
-    trusted_keys: list[Annotated[str, Field(pattern=r"^ed25519:[A-Za-z0-9+/]{43}=$")]] = Field(
-        [], description="Public keys whose results are used; empty means all results."
+    trusted_keys: tuple[PublicKey, ...] = Field(
+        (), description="Public keys whose results are used; empty means all results."
     )
     unsigned: Literal["refuse", "warn", "accept"] = Field(
         "refuse", description="Treatment of results without a trusted signature."

@@ -66,4 +66,7 @@ def test_signed_results_of_another_machine_are_restored(
     reason = "restored from a shared cache without a trusted signature"
     assert reason in project.doit("explain", "export:lin").out
     settings.write_text(f"cache: {{{place}, trusted_keys: [abc]}}\n")
-    assert project.doit("list").code == 3
+    refused = project.doit("list")
+    assert refused.code == 3
+    assert "cache.trusted_keys.0: " in refused.err
+    assert "a public key of `doit cache keygen`" in refused.err
