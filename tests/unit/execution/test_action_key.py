@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from buildsys.execution.action_key import (
     content_parts,
     declared_parts,
     flatten_options,
+    own_code,
 )
 from buildsys.execution.stale_reasons import part_reasons
 from buildsys.plan.action import Action, FileRef
@@ -131,6 +133,21 @@ def test_the_key_is_stable() -> None:
 )
 def test_declared_facts_of_an_action_are_in_its_parts(change: dict[str, Any]) -> None:
     assert declared_parts(replace(ACTION, **change)) != declared_parts(ACTION)
+
+
+def test_the_parts_of_options_and_files_are_readable() -> None:
+    assert declared_parts(ACTION) == {
+        "config:export.opset": "17",
+        "inputs": '{"model": "m/a.onnx"}',
+        "outputs": '{"result": "m/export.json"}',
+    }
+
+
+def test_all_own_modules_are_found(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    for name in ("a.py", "b.txt", "inner/c.py"):
+        (tmp_path / name).write_text("")
+    assert sorted(own_code(str(tmp_path))) == [f"{tmp_path}/a.py", f"{tmp_path}/inner/c.py"]
 
 
 def test_the_documentation_of_an_action_is_not_in_its_parts() -> None:

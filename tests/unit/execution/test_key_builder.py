@@ -7,13 +7,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from python_environments import Environment
-from tiny_project import EXPORT, actions
+from tiny_project import ENGINE, EXPORT, actions
 
 from buildsys.execution import action_key
 from buildsys.execution.action_key import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
-from buildsys.plan.action import Action, ToolchainRef
+from buildsys.plan.action import Action, FileRef, ToolchainRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
 from buildsys.system import versions
@@ -166,3 +167,116 @@ def test_a_stage_with_a_peer_toolchain_depends_on_both(tmp_path: Path, db: State
     assert found["env:trt/NVIDIA_TF32_OVERRIDE"] == "0"
     assert "env:NVIDIA_TF32_OVERRIDE" not in found
     assert action_in(environment_of(action)).toolchain == action.toolchain
+
+
+def builder(root: Path, db: StateDb) -> KeyBuilder:
+    return KeyBuilder(root, root / "build", DigestCache(db), db)
+
+
+def test_an_input_counts_with_its_digest_and_a_required_one_can_be_missing(
+    tmp_path: Path, db: StateDb
+) -> None:
+    action = replace(actions()[ENGINE], target="engine:m:x")
+    keys = builder(tmp_path, db)
+    before = keys.build(action)
+    assert before.target == "engine:m:x"
+    assert before.missing == ("m/export/model.onnx",), "the external data is optional"
+    labels = {"input:m/export/model.onnx", "input:m/export/model.onnx.data"}
+    assert {before.parts[label] for label in labels} == {"absent"}
+    assert {label: before.files[label] for label in labels} == dict.fromkeys(labels)
+    file = tmp_path / "build/m/export/model.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_text("graph")
+    now = keys.build(action)
+    assert now.missing == ()
+    found = now.files["input:m/export/model.onnx"]
+    assert found is not None
+    assert now.parts["input:m/export/model.onnx"] == found.digest == blake3(b"graph").hexdigest()
+    assert now.parts["input:m/export/model.onnx.data"] == "absent"
+
+
+def test_the_changed_file_is_named(tmp_path: Path, db: StateDb) -> None:
+    (tmp_path / "net.py").write_text("import blocks\n")
+    (tmp_path / "blocks.py").write_text("x = 1\n")
+    action = replace(actions()[EXPORT], inputs={"model": FileRef("a:b")}, weights={"w.pth": None})
+    keys = builder(tmp_path, db)
+    before = keys.build(action)
+    assert keys.changed_file(action, before, keys.build(action)) == ""
+    (tmp_path / "blocks.py").write_text("x = 2\n")
+    now = keys.build(action)
+    assert keys.changed_file(action, before, now) == "blocks.py"
+    assert keys.changed_file(action, now, before) == "blocks.py"
+    (tmp_path / "w.pth").write_text("w")
+    assert keys.changed_file(action, now, keys.build(action)) == "w.pth"
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/a:b").write_text("x")
+    appeared = keys.build(action)
+    assert keys.changed_file(action, now, appeared) == "a:b"
+    assert keys.changed_file(action, appeared, now) == "a:b"
+
+
+def test_own_code_counts_with_its_imports(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "code/buildsys"
+    (package / "stages/export").mkdir(parents=True)
+    for name in ("__init__.py", "unused.py", "helper.py", "plain.py"):
+        (package / name).write_text("")
+    (package / "stages/export/__init__.py").write_text("from buildsys import helper\n")
+    monkeypatch.setattr(action_key, "_CODE_ROOT", str(tmp_path / "code"))
+    names = ("buildsys.stages.export", "buildsys.plain", "json.decoder")
+    action = replace(actions()[EXPORT], code=names, sources=())
+    keys = builder(tmp_path, db)
+    before = keys.build(action)
+    code = {label: value for label, value in before.parts.items() if label.startswith("code:")}
+    expected = {"stages.export.__init__", "helper", "plain", "__init__"}
+    assert set(code) == {f"code:buildsys.{name}" for name in expected}
+    text = (package / "stages/export/__init__.py").read_bytes()
+    assert code["code:buildsys.stages.export.__init__"] == blake3(text).hexdigest()
+    assert keys.changed_file(action, before, before) == ""
+    (package / "helper.py").write_text("x = 1\n")
+    assert keys.build(action).parts == before.parts, "read once, before any worker starts"
+    assert keys.changed_file(action, before, before) == "buildsys.helper"
+    after = builder(tmp_path, db).build(action).parts
+    assert {label for label in code if after[label] != code[label]} == {"code:buildsys.helper"}
+
+
+def test_actions_of_one_builder_have_their_own_tools(tmp_path: Path, db: StateDb) -> None:
+    keys = builder(tmp_path, db)
+    plain = replace(actions()[EXPORT], sources=())
+    for tools in (("numpy",), ("onnx",), ("numpy", "onnx")):
+        found = keys.build(replace(plain, tools=tools)).parts
+        assert {label for label in found if label[:5] == "tool:"} == {f"tool:{t}" for t in tools}
+    assert "device:cpu.model" in keys.build(replace(plain, devices=("cpu",))).parts
+    assert "device:cpu.model" not in keys.build(plain).parts
+
+
+def test_variables_of_the_project_and_of_modules_outside_count(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    (library / "outer").mkdir(parents=True)
+    (library / "outer/__init__.py").write_text("")
+    (library / "outer/inner.py").write_text("import os\nos.environ.get('OUTSIDE')\n")
+    (tmp_path / "net.py").write_text("import os\nimport outer.inner\nos.environ.get('INSIDE')\n")
+    monkeypatch.syspath_prepend(library)
+    importlib.invalidate_caches()
+    for name in ("INSIDE", "OUTSIDE"):
+        monkeypatch.delenv(name, raising=False)
+    key = builder(tmp_path, db).build(actions()[EXPORT])
+    assert key.parts["env:INSIDE"] == key.parts["env:OUTSIDE"] == "unset"
+    files = {"source:net.py", "source:outer/__init__.py", "source:outer/inner.py"}
+    assert files <= key.parts.keys()
+    assert files <= key.files.keys()
+
+
+def test_the_variables_of_a_toolchain_add_to_those_of_the_stage(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    action = _in_toolchain(tmp_path, sources=())
+    own = parts(tmp_path, db, replace(action, toolchain=None))
+    found = parts(tmp_path, db, action)
+    environment = {label for label in own if label.startswith("env:")}
+    assert environment <= found.keys()
+    assert {"env:A_SETTING", "env:NVIDIA_TF32_OVERRIDE"} <= found.keys()
