@@ -50,9 +50,16 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"unknown question {unknown!r}")
     except (StageError, UsageError) as error:
         return {"error": error.problem, "hint": error.hint, "usage": isinstance(error, UsageError)}
+
+
+def respond(request: Mapping[str, Any]) -> str:
+    """Return the answer as JSON; any exception is one sentence."""
+    try:
+        return json.dumps(answer(request))
     except Exception as error:  # onnx and protobuf raise anything on a damaged graph
         summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
-        return {"error": f"it is not a valid graph ({summary[:_LONGEST]})", "hint": _HINT}
+        problem = f"the graph is not valid ({summary[:_LONGEST]})"
+        return json.dumps({"error": problem, "hint": _HINT})
 
 
 def _read(graph: Mapping[str, Any], *, with_digests: bool = False) -> ModelProto:
@@ -63,4 +70,4 @@ def _read(graph: Mapping[str, Any], *, with_digests: bool = False) -> ModelProto
 
 
 if __name__ == "__main__":
-    json.dump(answer(json.load(sys.stdin)), sys.stdout)
+    sys.stdout.write(respond(json.load(sys.stdin)))

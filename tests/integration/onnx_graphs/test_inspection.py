@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from onnx import TensorProto, helper, parser
 from small_graphs import conv_bn, make_model, simplify_job, weights, write
 from stage_jobs import manifest, stage_job
 
-from buildsys.onnx_graphs.inspection.__main__ import answer
+from buildsys.onnx_graphs.inspection.__main__ import answer, respond
 from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.stages.export import stage as export
 from buildsys.stages.report import stage as report
@@ -222,6 +223,27 @@ def test_a_file_of_another_format_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 100)
     found = answer({"question": "describe", "graph": graph(path), "dims": {}})
     assert "cannot be read as ONNX" in found["error"]
+
+
+def test_a_damaged_graph_is_one_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path, conv_bn())
+    content, choice = path.read_bytes(), random.Random(5)
+    errors = []
+    for _ in range(120):
+        damaged = bytearray(content)
+        for _ in range(choice.randint(1, 8)):
+            damaged[choice.randrange(len(damaged))] = choice.randrange(256)
+        path.write_bytes(damaged)
+        asked = {"title": "t", "from": "", "to": "", "depth": None}
+        for request in (
+            {"question": "describe", "graph": graph(path), "dims": {}},
+            {"question": "compare", "first": graph(path), "second": graph(path)},
+            {"question": "draw", "graph": graph(path), **asked},
+        ):
+            found = json.loads(respond(request))
+            errors += [found["error"]] if "error" in found else []
+    assert errors
+    assert all(error and "\n" not in error and len(error) < 400 for error in errors)
 
 
 def test_the_report_counts_the_graphs_of_the_chain(tmp_path: Path) -> None:

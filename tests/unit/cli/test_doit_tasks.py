@@ -521,6 +521,20 @@ def test_forgetting_reaches_our_records(
     )
 
 
+@pytest.mark.parametrize("arguments", [("forget", "export:net"), ("forget", "--all")])
+def test_forgetting_with_a_locked_build_state_is_one_sentence(
+    doit: Doit, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    def locked(executor: ScriptedExecutor, target: str) -> None:
+        raise StageError("cannot use the build state x: database is locked", "try again")
+
+    monkeypatch.setattr(ScriptedExecutor, "forget", locked)
+    code, out = doit(*arguments)
+    assert code == 2
+    assert "ERROR: cannot use the build state x: database is locked; try again" in out
+    assert "Traceback" not in out
+
+
 def test_a_failure_forgets_nothing(doit: Doit) -> None:
     doit.actions["export:net"] = fail(WorkerDied("export:net was killed"))
     doit("--continue")

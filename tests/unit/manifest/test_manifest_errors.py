@@ -519,6 +519,28 @@ def test_presets_that_use_each_other(project):
     assert 'configs/engines.yaml:3:10: c.use: unknown engine preset "d"; presets: a, b, c' in errors
 
 
+@pytest.mark.parametrize(
+    "file", ["models/odd.yaml", "models/_base.yaml", "project.yaml", "engines.yaml"]
+)
+def test_a_manifest_that_links_out_of_the_project(project, tmp_path_factory, file):
+    outside = tmp_path_factory.mktemp("outside") / "secret.yaml"
+    outside.write_text("secret: value\n")
+    path = project.root / "configs" / file
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside)
+    project.model("extends: _base.yaml\n" if "_base" in file else "")
+    (error,) = project.errors()
+    assert "leaves the project" in error
+    assert "secret" not in error
+    inside = project.write("other/inside.yaml", "{}" if "_base" in file else outside.read_bytes())
+    path.unlink()
+    path.symlink_to(inside)
+    if "_base" in file:
+        assert list(project.load().models) == ["net"]
+    else:
+        assert "leaves the project" not in str(project.errors())
+
+
 @pytest.mark.parametrize("kind", ["fifo", "folder", "dangling"])
 def test_a_manifest_that_is_not_a_regular_file(project, kind):
     path = project.root / "configs/models/odd.yaml"
