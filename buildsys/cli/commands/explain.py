@@ -54,11 +54,11 @@ def explanation_json(one: Explanation) -> dict[str, Any]:
         "status": last.status, "started": last.started, "seconds": last.seconds,
         "reason": last.reason, "reasons": reasons_json(decode_reasons(last.why)),
     }  # fmt: skip
-    return {
+    found = {
         "target": one.target, "state": one.state.replace(" ", "-"), "restorable": one.restorable,
         "reasons": reasons_json(one.reasons), "expected_s": one.expected_s, "last_run": last_run,
-        "unavailable": one.unavailable,
     }  # fmt: skip
+    return found if one.unavailable is None else {**found, "unavailable": one.unavailable}
 
 
 def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:

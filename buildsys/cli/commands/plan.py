@@ -73,7 +73,7 @@ def print_plan(
     if as_json:
         targets = [explanation_json(one) for one in steps]
         document = {"schema": SCHEMA, "jobs": jobs, **times, "targets": targets}
-        print_json({**document, "unavailable": unavailable})
+        print_json({**document, "unavailable": unavailable} if unavailable else document)
         return
     width = max((len(one.target) for one in steps), default=0)
     rows = []

@@ -41,7 +41,9 @@ def test_it_remains_visible(ready_without: ReadyProject) -> None:
     tasks = {task["name"]: task for task in json.loads(ready.doit("-r", "json").out)["tasks"]}
     assert {name for name, task in tasks.items() if task["result"] == "unavailable"} == set(GONE)
     assert REASON in tasks[GONE[0]]["reason"]
-    explained = {one["target"]: one["unavailable"] for one in answer(ready, "explain")["targets"]}
+    explained = {
+        one["target"]: one.get("unavailable") for one in answer(ready, "explain")["targets"]
+    }
     assert [target for target, reason in explained.items() if reason] == GONE
     assert REASON in explained[GONE[0]]
     assert list(answer(ready, "plan")["unavailable"]) == GONE
