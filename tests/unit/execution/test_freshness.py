@@ -403,3 +403,14 @@ def test_an_unavailable_target_is_a_success_of_its_key(root: Path) -> None:
     assert reasons(root, ENGINE, required=True) == [
         "output added by somebody else: m/engine/e/engine.bin"
     ]
+
+
+def test_an_explanation_names_why_an_up_to_date_target_is_unavailable() -> None:
+    found = explain(
+        [
+            Freshness("a", up_to_date=True, unavailable="no GPU"),
+            Freshness("b", unavailable="no GPU"),
+        ],
+        {},
+    )
+    assert (found["a"].unavailable, found["b"].unavailable) == ("no GPU", None)
