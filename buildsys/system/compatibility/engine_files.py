@@ -8,6 +8,7 @@ They are read without any library. The header of TensorRT-RTX engines was found 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _MAGIC = {b"vtrt": "tensorrt_rtx", b"ftrt": "tensorrt", b"ptrt": "tensorrt"}
 _SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
 _WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
 _VARINT, _LENGTH = 0, 2
+_MAX_NAME_BYTES = 255
 _ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelProto
 
 
@@ -120,7 +122,7 @@ def read_record(engine: Path) -> Record | Reason:
         return Reason("record", f"{RECORD_NAME} is missing", _COPY_FOLDER)
     except OSError as error:
         return Reason("record", f"{path} cannot be read: {error.strerror}", "make it readable")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Reason("record", f"{path} is damaged: {error}", _REPLACE)
     if not isinstance(figures, dict) or not isinstance(figures.get("backend"), str):
         return Reason("record", f"{path} is not the record of an engine", _REPLACE)
@@ -128,7 +130,21 @@ def read_record(engine: Path) -> Record | Reason:
         why = figures.get("reason") or "its build did not pass"
         remedy = str(figures.get("hint") or "build it")
         return Reason("record", f"{path} says that no engine was built: {why}", remedy)
-    return Record(figures["backend"], figures)
+    record = Record(figures["backend"], figures)
+    if strange := [name for name in record.files if not is_file_name(name)]:
+        problem = f"{path} names {strange[0]!a}, which is no file of its folder"
+        return Reason("record", problem, _REPLACE)
+    return record
+
+
+def is_file_name(name: str) -> bool:
+    """Return True for the name of a file in a folder, without a path."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        return False
+    try:
+        return len(os.fsencode(name)) <= _MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -> Iterator[Reason]:

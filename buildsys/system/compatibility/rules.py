@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.compatibility.engine_files import RECORD_NAME, Reason, Record
+from buildsys.system.compatibility.engine_files import RECORD_NAME, Reason, Record, is_file_name
 from buildsys.system.cpu import engine_instructions
 from buildsys.system.engine_environment import (
     LIBRARIES,
@@ -229,8 +229,8 @@ def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterat
         file = Path(str(plugin.get("file")))
         if file.name in record.files:  # it was checked with the other files in the folder
             continue
-        places = [engine.with_name(file.name)]
-        if project is not None and not file.is_absolute():
+        places = [engine.with_name(file.name)] if is_file_name(file.name) else []
+        if places and project is not None and not file.is_absolute() and ".." not in file.parts:
             places.append(project / file)
         found = next((place for place in places if place.is_file()), None)
         named = (

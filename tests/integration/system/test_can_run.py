@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from document_mutations import damaged, mutated, seeds
 from engine_jobs import resolved, save_at, stage_job
 from small_graphs import conv_bn
 
@@ -571,3 +573,29 @@ def test_a_registered_plugin_is_found(
     )
     result = can_run(file)
     assert (bool(result), result.notes) == (True, ())
+
+
+def fuzz_engine_records(engine_file: Path, draws: Iterator[random.Random]) -> None:
+    """Check engines with changed records, half of them with a changed engine as well."""
+    record, content = engine_file.with_name("engine.json"), engine_file.read_bytes()
+    whole = json.loads(record.read_text())
+    for draw in draws:
+        text = json.dumps(mutated(whole, draw)).encode()
+        record.write_bytes(damaged(text, draw) if draw.random() < 0.2 else text)
+        spoiled = draw.random() < 0.5
+        engine_file.write_bytes(damaged(content, draw) if spoiled else content)
+        result = can_run(engine_file)
+        assert str(result)
+        json.dumps(result.as_json())
+        kept = b'"files": ' + json.dumps(whole["files"]).encode() in record.read_bytes()
+        if kept and engine_file.read_bytes() != content:
+            assert not result, "a changed engine counts as one that can run"
+
+
+def test_changed_engine_records(ort_built: Path, tmp_path: Path) -> None:
+    fuzz_engine_records(copied(ort_built, tmp_path), seeds(0, 2.0))
+
+
+@pytest.mark.fuzz
+def test_changed_engine_records_for_longer(ort_built: Path, tmp_path: Path) -> None:
+    fuzz_engine_records(copied(ort_built, tmp_path), seeds(1000, 20.0))
