@@ -138,7 +138,8 @@ def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
 
 def _all_tasks(session: Session, *, groups_only: bool) -> Iterator[Task]:
     """Yield the tasks of all targets and groups, or only empty groups, as ``doit list`` shows."""
-    groups: dict[str, list[str]] = {"build": list(session.actions)}
+    with no_garbage_collection():  # of the plans
+        groups: dict[str, list[str]] = {"build": list(session.actions)}
     variants: dict[str, list[str]] = {}
     for action in session.actions.values():
         groups.setdefault(action.stage, []).append(action.target)

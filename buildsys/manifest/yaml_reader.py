@@ -196,6 +196,8 @@ class _Builder:
         text: str = event.value
         if text in _WORDS:
             return _WORDS[text]
+        if text[0].isalpha():  # most scalars are names
+            return text
         for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
             if pattern.fullmatch(text):
                 number = int(text, base) if len(text) < 100 else 2**64

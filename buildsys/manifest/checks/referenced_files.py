@@ -66,7 +66,7 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
 
 
 def _texts(view: ManifestView, patterns: tuple[Pattern, ...]) -> Iterator[tuple[FieldPath, str]]:
-    for pattern in patterns:
+    for pattern in (pattern for pattern in patterns if pattern[0] in view.data):
         for path, value in view.find(*pattern):
             if isinstance(value, str):
                 yield path, value
