@@ -254,7 +254,7 @@ def test_explaining_a_project_that_was_never_built_makes_no_folder(project: Proj
 def test_the_nearest_target_is_suggested_for_an_unknown_one(built: ProjectFolder) -> None:
     for arguments, near in (
         (("explain", "build:ln"), "build:lin"),
-        (("explain", "lin"), "build:lin"),
+        (("explain", "lni"), "lin"),
         (("explain", "engin"), "engine"),
         (("explain", "--json", "exprt:lin"), "export:lin"),
         (("plan", "exprt:lin"), "export:lin"),
@@ -284,6 +284,8 @@ def test_options_may_follow_names(built: ProjectFolder) -> None:
 
 def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
     assert states(built, "explain", "build:lin").keys() == TARGETS
+    assert states(built, "explain", "lin").keys() == TARGETS
+    assert states(built, "explain", "lin:ort").keys() == {"engine:lin:ort"}
     assert states(built, "explain", "engine").keys() == {"engine:lin:ort"}
     assert states(built, "explain", "verify:lin").keys() == {"verify:lin:ort"}
     assert states(built, "explain", "*:ort").keys() == {
