@@ -92,7 +92,7 @@ def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
             "import no_such_thing",
             "net.py:make",
             "importing net.py failed: ModuleNotFoundError: No module named "
-            "'no_such_thing' (net.py:1)",
+            "'no_such_thing' (net.py:1); pip install no_such_thing",
         ),
     ],
 )
