@@ -90,7 +90,7 @@ model: net
 source: {python: plugins/models/net.py:Net, weights: {file: weights/net.pth}, seed: 0,
   kwargs: {hidden: 5}}
 inputs: {x: {shape: [batch, 4], data: {npz: data/x.npz}}}
-outputs: {y: {shape: [batch, 3]}}
+outputs: {y: {shape: [batch, 3], compare: auto}}
 dims: {batch: {min: 1, opt: 2, max: 4}}
 export: {opset: 17}
 symbolics: [{op: "aten::relu", function: "plugins/symbolics/relu.py:relu", opset: 9}]

@@ -277,12 +277,9 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
         "plugins/translations/linear.py", "# a comment\n"
     ),
     "declared output": in_manifest(
-        "y: {shape: [batch, 3]}", "y: {shape: [batch, 3], dtype: float32}"
+        "y: {shape: [batch, 3], compare", "y: {shape: [batch, 3], dtype: float32, compare"
     ),
-    "comparison": in_manifest(
-        "y: {shape: [batch, 3]}",
-        "y: {shape: [batch, 3], compare: {policy: auto, allow_zero: true}}",
-    ),
+    "comparison": in_manifest("compare: auto", "compare: {policy: auto, allow_zero: true}"),
     "data key": in_manifest("npz: data/x.npz", "npz: data/x.npz, key: x"),
     "span": in_manifest("min: 1, opt: 2, max: 4", "min: 3, opt: 3, max: 5"),
     "range": in_manifest("max: 4", "max: 8"),
