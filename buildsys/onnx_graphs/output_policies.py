@@ -75,7 +75,7 @@ def compare_outputs(
 
 def load_assembled(path: Path | None) -> list[str]:
     """Return the assembled outputs, as written by simplify; none without a file."""
-    return [] if path is None else list(json.loads(path.read_text()))
+    return [] if path is None else list(json.loads(path.read_text())["outputs"])
 
 
 def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def run(job: Job) -> StageResult:
     original = load_model(source, external_data=False)
     before = file_facts(original, source)
     ports, limits = interface(original), limits_of(original)
-    job.outputs["assembled"].write_text(json.dumps(assembled_outputs(original)))
+    job.outputs["assembled"].write_text(json.dumps({"outputs": assembled_outputs(original)}))
     initializers_are_inputs = len(original.graph.input) > len(ports["input"])
     if tool == "none":
         changed = [n for n in ("constant_folding", "shape_inference", "fuse") if not spec[n]]
