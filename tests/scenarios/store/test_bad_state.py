@@ -172,8 +172,10 @@ def test_odd_paths_and_links(tmp_path: Path, runtime_folder: Path) -> None:
     project.create()
     elsewhere = tmp_path / "anders wo"
     elsewhere.mkdir()
-    project.add_model("a").rename(elsewhere / "one.yaml")
-    (project.root / "configs/models/a.yaml").symlink_to(elsewhere / "one.yaml")
+    inside = project.root / "manifestes d'été"  # a link out of the project is refused
+    inside.mkdir()
+    project.add_model("a").rename(inside / "one.yaml")
+    (project.root / "configs/models/a.yaml").symlink_to(inside / "one.yaml")
     (project.root / "configs").rename(elsewhere / "configs")
     (project.root / "configs").symlink_to(elsewhere / "configs")
     (elsewhere / "build").mkdir()
@@ -181,10 +183,10 @@ def test_odd_paths_and_links(tmp_path: Path, runtime_folder: Path) -> None:
     try:
         assert project.doit("-n", "2").passed == ALL
         assert project.doit() == UP_TO_DATE
-        manifest = elsewhere / "one.yaml"
+        manifest = inside / "one.yaml"
         manifest.write_text(manifest.read_text().replace("duration: 20ms", "duration: 21ms"))
         assert project.doit().ran == {"bench:a:ort", "report:a"}
-        other = elsewhere / "two.yaml"
+        other = inside / "two.yaml"
         other.write_text(manifest.read_text().replace("tool: onnxsim", "tool: none"))
         (project.root / "configs/models/a.yaml").unlink()
         (project.root / "configs/models/a.yaml").symlink_to(other)
