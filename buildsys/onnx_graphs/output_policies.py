@@ -226,7 +226,7 @@ def _compare_detections(
         shapes = [(t.dtype, t.shape[: depth - 1], t.shape[depth:]) for t in (ours, theirs)]
         if shapes[0] != shapes[1] or len(ours.shape) != len(theirs.shape):
             return {m: compare(actual[m], expected[m], tolerance) for m in members}
-        if not all(np.isfinite(t.values()).all() for t in (ours, theirs)):
+        if ours.non_finite() or theirs.non_finite():
             return {m: compare(actual[m], expected[m], tolerance) for m in members}
     matches = match_detections(name, policy, actual, expected, _rtol({}, tolerance))
     found = {}

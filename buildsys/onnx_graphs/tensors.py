@@ -79,6 +79,11 @@ class Tensor:
             values = values.view(_ml_dtype(self.dtype)).astype(np.float32)
         return values
 
+    def non_finite(self) -> int:
+        """Return the number of elements that are NaN or infinite."""
+        values = self.values()
+        return int((~np.isfinite(values)).sum()) if values.dtype.kind in "fc" else 0
+
 
 @dataclass(frozen=True)
 class Case:

@@ -57,12 +57,10 @@ def draw_batches(plan: BatchPlan) -> Iterator[Batch]:
     for index in range(plan.batches):
         batch = {name: next(values) for name, values in sources.items()}
         for name, tensor in batch.items():
-            values = tensor.values()
-            if values.dtype.kind in "fc" and not np.isfinite(values).all():
-                count = int(values.size - np.isfinite(values).sum())
+            if count := tensor.non_finite():
                 raise StageError(
                     f"the calibration data of the input {name}, batch {index}, has {count} of"
-                    f" {values.size} values NaN or infinite"
+                    f" {tensor.array.size} values NaN or infinite"
                 )
         yield batch
 

@@ -45,12 +45,10 @@ def run(job: Job) -> StageResult:
         }
         outputs = model(inputs, dims)
         for name, tensor in outputs.items():
-            values = tensor.values()
-            if values.dtype.kind in "fc" and not np.isfinite(values).all():
-                count = int(values.size - np.isfinite(values).sum())
+            if count := tensor.non_finite():
                 raise StageError(
-                    f"output {name} has {count} of {values.size} values NaN or infinite in case"
-                    f" {case}",
+                    f"output {name} has {count} of {tensor.array.size} values NaN or infinite"
+                    f" in case {case}",
                     "no engine can be checked against them: change the input data or the weights",
                 )
         save_case(job.outputs[f"case.{case}"], inputs, outputs)
