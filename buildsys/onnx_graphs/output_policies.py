@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from buildsys.errors import StageError
 from buildsys.onnx_graphs.detections import match_detections
 from buildsys.onnx_graphs.row_matching import close_rows, match_rows
 from buildsys.onnx_graphs.tensor_comparison import Comparison, Tolerance, compare
@@ -221,6 +222,16 @@ def _compare_detections(
     companions = (policy["labels"], policy["scores"], *policy["rows"])
     members = [member for member in (name, *companions) if member in expected]
     depth = expected[name].array.ndim - 1  # up to the axis of the rows
+    shape = expected[name].shape
+    columns = 1 + max(3, *(policy[f"{role}_column"] or 0 for role in ("label", "score")))
+    if depth < 1 or shape[-1] < columns:
+        problem = f"output {name} has shape {list(shape)}; detections need [..., n, {columns}]"
+        raise StageError(f"{problem} or more columns", f"correct outputs.{name}.compare")
+    for member in members[1:]:
+        rows = expected[member].shape
+        if rows[:depth] != shape[:depth] or (member not in policy["rows"] and rows[depth:]):
+            problem = f"output {member} has shape {list(rows)}, its boxes {name} {list(shape)}"
+            raise StageError(problem, f"correct outputs.{name}.compare")
     for member in members:
         ours, theirs = actual[member], expected[member]
         shapes = [(t.dtype, t.shape[: depth - 1], t.shape[depth:]) for t in (ours, theirs)]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buildsys.errors import StageError
 from buildsys.onnx_graphs.output_policies import compare_outputs, uninformative_outputs
 from buildsys.onnx_graphs.row_matching import match_rows
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
@@ -305,6 +306,19 @@ def test_detections_in_one_tensor_of_several_images(form: str) -> None:
     found = check({"y": y[[1, 0, 2]]}, {"y": y}, FP16, {"y": policy})["y"]
     assert "in image 0" in found.problem
     assert "in image 1" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ("boxes", "output boxes has shape \\[5, 3\\]; detections need"),
+        ("scores", "output scores has shape \\[5, 3\\], its boxes boxes \\[5, 4\\]"),
+    ],
+)
+def test_outputs_that_are_no_detections_are_refused(output: str, problem: str) -> None:
+    y = {**detections(5), output: random(5, 3)}
+    with pytest.raises(StageError, match=problem):
+        check(y, y, FP16, {"boxes": DETECTIONS})
 
 
 def test_further_rows_follow_the_match() -> None:
