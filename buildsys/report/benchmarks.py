@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from buildsys.report.checks import case_order, dims_text
-from buildsys.report.formatting import plain
-from buildsys.report.results.bench import BenchCase, BenchResult, Span
+from buildsys.report.checks import dims_text
+from buildsys.report.formatting import case_order, plain
+from buildsys.report.results.bench import (
+    ENGINE,
+    ENGINE_CUDA_GRAPH,
+    BenchCase,
+    BenchResult,
+    Span,
+    engine_contender,
+)
 from buildsys.report.results.reader import AnyResult, Result, of_type
 from buildsys.report.results.report import GpuState, GpuTimingLine, TimingLine
 
-ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"
 _FIGURES = (
     "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s",
 )  # fmt: skip
@@ -27,12 +33,6 @@ _TITLES = {
 def contender_title(name: str) -> str:
     """Return the name of a contender for people."""
     return _TITLES.get(name, name)
-
-
-def engine_contender(contenders: Mapping[str, Any]) -> str:
-    """Return the engine's contender, without CUDA graph if possible."""
-    only_graph = ENGINE not in contenders and ENGINE_CUDA_GRAPH in contenders
-    return ENGINE_CUDA_GRAPH if only_graph else ENGINE
 
 
 def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:

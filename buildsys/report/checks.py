@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from buildsys.report.formatting import case_order
 from buildsys.report.results.header import CheckFailure, ComparedCases
 from buildsys.report.results.reader import FAILED, PASSED, AnyResult
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
 
-_CASES = ("min", "opt", "max", "odd")
 _COMPARING = ("surgery", "simplify", "convert", "validate", "verify")  # stages
 _LIMITS = ("rtol", "cosine", "atol", "top1")
-
-
-def case_order(case: str) -> tuple[int, str]:
-    """Return a sort key with min, opt, max and odd first."""
-    return (_CASES.index(case) if case in _CASES else len(_CASES), case)
 
 
 def dims_text(dims: Mapping[str, int]) -> str:

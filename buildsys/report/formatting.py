@@ -8,6 +8,7 @@ from unicodedata import east_asian_width
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
+_CASES = ("min", "opt", "max", "odd")
 _DOUBLE_NOISE = 1e-12  # more than the rounding error of a vector's cosine with itself
 _PREFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _FROM = 10**4
@@ -145,3 +146,8 @@ def align(
 def display_width(text: str) -> int:
     """Return the width of text, counting wide characters twice."""
     return sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def case_order(case: str) -> tuple[int, str]:
+    """Return a sort key with min, opt, max and odd first."""
+    return (_CASES.index(case) if case in _CASES else len(_CASES), case)

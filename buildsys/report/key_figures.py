@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.benchmarks import ENGINE_CUDA_GRAPH, engine_contender
-from buildsys.report.checks import case_order
-from buildsys.report.results.bench import BenchResult, ContenderResult
+from buildsys.report.formatting import case_order
+from buildsys.report.results.bench import (
+    ENGINE_CUDA_GRAPH,
+    BenchResult,
+    ContenderResult,
+    engine_contender,
+)
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult

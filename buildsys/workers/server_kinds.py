@@ -68,6 +68,10 @@ def server_kind_of(job: Job) -> ServerKind:
 
 
 def late_preload(job: Job) -> tuple[str, ...]:
-    """Return modules to import into the server at the first such job."""
+    """Return modules to import into the server at the first such job.
+
+    Importing the module of a stage takes 10 to 50 ms.
+    """
+    stage = () if "." in job.stage else (f"buildsys.stages.{job.stage}.stage",)
     dynamo = job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
-    return _DYNAMO if dynamo else ()
+    return (*stage, *_DYNAMO) if dynamo else stage

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, TypedDict
 
 from buildsys.report.results.header import ResultHeader
+
+ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"  # contenders
 
 
 class Latencies(TypedDict, total=False):
@@ -80,3 +83,9 @@ class BenchResult(ResultHeader, total=False):
     settings: dict[str, Any]
     left_out: dict[str, str]  # baseline -> reason
     engine_toolchain: dict[str, str]
+
+
+def engine_contender(contenders: Container[str]) -> str:
+    """Return the engine's contender, without CUDA graph if possible."""
+    only_graph = ENGINE not in contenders and ENGINE_CUDA_GRAPH in contenders
+    return ENGINE_CUDA_GRAPH if only_graph else ENGINE

@@ -147,7 +147,7 @@ def fingerprint(
         # a virtual environment has several names for one interpreter
         "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
         "folder": [str(folder), _folder_mark(folder)],
-        "code": [hashlib.sha256(path.read_bytes()).hexdigest() for path in server_modules()],
+        "code": [(path, stamp(path)) for path in server_modules()],
         "modules": {
             entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry))
             for entry in entries
@@ -159,11 +159,10 @@ def fingerprint(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def server_modules() -> list[Path]:
+def server_modules() -> list[str]:
     """Return the files of this package possibly imported by a server."""
-    package = Path(buildsys.__file__).parent
-    loaded = (*package.glob("system/**/*.py"), *package.glob("workers/**/*.py"))
-    return [package / "__init__.py", package / "errors.py", *sorted(loaded)]
+    found = os.walk(Path(buildsys.__file__).parent)
+    return sorted(f"{folder}/{n}" for folder, _, names in found for n in names if n.endswith(".py"))
 
 
 def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:

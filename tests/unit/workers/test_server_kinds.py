@@ -46,6 +46,12 @@ def test_the_light_server_hides_torch() -> None:
 
 
 def test_only_dynamo_exports_load_dynamo() -> None:
-    assert late_preload(_job("export", export={"exporter": "dynamo"}))
-    assert not late_preload(_job("export", export={"exporter": "torchscript"}))
-    assert not late_preload(_job("simplify", simplify={}))
+    stage = "buildsys.stages.export.stage"
+    assert late_preload(_job("export", export={"exporter": "torchscript"})) == (stage,)
+    first, *rest = late_preload(_job("export", export={"exporter": "dynamo"}))
+    assert first == stage and "torch.export._trace" in rest
+
+
+def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:
+    assert late_preload(_job("simplify", simplify={})) == ("buildsys.stages.simplify.stage",)
+    assert late_preload(_job("team.stages.prune")) == ()

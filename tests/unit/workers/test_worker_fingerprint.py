@@ -106,7 +106,7 @@ def test_our_own_code_changes_the_fingerprint(
 ) -> None:
     first = mark()
     (tmp_path / "code.py").write_text("")
-    monkeypatch.setattr(module, "server_modules", lambda: [tmp_path / "code.py"])
+    monkeypatch.setattr(module, "server_modules", lambda: [str(tmp_path / "code.py")])
     second = mark()
     (tmp_path / "code.py").write_text("x = 1")
     assert len({first, second, mark()}) == 3
