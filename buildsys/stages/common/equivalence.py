@@ -7,7 +7,8 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from buildsys.errors import CheckFailed
+from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensor_types import narrowest_float
@@ -42,7 +43,34 @@ def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, d
     The session is closed: two at a time would double the memory.
     """
     graph = open_graph(job, path)
-    return {case: graph.run(inputs) for case, inputs in feeds.items()}
+    return {case: run_case(graph, case, feeds) for case in feeds}
+
+
+def run_case(graph: OrtGraph, case: str, feeds: Mapping[str, Tensors]) -> dict[str, Tensor]:
+    """Return the outputs of one case.
+
+    Raises: StageError: it fails; if another case runs, a size is fixed in the graph.
+    """
+    try:
+        return graph.run(feeds[case])
+    except StageError as error:
+        others = [other for other in feeds if other != case and _runs(graph, feeds[other])]
+        if not others:
+            raise
+        raise StageError(
+            f"{error.problem}; case {case} fails, unlike {', '.join(others)}: a size is fixed in"
+            " the graph",
+            "with exporter torchscript, dynamo may keep it: export: {exporter: dynamo, opset: 18};"
+            " otherwise limit dims to the sizes that run",
+        ) from error
+
+
+def _runs(graph: OrtGraph, inputs: Tensors) -> bool:
+    try:
+        graph.run(inputs)
+    except StageError:
+        return False
+    return True
 
 
 def compare_cases(

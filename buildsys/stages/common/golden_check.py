@@ -12,6 +12,7 @@ from buildsys.onnx_graphs.output_policies import compare_outputs, load_assembled
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
 from buildsys.report.results.header import CheckFailure, ComparedCases
+from buildsys.stages.common.equivalence import run_case
 from buildsys.workers.job import Job
 
 
@@ -47,9 +48,10 @@ def check_outputs(
     """
     limits, policies = job.options["tolerance"], job.options.get(compare, {})
     assembled = load_assembled(job.inputs.get("assembled"))
+    feeds = {case: tensors.inputs for case, tensors in golden.items()}
     checks = []
     for case, tensors in golden.items():
-        actual = graph.run(tensors.inputs)
+        actual = run_case(graph, case, feeds)
         expected = {output: t for output, t in tensors.outputs.items() if output in actual}
         compared = compare_outputs(
             actual, expected, limits, policies, inputs=tensors.inputs, assembled=assembled
