@@ -182,6 +182,14 @@ def _fill_dependent_defaults(data: dict[str, Any], tree: ValueNode) -> None:
         written = plain(tree.value["inputs"].value[name]).get("data") or {}
         if written.get("random") == "integers" and written.get("high") is None:
             tensor["data"]["high"] = default_high(tensor["dtype"])
+    written = plain(tree)
+    for path in (("validate",), *(("verify", precision) for precision in data["verify"])):
+        section, own = data, written
+        for step in path:
+            section, own = section[step], own.get(step) or {}
+        for name in ("rtol", "cosine"):  # defaults that depend on the network's types
+            if isinstance(section, dict) and own.get(name) is None:
+                section[name] = None
     for engine in data["engines"]:
         if tolerance := engine["tolerance"]:
             given = {name: limit for name, limit in tolerance.items() if limit is not None}

@@ -8,6 +8,7 @@ numbered or, below a dict, named by their path (``boxes``, ``heads.0``). None is
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,15 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         return network
     with torch.no_grad(), measuring_batch_norms(made.module, options["source"]["seed"]):
         return replace(network, example_result=network.result(example_inputs(options)))
+
+
+def main_float_type(module: nn.Module) -> str:
+    """Return the float type of most weights; empty without weights."""
+    counts: Counter[str] = Counter()
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            counts[dtype_name(tensor.dtype)] += tensor.numel()
+    return max(counts, key=counts.__getitem__, default="")
 
 
 def example_inputs(options: Mapping[str, Any]) -> dict[str, torch.Tensor]:

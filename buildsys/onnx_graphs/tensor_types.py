@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, shape_inference
 
@@ -60,6 +62,17 @@ def narrowest_float(model: ModelProto) -> str:
     """Return the float type of a graph with the fewest digits; float32 without floats."""
     found = float_types(model)
     return next((n for n in ("bfloat16", "float16", "float32", "float64") if n in found), "float32")
+
+
+def main_float_type(model: ModelProto) -> str:
+    """Return the float type of most weights; empty without weights."""
+    names = {elem_type: name for name, elem_type in ELEM_TYPES.items()}
+    names |= {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
+    counts: Counter[str] = Counter()
+    for tensor in tensors_of(model):
+        if tensor.data_type in names:
+            counts[names[tensor.data_type]] += prod(tensor.dims)
+    return max(counts, key=counts.__getitem__, default="")
 
 
 def schema_of(node: NodeProto, opsets: dict[str, int]) -> defs.OpSchema | None:

@@ -43,7 +43,7 @@ _ML_DTYPES = {
 _NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in _ML_DTYPES.items()}
 _INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 _CHUNK = 1 << 18  # elements; temporaries fit the cache: ten times faster for large weights
-_DTYPES_KEY = "__dtypes__"
+_DTYPES_KEY, _FLOAT_TYPE = "__dtypes__", "float_type"
 # earliest time of a zip entry, so that equal tensors give equal bytes
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -91,6 +91,7 @@ class Case:
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
+    float_type: str = "float32"  # of most weights
 
 
 def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
@@ -126,10 +127,17 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
     return Tensor(values.astype(dtype, copy=False), dtype)
 
 
-def save_case(path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+def save_case(
+    path: Path,
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    float_type: str = "float32",
+) -> None:
     """Write golden tensors to an .npz file deterministically."""
     named = {f"in.{name}": tensor for name, tensor in inputs.items()}
     named.update((f"out.{name}", tensor) for name, tensor in outputs.items())
+    if float_type in ("float16", "bfloat16"):
+        named[_FLOAT_TYPE] = tensor_of(np.array(float_type))
     save_tensors(path, named)
 
 
@@ -141,7 +149,8 @@ def load_case(path: Path) -> Case:
     tensors = load_tensors(path)
     inputs = {name[3:]: tensor for name, tensor in tensors.items() if name.startswith("in.")}
     outputs = {name[4:]: tensor for name, tensor in tensors.items() if name.startswith("out.")}
-    return Case(inputs, outputs)
+    float_type = str(tensors[_FLOAT_TYPE].array) if _FLOAT_TYPE in tensors else "float32"
+    return Case(inputs, outputs, float_type)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

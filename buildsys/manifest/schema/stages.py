@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from buildsys.manifest.default_limits import DEFAULT_LIMITS
 from buildsys.manifest.schema.base import (
     ALL_CASES,
     Bytes,
@@ -143,8 +144,10 @@ class QuantizeSpec(Spec):
 class Tolerance(Spec):
     """Limits for equal outputs; all must hold."""
 
-    rtol: float = Field(1e-4, ge=0, description=_RTOL)
-    cosine: float = Field(0.9999, ge=-1, le=1, description=_COSINE)
+    rtol: float | None = Field(DEFAULT_LIMITS["validate"]["rtol"], ge=0, description=_RTOL)
+    cosine: float | None = Field(
+        DEFAULT_LIMITS["validate"]["cosine"], ge=-1, le=1, description=_COSINE
+    )
     atol: float | None = Field(None, ge=0, description=_ATOL)
     top1: float | None = Field(None, ge=0, le=1, description=_TOP1)
 
@@ -152,35 +155,35 @@ class Tolerance(Spec):
 class Fp32Tolerance(Tolerance):
     """Limits of fp32 engines."""
 
-    rtol: float = Field(1e-3, ge=0, description=_RTOL)
+    rtol: float | None = Field(DEFAULT_LIMITS["fp32"]["rtol"], ge=0, description=_RTOL)
 
 
 class Fp16Tolerance(Tolerance):
     """Limits of fp16 engines."""
 
-    rtol: float = Field(2e-2, ge=0, description=_RTOL)
-    cosine: float = Field(0.999, ge=-1, le=1, description=_COSINE)
+    rtol: float | None = Field(DEFAULT_LIMITS["fp16"]["rtol"], ge=0, description=_RTOL)
+    cosine: float | None = Field(DEFAULT_LIMITS["fp16"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
 class Bf16Tolerance(Tolerance):
     """Limits of bf16 engines."""
 
-    rtol: float = Field(1e-1, ge=0, description=_RTOL)
-    cosine: float = Field(0.99, ge=-1, le=1, description=_COSINE)
+    rtol: float | None = Field(DEFAULT_LIMITS["bf16"]["rtol"], ge=0, description=_RTOL)
+    cosine: float | None = Field(DEFAULT_LIMITS["bf16"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
 class Int8Tolerance(Tolerance):
     """Limits of int8 engines."""
 
-    rtol: float = Field(2e-1, ge=0, description=_RTOL)
-    cosine: float = Field(0.99, ge=-1, le=1, description=_COSINE)
+    rtol: float | None = Field(DEFAULT_LIMITS["int8"]["rtol"], ge=0, description=_RTOL)
+    cosine: float | None = Field(DEFAULT_LIMITS["int8"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
 class Fp8Tolerance(Tolerance):
     """Limits of fp8 engines."""
 
-    rtol: float = Field(2e-1, ge=0, description=_RTOL)
-    cosine: float = Field(0.98, ge=-1, le=1, description=_COSINE)
+    rtol: float | None = Field(DEFAULT_LIMITS["fp8"]["rtol"], ge=0, description=_RTOL)
+    cosine: float | None = Field(DEFAULT_LIMITS["fp8"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
 class EngineTolerance(Spec):

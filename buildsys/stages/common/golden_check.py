@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.output_policies import compare_outputs, load_assembled
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
@@ -46,7 +47,7 @@ def check_outputs(
     ``compare`` is the job's option with the policies.
     Raises: StageError: the graph cannot run.
     """
-    limits, policies = job.options["tolerance"], job.options.get(compare, {})
+    limits, policies = golden_limits(job, golden), job.options.get(compare, {})
     assembled = load_assembled(job.inputs.get("assembled"))
     feeds = {case: tensors.inputs for case, tensors in golden.items()}
     checks = []
@@ -68,6 +69,13 @@ def check_outputs(
     return checks
 
 
+def golden_limits(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
+    """Return the limits of comparisons with golden outputs."""
+    float_type = next((case.float_type for case in golden.values()), "float32")
+    kind = job.options.get("precision", "validate")
+    return effective_limits(job.options["tolerance"], kind, float_type)
+
+
 def summarize_checks(
     job: Job, checks: Sequence[OutputCheck], golden: Mapping[str, Case]
 ) -> tuple[list[OutputCheck], dict[str, Any]]:
@@ -82,7 +90,7 @@ def summarize_checks(
         cases.setdefault(check.case, {})[check.output] = check.comparison.figures()
     return failed, {
         "cases": cases,
-        "tolerance": dict(job.options["tolerance"]),
+        "tolerance": golden_limits(job, golden),
         "failures": [check.failure() for check in failed],
     }
 

@@ -27,7 +27,7 @@ def run(job: Job) -> StageResult:
     not finite.
     """
     load = _onnx_model if "onnx" in job.options["source"] else _torch_model
-    model, weights = load(job)
+    model, weights, float_type = load(job)
     cases: dict[str, GoldenCase] = {}
     for case, dims in job.options["cases"].items():
         job.progress(f"case {case}")
@@ -51,7 +51,10 @@ def run(job: Job) -> StageResult:
                     f" in case {case}",
                     "no engine can be checked against them: change the input data or the weights",
                 )
-        save_case(job.outputs[f"case.{case}"], inputs, outputs)
+        if not float_type:  # no weights
+            floats = (tensor.dtype for tensor in inputs.values() if "float" in tensor.dtype)
+            float_type = next(floats, "float32")
+        save_case(job.outputs[f"case.{case}"], inputs, outputs, float_type)
         cases[case] = {
             "dims": dict(dims),
             "inputs": {
@@ -63,11 +66,17 @@ def run(job: Job) -> StageResult:
     return StageResult(figures={"cases": cases, "weights": weights})
 
 
-def _torch_model(job: Job) -> tuple[Model, str]:
-    """Return the PyTorch model, and the origin of its weights."""
+def _torch_model(job: Job) -> tuple[Model, str, str]:
+    """Return the PyTorch model, the origin of its weights, and its main float type."""
     import torch  # not needed for an ONNX source
 
-    from buildsys.models.torch_model import check_outputs, from_torch, make_network, to_torch
+    from buildsys.models.torch_model import (
+        check_outputs,
+        from_torch,
+        main_float_type,
+        make_network,
+        to_torch,
+    )
 
     if job.threads:
         torch.set_num_threads(job.threads)
@@ -82,18 +91,20 @@ def _torch_model(job: Job) -> tuple[Model, str]:
         check_outputs(outputs, declared, dims, arguments)
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
-    return call, network.weights
+    return call, network.weights, main_float_type(network.module)
 
 
-def _onnx_model(job: Job) -> tuple[Model, str]:
-    """Return the ONNX source in a session, and its weights' origin."""
+def _onnx_model(job: Job) -> tuple[Model, str, str]:
+    """Return the ONNX source in a session, its weights' origin, and its main float type."""
     from buildsys.backends.onnxruntime.file_versions import (
         fit_versions,
         newest_ir_version,
         newest_opset,
     )
     from buildsys.backends.onnxruntime.session import OrtGraph
+    from buildsys.onnx_graphs.emulation import emulate
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
+    from buildsys.onnx_graphs.tensor_types import float_types, main_float_type
     from buildsys.stages.operators.function_placement import add_functions
 
     name = job.options["source"]["onnx"]
@@ -112,8 +123,12 @@ def _onnx_model(job: Job) -> tuple[Model, str]:
             implementation.apply(model)
             file = Path(folder) / "model.onnx"
             save_model(model, file)
+        if "bfloat16" in float_types(header):  # ONNX Runtime has few kernels for it
+            emulated = Path(folder) / "emulated.onnx"
+            save_model(emulate(load_model(file), "bf16"), emulated)
+            file = emulated
         graph = OrtGraph(file, libraries=implementation.libraries, shown=name)
-    return lambda inputs, _dims: graph.run(inputs), f"from {name}"
+    return lambda inputs, _dims: graph.run(inputs), f"from {name}", main_float_type(header)
 
 
 def _output_figures(tensor: Tensor) -> GoldenOutput:

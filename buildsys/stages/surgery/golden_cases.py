@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.problem import suggest
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.manifest.surgery_interface import Inputs
@@ -30,6 +31,7 @@ from buildsys.manifest.value_ranges import INTEGER_RANGES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
+from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
 from buildsys.stages.common.equivalence import compare_cases, run_cases
 from buildsys.stages.surgery.edit_ports import add_outputs, cut_tensors
@@ -172,6 +174,11 @@ def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
     return StepCases(golden, expected, basis=basis)
 
 
+def _limits(job: Job, state: GraphState) -> dict[str, float | None]:
+    float_type = main_float_type(load_model(state.path, external_data=False))
+    return effective_limits(job.options.get("tolerance", {}), "validate", float_type)
+
+
 def _require_golden(job: Job, state: GraphState) -> float:
     """Check the graph's outputs before it computes others; return its worst error.
 
@@ -179,7 +186,7 @@ def _require_golden(job: Job, state: GraphState) -> float:
     """
     golden = {case: tensors.outputs for case, tensors in state.golden.items()}
     feeds = {case: tensors.inputs for case, tensors in state.golden.items()}
-    compared = compare_cases(state.computed, golden, job.options.get("tolerance", {}), feeds)
+    compared = compare_cases(state.computed, golden, _limits(job, state), feeds)
     for case, outputs in compared.items():
         for name, found in outputs.items():
             if found.problem:
@@ -276,7 +283,7 @@ def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[P
                 results[name] = tensor_of(arrays[name], dtype)
         golden[case] = Case(inputs, results)
     expected = {case: tensors.outputs for case, tensors in golden.items()}
-    limits = job.options.get("tolerance", {})
+    limits = _limits(job, state)
     return StepCases(golden, expected, limits=limits, against="the reference")
 
 

@@ -54,7 +54,8 @@ def run(job: Job) -> StageResult:
     check_file(target, "the graph after surgery")
     for case, tensors in state.golden.items():
         if f"case.{case}" in job.outputs:
-            save_case(job.outputs[f"case.{case}"], tensors.inputs, tensors.outputs)
+            float_type = golden[case].float_type  # steps do not keep it
+            save_case(job.outputs[f"case.{case}"], tensors.inputs, tensors.outputs, float_type)
     figures = _figures(before, results)
     model = load_model(target, external_data=False)
     figures["after"] = file_facts(model, target)

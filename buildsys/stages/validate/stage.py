@@ -9,6 +9,7 @@ from buildsys.report.results.validate import ValidateResult
 from buildsys.stages.common.golden_check import (
     and_more,
     check_outputs,
+    golden_limits,
     summarize_checks,
 )
 from buildsys.stages.operators.implementation import implementation_of
@@ -53,7 +54,7 @@ def run(job: Job) -> StageResult:
     worst = max(every, key=lambda check: check.comparison.relative, default=None)
     figures: ValidateResult = {
         "graphs": {graph: numbers["cases"] for graph, (_, numbers) in summaries.items()},
-        "tolerance": dict(job.options["tolerance"]),
+        "tolerance": golden_limits(job, shared),
         "worst": None if worst is None else {
             "graph": worst.graph,
             "case": worst.case,

@@ -14,6 +14,7 @@ from typing import Any
 from buildsys.backends import load_backend
 from buildsys.backends.interface import Session, uses_tf32
 from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.output_policies import (
     compare_outputs,
     load_assembled,
@@ -92,6 +93,7 @@ class _Checks:
     sentences: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)  # cases outside all explicit profiles
     hints: list[str] = field(default_factory=list)
+    limits: dict[str, float | None] = field(default_factory=dict)
 
     def name(self, case: str) -> str:
         return format_case(case, self.cases[case])
@@ -112,7 +114,7 @@ def run(job: Job) -> StageResult:
         checks = _run_cases(job, session)
     finally:
         backend.unload(session)
-    figures = _figures(job, checks)
+    figures = _figures(checks)
     if checks.sentences:
         return StageResult("failed", _reason(job, checks), _hint(job, checks), figures)
     return StageResult(figures=figures)
@@ -129,6 +131,9 @@ def _run_cases(job: Job, session: Session) -> _Checks:
         for name, case in golden.items()
     }
     checks = _Checks(job.options["cases"], [dict(ranges) for ranges in session.profiles])
+    float_type = next((case.float_type for case in golden.values()), "float32")
+    precision = job.options["engine"]["precision"]
+    checks.limits = effective_limits(job.options["tolerance"], precision, float_type)
     runs = plan_runs(checks.profiles, shapes)
     covered, used = {run.case for run in runs}, {run.profile for run in runs}
     outside = [case for case in checks.cases if case not in covered]
@@ -178,7 +183,7 @@ def _compare_run(
     compared = compare_outputs(
         ours,
         theirs,
-        job.options["tolerance"],
+        checks.limits,
         job.options.get("compare"),
         inputs=golden.inputs,
         assembled=load_assembled(job.inputs.get("assembled")),
@@ -204,7 +209,7 @@ def _compare_run(
     save_tensors(file, tensors | {f"actual.{name}": actual[name] for name in failed})
 
 
-def _figures(job: Job, checks: _Checks) -> VerifyResult:
+def _figures(checks: _Checks) -> VerifyResult:
     """Return the figures of every case and every profile.
 
     A case has those of its worst profile.
@@ -249,7 +254,7 @@ def _figures(job: Job, checks: _Checks) -> VerifyResult:
         figures["warnings"] = [
             f"these cases fit none of the engine's profiles and are not run: {names}"
         ]
-    figures["tolerance"] = dict(job.options["tolerance"])
+    figures["tolerance"] = checks.limits
     figures["failures"] = checks.failures
     return figures
 

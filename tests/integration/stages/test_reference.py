@@ -76,6 +76,33 @@ def test_the_shipped_linear_layer_gives_the_sums_of_its_weights(tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("network", "dtype", "expected"),
+    [
+        ("Linear(4, 3)", "float32", "float32"),
+        ("Linear(4, 3).half()", "float16", "float16"),
+        ("Linear(4, 3).bfloat16()", "bfloat16", "bfloat16"),
+        ("Sequential(Linear(4, 3), Scaled())", "float32", "float32"),
+        ("Softmax(1)", "float16", "float16"),
+    ],
+)
+def test_golden_files_name_the_float_type_of_most_weights(
+    tmp_path: Path, network: str, dtype: str, expected: str
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\nfrom torch.nn import *\n"
+        "class Scaled(Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('scale', torch.ones(1).half())\n"
+        "    def forward(self, x): return x * self.scale.float()\n"
+        f"def make(): return {network}\n"
+    )
+    inputs = {"x": {"shape": ["batch", 4], "dtype": dtype}}
+    run(tmp_path, "", tmp_path, source={"python": "net.py:make"}, inputs=inputs)
+    assert case_of(tmp_path).float_type == expected
+
+
 def test_a_network_file_may_import_old_names_of_torch(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\n"

@@ -13,7 +13,7 @@ from small_graphs import CASES, conv_bn, data_role, make_model, weights, write
 
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_case, tensor_of
+from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors, save_case, tensor_of
 from buildsys.stages.simplify.stage import random_inputs
 from buildsys.stages.validate import stage as validate
 from buildsys.workers.job import Job
@@ -95,6 +95,28 @@ def test_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
     allowed = {"y": {"policy": "auto", "allow_zero": True}}
     result = validate.run(replace(job, options={**job.options, "compare": allowed}))
     assert result.status == "passed", result.reason
+
+
+@pytest.mark.parametrize(
+    ("float_type", "rtol", "status"),
+    [("float32", None, "failed"), ("float16", None, "passed"), ("float16", 1e-4, "failed")],
+)
+def test_the_default_limit_is_not_tighter_than_the_rounding_of_the_network(
+    tmp_path: Path, float_type: str, rtol: float | None, status: str
+) -> None:
+    model = conv_bn()
+    cases = golden(tmp_path, model)
+    for path in cases.values():
+        case = load_case(path)
+        y = case.outputs["y"].array
+        rounded = {"y": tensor_of(y + np.float32(2**-9) * np.abs(y).max())}  # 2 eps of float16
+        save_case(path, case.inputs, rounded, float_type)
+    job = validate_job(tmp_path, model, model, cases)
+    limits = {**TOLERANCE, "rtol": rtol}
+    result = validate.run(replace(job, options={**job.options, "tolerance": limits}))
+    assert result.status == status, result.reason
+    expected = rtol or (8 * 2**-10 if float_type == "float16" else 1e-4)
+    assert result.figures["tolerance"] == {**limits, "rtol": expected}
 
 
 def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:

@@ -191,9 +191,15 @@ def test_engine_entries_of_every_form(project):
     assert model.origins["engines.1.name"] == "configs/models/net.yaml:9"
 
 
-def test_a_partial_tolerance_keeps_the_rest_of_its_precision(project):
-    project.model("verify: {fp16: {rtol: 0.5}}")
-    assert project.load().models["net"].data["verify"]["fp16"]["cosine"] == 0.999
+def test_limits_that_are_not_set_are_left_to_the_network_types(project):
+    project.model("verify: {fp16: {rtol: 0.5}}\nvalidate: {cosine: 0.9999}\n")
+    data = project.load().models["net"].data
+    limits = [data["validate"], data["verify"]["fp16"], data["verify"]["fp32"]]
+    assert [(one["rtol"], one["cosine"]) for one in limits] == [
+        (None, 0.9999),
+        (0.5, None),
+        (None, None),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""Default limits of comparisons with the golden outputs.
+
+Limits without a value in the manifest are at least as wide as the rounding of the network's own
+floats. Two correct implementations of a 16-bit network round each result to the nearest value, by
+up to eps / 2, in another order. Such errors add up like the square root of their number: 256
+operations in a row give 16 * eps / 2, which is 0.8 % in float16 and 6 % in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DEFAULT_LIMITS: Mapping[str, Mapping[str, float]] = {
+    "validate": {"rtol": 1e-4, "cosine": 0.9999},
+    # engines by precision
+    "fp32": {"rtol": 1e-3, "cosine": 0.9999},
+    "fp16": {"rtol": 2e-2, "cosine": 0.999},
+    "bf16": {"rtol": 1e-1, "cosine": 0.99},
+    "int8": {"rtol": 2e-1, "cosine": 0.99},
+    "fp8": {"rtol": 2e-1, "cosine": 0.98},
+}
+_EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_ROUNDINGS = 16 / 2  # eps of 256 operations in a row
+
+
+def effective_limits(
+    given: Mapping[str, float | None], kind: str, float_type: str
+) -> dict[str, float | None]:
+    """Return the limits of the manifest, completed by defaults.
+
+    ``kind`` is ``validate`` or an engine's precision, ``float_type`` that of most weights.
+    """
+    rounding, least = _ROUNDINGS * _EPS.get(float_type, 0.0), DEFAULT_LIMITS[kind]
+    defaults = {
+        "rtol": max(least["rtol"], rounding),
+        # of an output in which every element differs by ``rounding``
+        "cosine": min(least["cosine"], 1 - rounding**2 / 2),
+    }
+    return {
+        **given,
+        **{name: value for name, value in defaults.items() if given.get(name) is None},
+    }

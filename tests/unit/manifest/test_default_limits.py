@@ -1,0 +1,46 @@
+"""Default limits are no tighter than the rounding of a network's floats."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildsys.manifest.default_limits import DEFAULT_LIMITS, effective_limits
+from buildsys.manifest.schema.model import ModelSpec
+
+UNSET = {"rtol": None, "cosine": None, "atol": None, "top1": None}
+
+
+@pytest.mark.parametrize("kind", DEFAULT_LIMITS)
+def test_float32_networks_have_the_limits_of_the_schema(kind: str) -> None:
+    assert effective_limits(UNSET, kind, "float32") == {**UNSET, **DEFAULT_LIMITS[kind]}
+    spec = {"model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}}}
+    resolved = ModelSpec.model_validate(spec).model_dump(by_alias=True)
+    section = resolved["validate"] if kind == "validate" else resolved["verify"][kind]
+    assert {name: section[name] for name in ("rtol", "cosine")} == DEFAULT_LIMITS[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "float_type", "rtol", "cosine"),
+    [
+        ("validate", "float16", 8 * 2**-10, 0.9999),
+        ("fp32", "float16", 8 * 2**-10, 0.9999),
+        ("fp16", "float16", 2e-2, 0.999),
+        ("validate", "bfloat16", 8 * 2**-7, 1 - 0.0625**2 / 2),
+        ("bf16", "bfloat16", 1e-1, 0.99),
+        ("int8", "float16", 2e-1, 0.99),
+        ("validate", "float64", 1e-4, 0.9999),
+    ],
+)
+def test_16_bit_networks_have_wider_limits(
+    kind: str, float_type: str, rtol: float, cosine: float
+) -> None:
+    found = effective_limits(UNSET, kind, float_type)
+    assert (found["rtol"], found["cosine"]) == (rtol, cosine)
+
+
+def test_limits_of_the_manifest_are_used_as_they_are() -> None:
+    given = {"rtol": 1e-5, "cosine": 0.99999, "atol": 1e-3, "top1": 1.0}
+    assert effective_limits(given, "validate", "float16") == given
+    only_rtol = effective_limits({**UNSET, "rtol": 0.0}, "validate", "bfloat16")
+    assert only_rtol["rtol"] == 0.0
+    assert only_rtol["cosine"] == 1 - 0.0625**2 / 2
