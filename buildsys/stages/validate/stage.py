@@ -12,6 +12,7 @@ from buildsys.stages.common.golden_check import (
     golden_limits,
     summarize_checks,
 )
+from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
@@ -44,10 +45,11 @@ def run(job: Job) -> StageResult:
     checks = {}
     for graph in _GRAPHS:
         job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
-        opened = open_graph(job, job.inputs[f"{graph}.model"])
+        path = job.inputs[f"{graph}.model"]
+        opened, noise = open_graph(job, path), RoundingNoise(job, path)
         is_changed = graph == "simplified" and "simplified_cases" in job.options
         compare = "compare_simplified" if is_changed else "compare"
-        checks[graph] = check_outputs(job, graph, opened, golden[graph], compare)
+        checks[graph] = check_outputs(job, graph, opened, golden[graph], compare, noise)
     summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in _GRAPHS}
     failed = [check for found, _ in summaries.values() for check in found]
     every = [check for graph in _GRAPHS for check in checks[graph]]

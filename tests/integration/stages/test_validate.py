@@ -119,6 +119,48 @@ def test_the_default_limit_is_not_tighter_than_the_rounding_of_the_network(
     assert result.figures["tolerance"] == {**limits, "rtol": expected}
 
 
+def cancelling(scale: float) -> onnx.ModelProto:
+    """Return x * scale - x * (scale - 0.1): rounding errors grow by 10 * scale."""
+    shape = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    factors = {"high": np.full((3, 1, 1), scale), "low": np.full((3, 1, 1), scale - 0.1)}
+    nodes = [
+        helper.make_node("Mul", ["x", "high"], ["more"]),
+        helper.make_node("Mul", ["x", "low"], ["less"]),
+        helper.make_node("Sub", ["more", "less"], ["y"]),
+    ]
+    values = {name: array.astype(np.float32) for name, array in factors.items()}
+    return make_model(nodes, {"x": shape}, {"y": shape}, values)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "rtol", "status"),
+    [
+        (100.3, 3e-4, None, "passed"),
+        (100.3, 3e-4, 1e-4, "failed"),  # as the manifest says
+        (100.3, 3e-3, None, "failed"),  # beyond the noise
+        (3000.3, 3e-3, None, "failed"),  # within the noise, but ten times the limit
+        (0.3, 3e-4, None, "failed"),  # stable
+    ],
+)
+def test_errors_within_the_rounding_noise_of_a_network_pass(
+    tmp_path: Path, scale: float, error: float, rtol: float | None, status: str
+) -> None:
+    model = cancelling(scale)
+    cases = golden(tmp_path, model)
+    for path in cases.values():
+        case = load_case(path)
+        y = case.outputs["y"].array
+        save_case(path, case.inputs, {"y": tensor_of(y + np.float32(error) * np.abs(y).max())})
+    job = validate_job(tmp_path, model, model, cases)
+    limits = {**TOLERANCE, "rtol": rtol}
+    result = validate.run(replace(job, options={**job.options, "tolerance": limits}))
+    assert result.status == status, result.reason
+    found = result.figures["graphs"]["exported"]["odd"]["y"]
+    assert found.get("note", "").startswith("its relative error 3.0e-04 is beyond 0.0001") is (
+        status == "passed"
+    )
+
+
 def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:
     model, wrong = conv_bn(), conv_bn()
     fc = next(tensor for tensor in wrong.graph.initializer if tensor.name == "fc")

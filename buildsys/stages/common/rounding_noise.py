@@ -1,0 +1,117 @@
+"""Rounding noise of a graph: how far the last bits of its numbers move its outputs.
+
+Rounding the result of an operation has the effect of a small change of its operands (backward
+error analysis), so two right implementations differ about as much as one of them does after a
+change of all weights and inputs in the last bit (Monte Carlo arithmetic). A network that amplifies
+rounding, e.g. by subtracting similar numbers, cannot be compared more exactly than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from buildsys.onnx_graphs.onnx_file import load_model
+from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
+from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensors import Array, Tensor
+from buildsys.stages.operators.open_graph import open_graph
+from buildsys.workers.job import Job
+
+Tensors = Mapping[str, Tensor]
+_DRAWS = 3
+_FACTOR = 4.0  # times the noise: both sides round, at more places than weights and inputs
+_MOST = 10.0  # times the limit: errors beyond it are never excused
+_EXACT = 256.0  # multiples of 1/256 are not rounded numbers but sizes, scales and thresholds
+_BITS = {
+    "float16": np.uint16, "bfloat16": np.uint16, "float32": np.uint32, "float64": np.uint64,
+}  # fmt: skip
+_ELEM_TYPES = {
+    TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoundingNoise:
+    """Rounding noise of a graph's file, measured for errors that exceed a limit."""
+
+    job: Job
+    path: Path
+
+    def excuse(
+        self,
+        compared: Mapping[str, Comparison],
+        actual: Tensors,
+        expected: Tensors,
+        limits: Mapping[str, float | None],
+        policies: Mapping[str, Policy],
+        *,
+        inputs: Tensors,
+        assembled: Collection[str] = (),
+    ) -> dict[str, Comparison]:
+        """Return ``compared`` with the errors passed that the noise explains.
+
+        Such an error is at most ``_FACTOR`` times the noise and ``_MOST`` times ``rtol``; the other
+        limits hold. Nothing is run if another limit is broken.
+        """
+        rtol = limits["rtol"]
+        failed = [name for name, comparison in compared.items() if not comparison.passed]
+        if not failed or not rtol:
+            return dict(compared)
+
+        def compare(a: Tensors, b: Tensors, limit: float) -> dict[str, Comparison]:
+            wider = {**limits, "rtol": limit}
+            return compare_outputs(a, b, wider, policies, inputs=inputs, assembled=assembled)
+
+        widest = compare(actual, expected, _MOST * rtol)
+        failed = [name for name in failed if widest[name].passed]
+        noise = dict.fromkeys(failed, 0.0)
+        for draw in range(_DRAWS if failed else 0):
+            found = self._nudged_outputs(inputs, draw)
+            for name, moved in compare(found, actual, _MOST * rtol).items():
+                if name in noise:
+                    noise[name] = max(noise[name], moved.relative)
+        excused = dict(compared)
+        for name, moved_by in noise.items():
+            again = compare(actual, expected, min(max(rtol, _FACTOR * moved_by), _MOST * rtol))
+            if again[name].passed:
+                note = (
+                    f"its relative error {again[name].relative:.1e} is beyond {rtol:g}, but a"
+                    f" change of the last bits moves this output by {moved_by:.1e}"
+                )
+                excused[name] = replace(again[name], note=note)
+        return excused
+
+    def _nudged_outputs(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
+        rng, model = np.random.default_rng(draw), load_model(self.path)
+        for tensor in model.graph.initializer:
+            if dtype := _ELEM_TYPES.get(tensor.data_type):
+                values = numpy_helper.to_array(tensor)
+                bits = nudge(values.view(_BITS[dtype]), values.astype(np.float64), rng)
+                changed = numpy_helper.from_array(bits.view(values.dtype), tensor.name)
+                tensor.CopyFrom(changed)
+        feeds = {
+            name: Tensor(_nudged_input(tensor, rng), tensor.dtype)
+            if tensor.dtype in _BITS
+            else tensor
+            for name, tensor in inputs.items()
+        }
+        return open_graph(self.job, model).run(feeds)
+
+
+def _nudged_input(tensor: Tensor, rng: np.random.Generator) -> Array:
+    bits = tensor.array.view(_BITS[tensor.dtype])
+    return nudge(bits, tensor.values().astype(np.float64), rng).view(tensor.array.dtype)
+
+
+def nudge(bits: Array, values: Array, rng: np.random.Generator) -> Array:
+    """Return the bits of the next larger or smaller magnitudes, drawn for each value."""
+    is_rounded = np.isfinite(values) & (values * _EXACT != np.round(values * _EXACT))
+    step = rng.integers(0, 2, bits.shape, dtype=np.int8).astype(bool)
+    one = bits.dtype.type(1)
+    return np.where(is_rounded, np.where(step, bits + one, bits - one), bits)
