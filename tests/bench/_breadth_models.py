@@ -110,35 +110,20 @@ SUITES = {
 }
 
 
-class Detector(nn.Module):
-    """A detector of one image, without the lists of its interface."""
+class Called(nn.Module):
+    """A network with tensors only, for the plain script; ``names`` are its inputs."""
 
-    def __init__(self, detector: nn.Module) -> None:
+    def __init__(self, network: nn.Module, call: dict[str, Any], names: tuple[str, ...]) -> None:
         super().__init__()
-        self.detector = detector
+        self.network, self.call, self.names = network, call, names
 
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(self.detector([image])[0].values())
-
-
-class Segmentation(nn.Module):
-    """A segmentation without the dict of its interface."""
-
-    def __init__(self, segmentation: nn.Module) -> None:
-        super().__init__()
-        self.segmentation = segmentation
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.segmentation(image)["out"]
-
-
-class Flow(nn.Module):
-    def __init__(self, flow: nn.Module) -> None:
-        super().__init__()
-        self.flow = flow
-
-    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        return self.flow(first, second, num_flow_updates=2)[-1]
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        given = dict(zip(self.names, tensors, strict=True))
+        positional = [
+            [given[name] for name in value] if isinstance(value, list) else given[value]
+            for value in self.call["args"]
+        ]
+        return self.network(*positional, **self.call.get("kwargs", {}))
 
 
 class FirstOutput(nn.Module):
@@ -176,12 +161,7 @@ def make(suite: str, name: str) -> nn.Module:
         kwargs |= DETECTION[name]
         if "ssd" not in name:
             kwargs |= {"min_size": IMAGE, "max_size": IMAGE}
-    network = models.get_model(name, **kwargs)
-    return (
-        {"detection": Detector, "flow": Flow}.get(suite, nn.Identity().__class__)(network)
-        if (suite in ("detection", "flow"))
-        else network
-    )
+    return models.get_model(name, **kwargs)
 
 
 def inputs_of(suite: str, name: str) -> dict[str, dict[str, Any]]:
@@ -214,6 +194,14 @@ def inputs_of(suite: str, name: str) -> dict[str, dict[str, Any]]:
     return inputs
 
 
+def call_of(suite: str) -> dict[str, Any] | None:
+    """Return the section ``call`` of a model's manifest."""
+    return {
+        "detection": {"args": [["image"]]},  # a list of images
+        "flow": {"args": ["first", "second"], "kwargs": {"num_flow_updates": 2}},
+    }.get(suite)
+
+
 def dims_of(inputs: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Return the section ``dims`` for inputs."""
     ranges = {
@@ -239,6 +227,8 @@ def manifest_of(suite: str, name: str, exporter: str) -> dict[str, Any]:
     }
     if dims := dims_of(inputs):
         manifest["dims"] = dims
+    if call := call_of(suite):
+        manifest["call"] = call
     if suite == "detection":
         manifest["outputs"] = detection_outputs(name)
     return manifest
