@@ -1,8 +1,9 @@
 """Networks with named inputs and outputs, as declared in a manifest.
 
-Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that keyword. Forward
-may return a tensor, or nested tuples, lists, dicts and dataclasses of tensors; the tensors are
-numbered or, below a dict, named by their path (``boxes``, ``heads.0``). None is left out.
+Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that keyword, or as
+``call`` arranges them. Forward may return a tensor, or nested tuples, lists, dicts and dataclasses
+of tensors; the tensors are numbered or, below a dict, named by their path (``boxes``, ``heads.0``).
+None is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.models.call_arguments import arranged, call_hint
 from buildsys.models.random_weights import measuring_batch_norms
 from buildsys.models.torch_sources import make_module
 from buildsys.models.user_code import reraise_as_stage_error, with_article
@@ -45,12 +47,13 @@ class Network:
     declared: Mapping[str, Mapping[str, Any]]  # output -> {key, …}; empty: as forward returns
     project: Path
     weights: str  # their origin, for the report
+    call: Mapping[str, Any] | None = None  # the manifest's section
     example_result: Any = None  # of forward, if the example had to run for batch norms
 
-    def arguments(
-        self, inputs: Tensors
-    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of forward."""
+        if self.call is not None:
+            return arranged(self.call, inputs)
         positional = tuple(inputs[name] for name, key in self.keywords.items() if key is None)
         named = {key: inputs[name] for name, key in self.keywords.items() if key is not None}
         return positional, named
@@ -62,8 +65,13 @@ class Network:
         """
         positional, named = self.arguments(inputs)
         what = f"forward of {type(self.module).__name__} failed on {_describe(inputs)}"
-        with reraise_as_stage_error(what, self.project):
-            return self.module(*positional, **named)
+        try:
+            with reraise_as_stage_error(what, self.project):
+                return self.module(*positional, **named)
+        except StageError as error:
+            if error.hint or self.call is not None:
+                raise
+            raise StageError(error.problem, call_hint(self.module, inputs)) from error
 
     def __call__(self, inputs: Tensors) -> dict[str, torch.Tensor]:
         """Return the outputs by name, in the manifest's order.
@@ -80,7 +88,9 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
     """
     made = make_module(options["source"], project)
     keywords = {name: signature["keyword"] for name, signature in options["inputs"].items()}
-    network = Network(made.module, keywords, options["outputs"], project, made.weights)
+    network = Network(
+        made.module, keywords, options["outputs"], project, made.weights, options.get("call")
+    )
     if not made.needs_statistics:
         return network
     with torch.no_grad(), measuring_batch_norms(made.module, options["source"]["seed"]):
@@ -121,7 +131,9 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
         if not isinstance(leaf, torch.Tensor):
             raise StageError(
                 f"forward returned {with_article(type(leaf).__name__)} as output {path or index};"
-                " only tensors can be outputs"
+                " only tensors can be outputs",
+                "let the callable of source.python return a module that calls this network and"
+                " returns tensors",
             )
         found[path if is_mapping else f"output{index}"] = leaf
     if not found:

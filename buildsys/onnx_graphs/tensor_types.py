@@ -66,7 +66,7 @@ def narrowest_float(model: ModelProto) -> str:
 
 def main_float_type(model: ModelProto) -> str:
     """Return the float type of most weights; empty without weights."""
-    names = {elem_type: name for name, elem_type in ELEM_TYPES.items()}
+    names: dict[int, str] = {elem_type: name for name, elem_type in ELEM_TYPES.items()}
     names |= {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
     counts: Counter[str] = Counter()
     for tensor in tensors_of(model):

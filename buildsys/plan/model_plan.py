@@ -55,6 +55,8 @@ class ModelPlan:
                     for n, t in spec["outputs"].items()
                 },
             }
+            if spec["call"]:
+                self.network_options["call"] = spec["call"]
             if "python" in source:
                 self.network_sources = (source["python"].rpartition(":")[0],)
             torchvision = ("torchvision",) if "torchvision" in source else ()

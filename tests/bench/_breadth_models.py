@@ -154,14 +154,18 @@ def make(suite: str, name: str) -> nn.Module:
         return FirstOutput(AutoModel.from_config(config), tuple(inputs_of(suite, name)))
     from torchvision import models
 
-    kwargs: dict[str, Any] = {"weights": None}
+    random: dict[str, Any] = {"weights": None}
     if suite in ("detection", "segmentation"):
-        kwargs["weights_backbone"] = None
-    if suite == "detection":
-        kwargs |= DETECTION[name]
-        if "ssd" not in name:
-            kwargs |= {"min_size": IMAGE, "max_size": IMAGE}
-    return models.get_model(name, **kwargs)
+        random["weights_backbone"] = None
+    return models.get_model(name, **random, **torchvision_kwargs(suite, name))
+
+
+def torchvision_kwargs(suite: str, name: str) -> dict[str, Any]:
+    """Return the arguments of a model's builder."""
+    if suite != "detection":
+        return {}
+    sizes = {} if "ssd" in name else {"min_size": IMAGE, "max_size": IMAGE}
+    return {**DETECTION[name], **sizes}
 
 
 def inputs_of(suite: str, name: str) -> dict[str, dict[str, Any]]:
@@ -217,10 +221,11 @@ def manifest_of(suite: str, name: str, exporter: str) -> dict[str, Any]:
     inputs = inputs_of(suite, name)
     manifest: dict[str, Any] = {
         "model": name.replace(".", "_"),
-        "source": {
-            "python": "breadth_models.py:make",
-            "kwargs": {"suite": suite, "name": name},
-        },
+        "source": (
+            {"python": "breadth_models.py:make", "kwargs": {"suite": suite, "name": name}}
+            if suite in ("timm", "transformers")
+            else {"torchvision": name, "kwargs": torchvision_kwargs(suite, name)}
+        ),
         "inputs": inputs,
         "engines": [{"name": "ort", "backend": "onnxruntime"}],
         "export": {"exporter": exporter, "opset": OPSET[exporter]},

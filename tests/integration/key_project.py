@@ -124,6 +124,7 @@ TRACED_YAML = """\
 model: traced
 source: {python: plugins/models/other.py:Other, randomize: true}
 inputs: {x: {shape: [2, 4]}}
+call: {args: [x]}
 outputs: {y: {shape: [2, 3]}}
 export: {exporter: dynamo, opset: 18}
 translations: [{op: "aten::linear", function: "plugins/translations/linear.py:linear"}]

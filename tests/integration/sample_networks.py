@@ -159,6 +159,14 @@ class InPlace(nn.Module):
         return x.mul_(2)
 
 
+class ListOfTensors(nn.Module):
+    def forward(
+        self, terms: list[torch.Tensor], bias: torch.Tensor | None, *, scale: float
+    ) -> torch.Tensor:
+        total = scale * torch.stack(terms).sum(0)
+        return total if bias is None else total + bias
+
+
 class KeywordOrder(nn.Module):
     def forward(self, b: torch.Tensor, *, a: torch.Tensor) -> torch.Tensor:
         return a - 2 * b

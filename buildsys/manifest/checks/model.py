@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.checks.engines import (
@@ -19,6 +20,7 @@ from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_prob
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems, suggest
 from buildsys.manifest.value_ranges import data_problem
+from buildsys.manifest.value_tree import FieldPath
 
 _IGNORED_BY = {  # exporter -> option -> what to do instead
     "torchscript": {
@@ -48,6 +50,7 @@ def check_model(view: ManifestView) -> Problems:
         _simplify,
         _dims,
         _tensors,
+        _call,
         _comparisons,
         bench_problems,
         profile_problems,
@@ -138,6 +141,43 @@ def _tensors(view: ManifestView) -> Problems:
         if name in view.map("inputs"):
             text = f'an input is already named "{name}"'
             yield view.problem(("outputs", name), text, "rename one of them", of_key=True)
+
+
+def _call(view: ManifestView) -> Problems:
+    if not view.map("call"):
+        return
+    if "onnx" in view.map("source"):
+        text = "an ONNX source takes its inputs by name"
+        yield view.problem(("call",), text, "remove it", of_key=True)
+        return
+    inputs, used = view.map("inputs"), set()
+    for path, name in _named_inputs(view, ("call",), view.map("call")):
+        used.add(name)
+        if name not in inputs:
+            hint = suggest(name, inputs, what="inputs")
+            if not hint.startswith("did you mean"):
+                hint += f"; a string is {{text: {name}}}"
+            yield view.problem(path, f'no input is named "{name}"', hint)
+    is_known = view.is_known("call") and used <= inputs.keys()  # else a misspelled name is unused
+    for name in inputs:
+        if view.get("inputs", name, "keyword") is not None:
+            text = "call has the arguments of forward"
+            yield view.problem(("inputs", name, "keyword"), text, "remove it", of_key=True)
+        elif name not in used and is_known:
+            text = f'call does not use the input "{name}"'
+            yield view.problem(("call",), text, "add it, or remove the input", of_key=True)
+
+
+def _named_inputs(
+    view: ManifestView, path: FieldPath, value: Any
+) -> Iterator[tuple[FieldPath, str]]:
+    """Yield place and name of the inputs in the arguments of a call."""
+    if isinstance(value, str):
+        yield path, value
+    if isinstance(value, list) or (isinstance(value, dict) and value.keys() != {"text"}):
+        members = value.items() if isinstance(value, dict) else enumerate(value)
+        for step, member in members:
+            yield from _named_inputs(view, (*path, step), member)
 
 
 def _comparisons(view: ManifestView) -> Problems:

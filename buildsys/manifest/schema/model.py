@@ -10,7 +10,7 @@ from pydantic import Field
 
 from buildsys.manifest.schema.base import DimName, Name, Seconds, Spec, Stage, TensorName, section
 from buildsys.manifest.schema.engines import Engine
-from buildsys.manifest.schema.network import DimSpec, InputSpec, OutputSpec, Source
+from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec, Source
 from buildsys.manifest.schema.operators import OperatorSpec, SymbolicSpec, TranslationSpec
 from buildsys.manifest.schema.stages import (
     BenchSpec,
@@ -33,6 +33,9 @@ class ModelSpec(Spec):
     description: str = Field("", description="One sentence about the model, for the report.")
     source: Source = Field(description="Origin of the network: torchvision, python or onnx.")
     inputs: dict[TensorName, InputSpec] = Field(min_length=1, description="Inputs in graph order.")
+    call: CallSpec | None = Field(
+        None, description="Arguments of forward(); default: the inputs in order, or by `keyword`."
+    )
     outputs: dict[TensorName, OutputSpec] = Field(
         {}, description="Outputs in order; default: as returned by the model."
     )

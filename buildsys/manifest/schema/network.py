@@ -252,6 +252,19 @@ Compare = Annotated[
 ]
 
 
+class CallSpec(Spec):
+    """The arguments of forward(), for networks that take lists, dicts or other values.
+
+    A string is the name of an input. Lists and maps stay lists and dicts, `{tuple: [...]}` is a
+    tuple and `{text: ...}` a string; other values are passed as they are.
+    """
+
+    args: tuple[Any, ...] = Field((), description="Positional arguments.")
+    kwargs: dict[Annotated[str, Field(pattern=WORD_PATTERN)], Any] = Field(
+        {}, description="Keyword arguments."
+    )
+
+
 class OutputSpec(Spec):
     """One output of the model."""
 

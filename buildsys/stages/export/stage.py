@@ -176,7 +176,7 @@ def _export_request(network: Network, options: Mapping[str, Any], path: Path) ->
             )
     results = result if isinstance(result, tuple | list) else (result,)
     is_flat = all(isinstance(each, torch.Tensor) for each in results)
-    by_position = is_flat and not any(network.keywords.values())
+    by_position = is_flat and network.call is None and not any(network.keywords.values())
     return ExportRequest(
         module=network.module if by_position else FlatCall(network),
         arguments=tuple(inputs.values()),

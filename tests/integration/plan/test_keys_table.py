@@ -268,6 +268,9 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "verify int8": in_manifest("rtol: 2.0e-1", "rtol: 3.0e-1", SMALL),
     "seed": in_manifest("seed: 0", "seed: 1"),
     "keyword": in_manifest("data: {npz: data/x.npz}", "keyword: x, data: {npz: data/x.npz}"),
+    "call": in_manifest(
+        "call: {args: [x]}", "call: {kwargs: {input: x}}", "configs/models/traced.yaml"
+    ),
     "symbolic opset": in_manifest("opset: 9}]", "opset: 10}]"),
     "symbolic file": lambda bench, patch: bench.project.append(
         "plugins/lib/written.py", "# a comment\n"

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -19,6 +20,7 @@ from buildsys.backends.onnxruntime.file_versions import newest_ir_version, newes
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
+from buildsys.onnx_graphs.tensors import tensor_of
 from buildsys.stages.export import stage as export
 from buildsys.stages.export import torchscript, trial
 from buildsys.stages.export.failures import export_failure
@@ -72,6 +74,17 @@ def test_figures_describe_the_file(tmp_path: Path) -> None:
     assert figures["producer"].startswith("pytorch ")
     assert figures["weights"] == f"initialized by {NETWORKS}:Affine (torch seed 0)"
     assert json.loads(json.dumps(figures)) == figures
+
+
+@pytest.mark.parametrize("export", [{}, dynamo()], ids=["torchscript", "dynamo"])
+def test_arguments_in_a_list(tmp_path: Path, export: dict[str, Any]) -> None:
+    call = {"args": [["a", "b"], None], "kwargs": {"scale": 2.0}}
+    inputs = {"a": {"shape": ["batch", 4]}, "b": {"shape": ["batch", 4]}}
+    run(tmp_path, "ListOfTensors", inputs=inputs, call=call, export=export)
+    a, b = np.ones((5, 4), np.float32), np.full((5, 4), 3, np.float32)
+    graph = OrtGraph(tmp_path / "m/export/model.onnx")
+    (found,) = graph.run({"a": tensor_of(a), "b": tensor_of(b)}).values()
+    assert np.array_equal(found.array, 2 * (a + b))
 
 
 def test_nested_outputs_keywords_and_order(tmp_path: Path) -> None:

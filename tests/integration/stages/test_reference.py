@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import yaml
 from onnx import TensorProto, helper
 from sample_networks import Affine
 from small_graphs import conv_bn, make_model
@@ -149,6 +150,67 @@ def test_a_forward_that_writes_into_its_input_does_not_change_the_golden_input(
     run(tmp_path, "InPlace")
     golden = case_of(tmp_path)
     assert np.array_equal(golden.outputs["output0"].array, 2 * golden.inputs["x"].array)
+
+
+STRUCTURED = """\
+import torch
+
+
+class Structured(torch.nn.Module):
+    def forward(self, images, state=None, *, heads, reduction="sum"):
+        assert isinstance(images, list) and isinstance(state, tuple | None)
+        assert isinstance(heads, dict)
+        mean = reduction == "mean"
+        stacked = torch.stack(images)
+        x = stacked.mean(0) if mean else stacked.sum(0)
+        return x * heads["scale"] + (0 if state is None else state[0] - state[1])
+
+
+class Listed(torch.nn.Module):
+    def forward(self, images):
+        if isinstance(images, torch.Tensor):
+            raise TypeError("images must be a list")
+        return torch.stack(images).sum(0)
+"""
+HEADS = {"scale": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ({"args": [["a", "b"]], "kwargs": {"heads": HEADS}}, lambda a, b: 3 * (a + b)),
+        ({"args": [["a"], None], "kwargs": {"heads": {"scale": "b"}}}, lambda a, b: a * b),
+        (
+            {"args": [["a"], {"tuple": ["b", "a"]}], "kwargs": {"heads": HEADS}},
+            lambda a, b: 2 * a + b,
+        ),
+        (
+            {
+                "args": [["a", "b"]],
+                "kwargs": {"heads": HEADS, "reduction": {"text": "mean"}},
+            },
+            lambda a, b: 1.5 * (a + b),
+        ),
+    ],
+)
+def test_arguments_of_any_structure(tmp_path: Path, call: Any, expected: Any) -> None:
+    (tmp_path / "net.py").write_text(STRUCTURED)
+    inputs = {"a": {"shape": ["batch", 4]}, "b": {"shape": ["batch", 4]}}
+    source = {"python": "net.py:Structured"}
+    run(tmp_path, "", tmp_path, source=source, inputs=inputs, call=call, outputs={"y": {}})
+    case = case_of(tmp_path)
+    a, b = (case.inputs[name].array for name in "ab")
+    assert np.allclose(case.outputs["y"].array, expected(a, b), atol=1e-6)
+
+
+def test_a_network_that_takes_a_list_names_the_call_that_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(STRUCTURED)
+    source = {"python": "net.py:Listed"}
+    with pytest.raises(StageError, match="images must be a list") as error:
+        run(tmp_path, "", tmp_path, source=source)
+    assert error.value.hint == "forward takes a list: call: {args: [[x]]}"
+    call = yaml.safe_load(error.value.hint.partition("call: ")[2])
+    run(tmp_path, "", tmp_path, source=source, call=call)
 
 
 def test_keywords_go_to_their_parameters(tmp_path: Path) -> None:

@@ -281,6 +281,43 @@ def test_a_keyword_used_twice(project):
 
 
 @pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("{args: [[a, bb]]}", 'call.args.0.1: no input is named "bb"; did you mean b?'),
+        (
+            "{args: [a, b, mean]}",
+            'call.args.2: no input is named "mean"; inputs: a, b; a string is {text: mean}',
+        ),
+        ("{args: [a, null]}", 'call: call does not use the input "b"; add it, or remove the input'),
+        ("{kwargs: {a-b: a}, args: [b, a]}", "call.kwargs.a-b: expected a word of letters, digits"),
+        ("{arguments: [a, b]}", "call.arguments: unknown field; did you mean args?"),
+        ("[a, b]", "call: expected a map, found a list"),
+    ],
+)
+def test_an_invalid_call(project, call, expected):
+    project.write(
+        NET,
+        f"model: net\nsource: {{torchvision: resnet18}}\ncall: {call}\n"
+        "inputs: {a: {shape: [3]}, b: {shape: [3]}}\n",
+    )
+    [error] = project.errors()
+    assert error.startswith(f"{NET}:3:")
+    assert f": {expected}" in error
+
+
+def test_a_call_with_a_keyword_or_an_onnx_source(project):
+    inputs = "inputs: {a: {shape: [3], keyword: image}}\ncall: {args: [[a]]}\n"
+    project.write(NET, f"model: net\nsource: {{torchvision: resnet18}}\n{inputs}")
+    expected = "inputs.a.keyword: call has the arguments of forward; remove it"
+    assert project.errors() == [f"{NET}:3:26: {expected}"]
+    project.write("net.onnx", "")
+    project.write(NET, f"model: net\nsource: {{onnx: net.onnx}}\n{inputs}")
+    assert (
+        f"{NET}:4:1: call: an ONNX source takes its inputs by name; remove it" in project.errors()
+    )
+
+
+@pytest.mark.parametrize(
     ("dims", "expected"),
     [
         ("{n: {min: 4, opt: 2, max: 8}}", "dims.n: min 4, opt 2, max 8 are not ascending"),
