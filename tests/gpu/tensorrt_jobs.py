@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from toolchain import ROOT, Refused, Toolchain
-
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
 from engine_jobs import DIMS, resolved
 from onnx import TensorProto, helper
 from small_graphs import make_model, weights, write
+from toolchain import Refused, Toolchain
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_tensors, tensor_of

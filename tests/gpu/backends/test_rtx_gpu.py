@@ -12,21 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_marks import DRIVER, ON_GPU
 
 from buildsys.backends.cuda.device import Device
-from buildsys.backends.cuda.gpus import find_driver
 from buildsys.errors import StageError, Unavailable
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
-
-DRIVER = find_driver()
 RTX = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 HERE = DRIVER.gpus[0].compute_capability if DRIVER.gpus else ""
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}"),
-]
+pytestmark = ON_GPU
 on_rtx = pytest.mark.skipif(HERE not in RTX, reason="TensorRT-RTX does not run on this GPU")
 not_on_rtx = pytest.mark.skipif(HERE in RTX, reason="TensorRT-RTX runs on this GPU")
 

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_marks import DRIVER, ON_GPU
 
 from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer, Stream
-from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
+from buildsys.backends.cuda.gpus import pci_bus_id
 from buildsys.backends.measurement.gpu import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
@@ -34,16 +35,10 @@ from buildsys.system.gpus.sampling import sampled
 from buildsys.system.interpreters.toolchain import Toolchain
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
-
-DRIVER = find_driver()
 TENSORRT = os.environ.get("BUILDSYS_TEST_TOOLCHAIN") or (
     sys.executable if importlib.util.find_spec("tensorrt") else ""
 )
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not DRIVER.gpus, reason=f"no GPU: {DRIVER.missing}"),
-]
+pytestmark = ON_GPU
 with_tensorrt = pytest.mark.skipif(not TENSORRT, reason="no interpreter with TensorRT")
 of_libraries = pytest.mark.filterwarnings(
     "ignore"

@@ -6,19 +6,14 @@ The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAI
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from toolchain import ROOT, Refused, Toolchain, missing
-
-from buildsys.backends.cuda.gpus import find_driver
-
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
 from engine_jobs import INPUTS, resolved, write_golden
+from gpu_marks import TENSORRT_ON_GPU
 from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 from tensorrt_jobs import (
@@ -34,15 +29,12 @@ from tensorrt_jobs import (
     request,
     run,
 )
+from toolchain import Refused, Toolchain
 
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.plan.project_plan import plan_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
-    pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
-]
+pytestmark = TENSORRT_ON_GPU
 
 
 def test_profiles_are_chosen_automatically_or_explicitly(

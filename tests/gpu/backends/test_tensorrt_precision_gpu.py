@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from toolchain import ROOT, Refused, Toolchain, missing
-
-from buildsys.backends.cuda.gpus import find_driver
-
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
 from engine_jobs import resolved, write_golden
+from gpu_marks import TENSORRT_ON_GPU
 from small_graphs import write
 from tensorrt_jobs import (
     IMAGE,
@@ -26,6 +21,7 @@ from tensorrt_jobs import (
     refusal,
     request,
 )
+from toolchain import Refused, Toolchain
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import load_tensors, save_tensors
@@ -34,11 +30,7 @@ from buildsys.stages.calibrate import stage as calibrate
 from buildsys.stages.convert import stage as convert
 from buildsys.workers.job import Job
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
-    pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
-]
+pytestmark = TENSORRT_ON_GPU
 
 
 @pytest.mark.parametrize(

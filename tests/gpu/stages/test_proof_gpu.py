@@ -8,26 +8,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toolchain import ROOT, missing
-
-from buildsys.backends.cuda.gpus import find_driver
-
-sys.path.insert(0, str(ROOT / "tests" / "scenarios"))
+from gpu_marks import DRIVER, TENSORRT_ON_GPU
 from project_folder import ProjectFolder
 
 from buildsys.store.timing_caches import list_files
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
-    pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*TENSORRT_ON_GPU, pytest.mark.timeout(600)]
 NETWORKS = '''\
 import torch
 
@@ -198,9 +188,7 @@ def test_a_broken_timing_cache_costs_a_warning(project: ProjectFolder, damage: s
     if damage == "truncated":
         path.write_bytes(stored[: len(stored) // 2])
     elif damage == "foreign":
-        path.write_bytes(
-            stored.replace(find_driver().gpus[0].name.encode(), b"NVIDIA Another GPU", 1)
-        )
+        path.write_bytes(stored.replace(DRIVER.gpus[0].name.encode(), b"NVIDIA Another GPU", 1))
     else:
         write_shared(
             path,
@@ -225,7 +213,7 @@ def test_the_record_and_the_doctor(project: ProjectFolder, tmp_path: Path) -> No
     model(project, "m", {})
     assert project.doit("verify:m:trt", "validate:m").code == 0
     record = result(project, "m/engine/trt/engine.json")
-    gpu = find_driver().gpus[0]
+    gpu = DRIVER.gpus[0]
     built = record["built_with"]
     assert (built["gpu"], built["compute_capability"]) == (gpu.name, gpu.compute_capability)
     assert built["driver"]

@@ -10,17 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
+from gpu_marks import TENSORRT_ON_GPU
 from model_project import BATCHES, MODELS, PRECISIONS, ModelProject, make_project
-from toolchain import missing
 
-from buildsys.backends.cuda.gpus import find_driver
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(3600),
-    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
-    pytest.mark.skipif(not find_driver().gpus, reason=f"no GPU: {find_driver().missing}"),
-]
+pytestmark = [*TENSORRT_ON_GPU, pytest.mark.timeout(3600)]
 WANTED = tuple(filter(None, os.environ.get("BUILDSYS_TEST_MODELS", "").split(","))) or MODELS
 
 
