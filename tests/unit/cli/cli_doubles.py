@@ -1,14 +1,20 @@
-"""A scripted executor, for tests of the command line without stages."""
+"""A scripted executor and doit on it, for tests of the command line without stages."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from doit.cmd_base import ModuleTaskLoader
+from doit.doit_cmd import DoitMain
+
 from buildsys.cli.session import Session
+from buildsys.cli.tasks import doit_config
 from buildsys.execution.executor import Outcome
 from buildsys.execution.freshness import Freshness
 from buildsys.execution.up_to_date_models import PlannedModel
@@ -129,3 +135,49 @@ def write_result(session: Session, target: str, **fields: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(fields))
     session.log(target).write_text("what the stage printed")
+
+
+class Doit:
+    """A project and doit's command line on it; every call is a new session."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.root = root
+        self.executor: ScriptedExecutor
+        self.session: Session
+        self._capsys = capsys
+        self.fresh: set[str] = set()
+        self.actions: dict[str, Callable[[], Any]] = {}
+        self.reasons: dict[str, str] = {}
+        self.models: tuple[str, ...] = ("net",)
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        """Return the exit code and all that was printed."""
+        self.session, self.executor = make_session(self.root, *self.models)
+        self.executor.fresh, self.executor.actions, self.executor.reasons = (
+            self.fresh,
+            self.actions,
+            self.reasons,
+        )
+        self.session.project.state.mkdir(exist_ok=True)
+        config, create_tasks = doit_config(self.session)
+        out = io.StringIO()  # doit's run keeps the stdout that it found when it was imported
+        namespace = {"DOIT_CONFIG": {**config, "outfile": out}, "task_targets": create_tasks}
+        try:
+            code = DoitMain(ModuleTaskLoader(namespace)).run(list(arguments))
+        except SystemExit as error:
+            code = error.code
+        printed = self._capsys.readouterr()
+        return code or 0, out.getvalue() + printed.out + printed.err
+
+    def build_all(self) -> None:
+        """Make every target fresh, with its files."""
+        code, _ = self("build")
+        assert code == 0
+        self.fresh.update(self.session.actions)
+
+
+def fail(error: BaseException) -> Callable[[], Any]:
+    def raise_it() -> Any:
+        raise error
+
+    return raise_it

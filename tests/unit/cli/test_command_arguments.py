@@ -1,0 +1,116 @@
+"""Names, patterns and options on doit's command line."""
+
+from __future__ import annotations
+
+import pytest
+from cli_doubles import Doit
+
+from buildsys.plan.project_plan import model_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offered"),
+    [
+        (("build:ne",), "build:net"),
+        (("exprt:net",), "export:net"),
+        (("lst",), "list"),
+        (("info", "validat:net"), "validate:net"),
+        (("list", "bild"), "build"),
+        (("forget", "engine:net:otr"), "engine:net:ort"),
+        (("clean", "simplify:nt"), "simplify:net"),
+        (("ignore", "bnch"), "bench"),
+    ],
+)
+def test_the_nearest_name_is_suggested_for_a_misspelled_one(
+    doit: Doit, arguments: tuple[str, ...], offered: str
+) -> None:
+    code, out = doit(*arguments)
+    assert code == 3
+    assert out.startswith(f"ERROR: there is no target '{arguments[-1]}'; nearest: {offered}")
+    assert out.count("\n") == 1
+    assert not doit.session.finished
+
+
+def test_groups_and_patterns_select_targets(doit: Doit) -> None:
+    doit.models = ("a", "b")
+    for name, expected in (
+        ("engine:a", {"engine:a:ort", "engine:a:rtx"}),
+        ("engine:*:ort", {"engine:a:ort", "engine:b:ort"}),
+    ):
+        doit(name)
+        assert {
+            target for target in doit.session.finished if target.startswith("engine")
+        } == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a", "build:a"),
+        ("a:export", "export:a"),
+        ("a:ort", "engine:a:ort"),
+        ("a:verify:ort", "verify:a:ort"),
+        ("a:engine", "engine:a"),
+    ],
+)
+def test_every_spelling_names_the_same_targets(doit: Doit, name: str, expected: str) -> None:
+    doit.models = ("a", "b")
+    for command in ((), ("list",), ("info",), ("clean", "-n"), ("forget",)):
+        doit(*command, name)
+        typed = (sorted(doit.session.finished), doit.executor.forgotten)
+        _, out = doit(*command, expected)
+        assert (sorted(doit.session.finished), doit.executor.forgotten) == typed
+        assert "ERROR" not in out
+        assert not any(model_of(target) == "b" for target in doit.session.finished)
+    assert doit.executor.forgotten
+
+
+def test_an_ambiguous_name_runs_nothing(doit: Doit) -> None:
+    doit.models = ("a", "export")
+    for command in ((), ("list",), ("info",), ("clean",), ("forget",), ("ignore",)):
+        code, out = doit(*command, "export")
+        problem = "ERROR: 'export' is ambiguous; name one of export:*, build:export\n"
+        assert (code, out) == (3, problem)
+        assert (doit.session.finished, doit.executor.forgotten) == ({}, [])
+
+
+def test_patterns_are_accepted_by_every_command(doit: Doit) -> None:
+    doit.models = ("a", "b")
+    doit("forget", "engine:*:ort")
+    assert doit.executor.forgotten == ["engine:a:ort", "engine:b:ort"]
+    _, out = doit("list", "-q", "*:ort")
+    assert out.split()[0] == "bench:a:ort"
+    for command in ((), ("list",), ("forget",), ("clean",)):
+        code, out = doit(*command, "x*")
+        assert code == 3
+        assert out == "ERROR: there is no target 'x*'; `doit list --all` lists all targets\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export:net", "-a", "-s"),
+        ("export:net", "--always-execute", "--single"),
+        ("export:net", "-n", "2", "-as"),
+        ("-a", "export:net", "-s", "--continue"),
+        ("run", "export:net", "-s", "-a"),
+    ],
+)
+def test_options_may_follow_target_names(doit: Doit, arguments: tuple[str, ...]) -> None:
+    doit.build_all()
+    code, _ = doit(*arguments)
+    assert code == 0
+    assert doit.executor.forced == ["export:net"]
+
+
+def test_an_unknown_option_is_one_line(doit: Doit) -> None:
+    for arguments in (("export:net", "--wrong"), ("list", "export", "--wrong"), ("net", "-n")):
+        code, out = doit(*arguments)
+        assert code == 3
+        assert out.count("\n") == 1
+        assert f"; run `doit help {'list' if 'list' in arguments else 'run'}` for its" in out
+
+
+def test_the_path_of_an_output_selects_its_target(doit: Doit) -> None:
+    doit("build/net/export/model.onnx")
+    assert list(doit.session.finished) == ["export:net"]

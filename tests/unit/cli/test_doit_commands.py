@@ -1,0 +1,130 @@
+"""list, info, forget, clean and ignore on our tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cli_doubles import Doit, ScriptedExecutor, fail
+
+from buildsys.cli.commands.doit_commands import DoitCommand, List
+from buildsys.cli.tasks import SessionTask
+from buildsys.errors import StageError, WorkerDied
+
+
+def test_list_shows_stages_and_models_and_all_targets_with_their_status(doit: Doit) -> None:
+    code, out = doit("list")
+    assert code == 0
+    assert "build:net" in out
+    assert "engine:net:ort" not in out
+    doit.build_all()
+    doit.fresh.discard("bench:net:ort")
+    _, out = doit("list", "--all", "--status")
+    status = {line.split()[1]: line[0] for line in out.splitlines()}
+    assert status.keys() >= doit.session.actions.keys()
+    stale = {"bench:net:ort", "bench:net", "bench", "build:net", "build"}
+    assert {name for name, letter in status.items() if letter == "R"} == stale
+
+
+@pytest.mark.parametrize("options", [(), ("--sort", "definition"), ("--deps",), ("-q",)])
+def test_list_shows_the_same_groups_with_and_without_targets(
+    doit: Doit, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    doit.models = ("b", "a")
+    made: list[str] = []
+    init = SessionTask.__init__
+
+    def counted(task: SessionTask, name: str, *fields: Any, **more: Any) -> None:
+        made.append(name)
+        init(task, name, *fields, **more)
+
+    monkeypatch.setattr(SessionTask, "__init__", counted)
+    code, out = doit("list", *options)
+    assert code == 0
+    assert not set(made) & doit.session.actions.keys()
+    with monkeypatch.context() as patch:
+        patch.setattr(List, "execute", DoitCommand.execute)  # a task for every target
+        assert doit("list", *options) == (0, out)
+    assert made[-1] in doit.session.actions
+
+
+def test_info_shows_why_a_target_is_stale(doit: Doit) -> None:
+    doit.reasons["export:net"] = "export.opset: 17 → 18"
+    code, out = doit("info", "export:net")
+    assert code == 1
+    assert "export:net: export.opset: 17 → 18" in out
+    assert "build/net/export/model.onnx" in out
+    assert "model.onnx.data" not in out, "a file that is not always written is no target to doit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "forgotten"),
+    [
+        (("forget", "export:net"), {"export:net"}),
+        (("forget", "engine:net"), {"engine:net:ort", "engine:net:rtx"}),
+        (("forget", "build:net"), None),
+        (("forget",), None),
+        (("forget", "--all"), None),
+        (("clean", "--forget", "simplify:net"), {"simplify:net"}),
+        (("clean", "simplify:net"), set()),
+        (("list", "--all", "--status"), set()),
+    ],
+)
+def test_forgetting_reaches_our_records(
+    doit: Doit, arguments: tuple[str, ...], forgotten: set[str] | None
+) -> None:
+    code, _ = doit(*arguments)
+    assert code == 0
+    assert set(doit.executor.forgotten) == (
+        doit.session.actions.keys() if forgotten is None else forgotten
+    )
+
+
+@pytest.mark.parametrize("arguments", [("forget", "export:net"), ("forget", "--all")])
+def test_forgetting_with_a_locked_build_state_is_one_sentence(
+    doit: Doit, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    def locked(executor: ScriptedExecutor, target: str) -> None:
+        raise StageError("cannot use the build state x: database is locked", "try again")
+
+    monkeypatch.setattr(ScriptedExecutor, "forget", locked)
+    code, out = doit(*arguments)
+    assert code == 2
+    assert "ERROR: cannot use the build state x: database is locked; try again" in out
+    assert "Traceback" not in out
+
+
+def test_a_failure_forgets_nothing(doit: Doit) -> None:
+    doit.actions["export:net"] = fail(WorkerDied("export:net was killed"))
+    doit("--continue")
+    assert doit.executor.forgotten == []
+
+
+def test_clean_lists_what_it_removes_and_a_dry_run_removes_nothing(doit: Doit) -> None:
+    doit.build_all()
+    files = {path for path in (doit.root / "build").rglob("*") if path.is_file()}
+    _, out = doit("clean", "--dry-run")
+    assert out.count(" - removing ") == len(files)
+    assert all(path.exists() for path in files)
+    _, out = doit("clean", "export:net")
+    assert "export:net - removing build/net/export/model.onnx\n" in out
+    assert not (doit.root / "build/net/export").exists()
+    assert (doit.root / "build/net/simplify/model.onnx").exists()
+    doit("clean", "build:net")
+    assert not (doit.root / "build/net").exists()
+
+
+def test_clean_with_dependencies(doit: Doit) -> None:
+    doit.build_all()
+    doit("clean", "-c", "simplify:net")
+    left = {path.name for path in (doit.root / "build/net").iterdir()}
+    assert not left & {"export", "simplify"}
+    assert left >= {"validate", "report"}
+
+
+def test_ignored_targets_and_those_downstream_do_not_run(doit: Doit) -> None:
+    doit("ignore", "bench")
+    code, out = doit()
+    assert code == 0
+    assert not any(target.startswith(("bench", "report")) for target in doit.session.finished)
+    assert "3 ignored" in out

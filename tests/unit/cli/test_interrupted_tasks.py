@@ -1,0 +1,98 @@
+"""Ctrl-C and SIGTERM while doit runs our tasks, in this process."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+from cli_doubles import Doit, fail
+
+from buildsys.errors import WorkerDied
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+def test_ctrl_c_ends_with_130_and_no_traceback(doit: Doit, processes: tuple[str, ...]) -> None:
+    doit.actions["simplify:net"] = fail(KeyboardInterrupt())
+    code, out = doit(*processes)
+    assert code == 130
+    assert "Traceback" not in out
+    assert "interrupted" in out
+
+
+def test_sigterm_ends_with_143(doit: Doit) -> None:
+    def terminated() -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not doit.session.interrupted:
+            time.sleep(0.001)
+        raise WorkerDied("simplify:net was stopped")
+
+    doit.actions["simplify:net"] = terminated
+    code, out = doit()
+    assert code == 143
+    assert "failed" not in out
+    assert out.endswith("interrupted; finished targets are kept, the rest will run next time\n")
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+def test_ctrl_c_never_arrives_while_doit_holds_a_lock(
+    doit: Doit, processes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A KeyboardInterrupt inside of ``queue.Queue.get`` releases a lock that it does not hold."""
+    in_lock: list[BaseException] = []
+    sent = threading.Event()
+
+    def send_in_lock(lock: Any) -> None:
+        if not sent.is_set() and threading.current_thread() is threading.main_thread():
+            try:
+                with lock:
+                    sent.set()
+                    signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt as error:
+                in_lock.append(error)
+                raise
+
+    original = queue.Queue.get
+
+    def get(self: Any, *arguments: Any, **options: Any) -> Any:
+        if processes:
+            send_in_lock(self.mutex)
+        return original(self, *arguments, **options)
+
+    def work() -> Any:
+        if not processes:
+            send_in_lock(threading.Lock())
+        while not doit.session.interrupted:
+            time.sleep(0.001)
+        raise WorkerDied("the worker was stopped")
+
+    monkeypatch.setattr(queue.Queue, "get", get)
+    doit.actions["export:net"] = doit.actions["reference:net"] = work
+    code, out = doit(*processes)
+    assert (code, in_lock) == (130, [])
+    assert "Traceback" not in out
+    assert out.endswith("interrupted; finished targets are kept, the rest will run next time\n")
+
+
+def test_ctrl_c_ends_a_run_with_another_reporter_with_130(doit: Doit) -> None:
+    def work() -> Any:
+        signal.raise_signal(signal.SIGINT)
+        while not doit.session.interrupted:
+            time.sleep(0.001)
+        raise WorkerDied("the worker was stopped")
+
+    doit.actions["export:net"] = work
+    assert doit("-r", "zero")[0] == 130
+
+
+def test_ctrl_c_while_the_tasks_are_loaded_ends_with_130(
+    doit: Doit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildsys.cli.tasks.select", lambda *_: signal.raise_signal(signal.SIGINT))
+    code, out = doit()
+    assert code == 130
+    assert "Traceback" not in out
