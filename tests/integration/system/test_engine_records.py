@@ -1,0 +1,229 @@
+"""Intact, damaged and foreign engine records in compatibility checks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from built_engines import copied, edit, kinds, with_gpu
+from document_mutations import damaged, mutated, seeds
+
+from buildsys import can_run
+
+ROWS = re.findall(
+    r"^\| (`.*?) \|", (Path(__file__).parents[3] / "docs/engine_json.md").read_text(), re.MULTILINE
+)
+DOCUMENTED = {name for row in ROWS for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_record_holds_everything_and_no_path(ort_built: Path, rtx_built: Path) -> None:
+    for built in (ort_built, rtx_built):
+        record = json.loads(built.with_name("engine.json").read_text())
+        header = {
+            "schema",
+            "target",
+            "stage",
+            "model",
+            "variant",
+            "status",
+            "reason",
+            "hint",
+            "started",
+            "seconds",
+        }
+        undocumented = record.keys() - header - {"peak_rss_mib", "toolchain"} - DOCUMENTED
+        assert not undocumented, f"docs/engine_json.md has no row for {undocumented}"
+        assert {
+            "onnx_sha256",
+            "engine_sha256",
+            "settings",
+            "profiles",
+            "inputs",
+            "outputs",
+            "layers",
+        } <= record.keys()
+        assert {
+            "precision_shares",
+            "build_seconds",
+            "phases",
+            "built_with",
+            "portability",
+            "files",
+        } <= record.keys()
+        assert record["files"][built.name]["bytes"] == built.stat().st_size
+        assert record["phases"].keys() >= {"prepare", "build", "read_back"}
+        for file in built.parent.iterdir():
+            assert str(built.parents[4]).encode() not in file.read_bytes(), (
+                f"{file.name} knows where it was built"
+            )
+    assert json.loads(rtx_built.with_name("engine.json").read_text())["built_with"]["tensorrt_rtx"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("ort_built", "an engine of ONNX Runtime ("),
+        ("rtx_built", "an engine of TensorRT-RTX 1."),
+    ],
+)
+def test_an_engine_without_its_record(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, expected: str
+) -> None:
+    built = request.getfixturevalue(kind)
+    alone = tmp_path / built.name
+    shutil.copy(built, alone)
+    result = can_run(alone)
+    assert result.reasons[0].kind == "record"
+    assert result.reasons[0].problem.startswith(
+        "engine.json is missing; the file only shows that it is "
+    )
+    assert expected in result.reasons[0].problem
+    assert result.reasons[0].remedy == "copy the engine's whole folder"
+    whole = alone.read_bytes()
+    for cut in (30, len(whole) // 2, len(whole) - 1):
+        alone.write_bytes(whole[:cut])
+        assert "truncated" in kinds(can_run(alone)), f"at {cut} of {len(whole)}"
+    alone.write_bytes(b"MZ this is no engine")
+    assert "does not begin like an engine" in str(can_run(alone))
+
+
+def test_the_header_of_an_rtx_engine_has_its_version(rtx_built: Path, tmp_path: Path) -> None:
+    import tensorrt_rtx
+
+    alone = tmp_path / "engine.engine"
+    shutil.copy(rtx_built, alone)
+    assert can_run(alone).built == f"TensorRT-RTX {tensorrt_rtx.__version__}"
+    older = bytearray(alone.read_bytes())
+    older[24:28] = (1, 2, 0, 54)
+    alone.write_bytes(older)
+    assert "it was built with TensorRT-RTX 1.2.0.54, but" in str(can_run(alone))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "engine.json is damaged: "),
+        ("[]", "engine.json is not the record of an engine"),
+        ('{"backend": "tensorrt_rtx", "status": "unavailable", "reason": "no GPU", "hint": "buy"}',
+         "says that no engine was built: no GPU"),
+    ],
+)  # fmt: skip
+def test_an_invalid_record(ort_built: Path, tmp_path: Path, content: str, expected: str) -> None:
+    file = copied(ort_built, tmp_path)
+    file.with_name("engine.json").write_text(content)
+    assert expected in can_run(file).reasons[0].problem
+
+
+def test_a_record_names_no_module_to_import(
+    ort_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = copied(ort_built, tmp_path)
+    edit(file, lambda figures: figures.update(backend="evil"))
+    assert "engine.json names an unknown backend: 'evil'" in str(can_run(file))
+    edit(file, lambda figures: figures.update(backend="onnxruntime"))
+    edit(file, lambda figures: figures["built_with"].update(instructions=3))
+    assert can_run(file)
+
+
+def test_a_record_of_another_engine(ort_built: Path, rtx_built: Path, tmp_path: Path) -> None:
+    file = copied(rtx_built, tmp_path)
+    shutil.copy(ort_built.with_name("engine.json"), file.with_name("engine.json"))
+    assert "is an engine of tensorrt_rtx, but engine.json describes one of onnxruntime" in str(
+        can_run(file)
+    )
+
+
+def test_missing_and_unreadable_files(tmp_path: Path, ort_built: Path) -> None:
+    assert "there is no engine file" in str(can_run(tmp_path / "nothing.engine"))
+    file = copied(ort_built, tmp_path)
+    file.with_name("engine.json").unlink()
+    file.with_name("engine.json").mkdir()
+    assert "engine.json cannot be read: Is a directory" in str(can_run(file))
+
+
+def test_missing_and_different_plugins(
+    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpu(monkeypatch)
+    file = copied(rtx_built, tmp_path)
+    source = b"class Swish: ..."
+    plugin = {
+        "operator": "demo::swish", "name": "DoctorsSwish", "version": "1", "namespace": "",
+        "file": "plugins/ops/swish_plugin.py", "file_sha256": hashlib.sha256(source).hexdigest(),
+    }  # fmt: skip
+    edit(file, lambda figures: figures.update(plugins=[plugin]))
+    (reason,) = can_run(file).reasons
+    assert reason.kind == "plugin"
+    assert reason.problem == (
+        "the plugin DoctorsSwish 1 for demo::swish is not registered in this process, "
+        "and its file plugins/ops/swish_plugin.py is not in the engine's folder"
+    )
+    in_project = tmp_path / "project/plugins/ops/swish_plugin.py"
+    in_project.parent.mkdir(parents=True)
+    in_project.write_bytes(source)
+    result = can_run(file, project=tmp_path / "project")
+    assert result, str(result)
+    assert result.notes == (
+        "register before deserializing: DoctorsSwish (plugins/ops/swish_plugin.py)",
+    )
+    file.with_name("swish_plugin.py").write_bytes(source + b"changed")
+    assert "swish_plugin.py has the SHA-256 " in can_run(file).reasons[0].problem
+    file.with_name("swish_plugin.py").write_bytes(source)
+    assert can_run(file)
+
+
+def test_a_registered_plugin_is_found(
+    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorrt_rtx
+
+    with_gpu(monkeypatch)
+    file = copied(rtx_built, tmp_path)
+    known = next(iter(tensorrt_rtx.get_plugin_registry().all_creators), None)
+    if known is None:
+        pytest.skip("this TensorRT-RTX registers no plugins itself")
+    names = {
+        "name": known.name,
+        "version": known.plugin_version,
+        "namespace": known.plugin_namespace,
+    }
+    edit(
+        file,
+        lambda figures: figures.update(plugins=[{"operator": "x::y", "file": "y.py", **names}]),
+    )
+    result = can_run(file)
+    assert (bool(result), result.notes) == (True, ())
+
+
+def fuzz_engine_records(engine_file: Path, draws: Iterator[random.Random]) -> None:
+    """Check engines with changed records, half of them with a changed engine as well."""
+    record, content = engine_file.with_name("engine.json"), engine_file.read_bytes()
+    whole = json.loads(record.read_text())
+    for draw in draws:
+        text = json.dumps(mutated(whole, draw)).encode()
+        record.write_bytes(damaged(text, draw) if draw.random() < 0.2 else text)
+        spoiled = draw.random() < 0.5
+        engine_file.write_bytes(damaged(content, draw) if spoiled else content)
+        result = can_run(engine_file)
+        assert str(result)
+        json.dumps(result.as_json())
+        kept = b'"files": ' + json.dumps(whole["files"]).encode() in record.read_bytes()
+        if kept and engine_file.read_bytes() != content:
+            assert not result, "a changed engine counts as one that can run"
+
+
+def test_changed_engine_records(ort_built: Path, tmp_path: Path) -> None:
+    fuzz_engine_records(copied(ort_built, tmp_path), seeds(0, 2.0))
+
+
+@pytest.mark.fuzz
+def test_changed_engine_records_for_longer(ort_built: Path, tmp_path: Path) -> None:
+    fuzz_engine_records(copied(ort_built, tmp_path), seeds(1000, 20.0))
