@@ -89,12 +89,32 @@ def _only_refuses(function: Callable[..., Any]) -> bool:
 @cache
 def translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
     """Return dynamo's translations of each overload at an opset."""
-    found = ONNXRegistry.from_torchlib(opset).functions
     return {
         name: tuple(meta.onnx_function for meta in metas)
-        for name, metas in found.items()
+        for name, metas in _registry_for(opset).functions.items()
         if isinstance(name, str)
     }
+
+
+class _EveryOpset(ONNXRegistry):
+    """Torchlib's functions for all opsets."""
+
+    def _cleanup_registry_based_on_opset_version(self) -> None:
+        """Keep all functions."""
+
+
+@lru_cache(maxsize=1)  # torch parses 500 functions
+def _torchlib() -> ONNXRegistry:
+    return _EveryOpset.from_torchlib()
+
+
+def _registry_for(opset: int) -> ONNXRegistry:
+    """Return what ``ONNXRegistry.from_torchlib`` returns for an opset."""
+    registry = ONNXRegistry()
+    registry._opset_version = opset
+    registry.functions = dict(_torchlib().functions)
+    registry._cleanup_registry_based_on_opset_version()
+    return registry
 
 
 def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
@@ -115,7 +135,7 @@ def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]
 
 @lru_cache(maxsize=1)
 def _decomposed() -> frozenset[str]:
-    known = set(_decomp.get_onnx_implemented_overloads(ONNXRegistry.from_torchlib()))
+    known = set(_decomp.get_onnx_implemented_overloads(_registry_for(DYNAMO_OPSETS[0])))
     table = _decomp.create_onnx_friendly_decomposition_table(known)
     overloads: list[Any] = [key for key in table if isinstance(key, torch._ops.OpOverload)]
     return frozenset(str(overload.name()) for overload in overloads)
