@@ -75,6 +75,24 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
     assert not modules & HEAVY
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list", "--all", "--status"), ("info", "bench:lin:ort"), ("explain",), ("plan",),
+        ("inspect:lin",), ("diff", "lin"), ("doctor", "lin:ort"), ("resolve", "lin"), ("schema",),
+        ("workers",), ("cache",), ("cache", "gc"), ("cache", "verify"), ("help",),
+        ("ignore", "bench"), ("forget", "bench"), ("clean",), ("simplify:lin",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_each_command_imports_what_it_uses(
+    built: ProjectFolder, arguments: tuple[str, ...]
+) -> None:
+    ran = built.start_and_wait(*arguments)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out
+
+
 def test_touching_files_runs_nothing(built: ProjectFolder) -> None:
     for path in [
         *built.root.rglob("*.yaml"),

@@ -15,7 +15,7 @@ def project(module_place: ProjectFolder) -> ProjectFolder:
     project = module_place
     project.create()
     project.add_model("lin")
-    first = project.doit("ops", "asinh", "roll", "DeformConv")
+    first = project.start_and_wait("ops", "asinh", "roll", "DeformConv")
     assert first.code == 0
     assert "reading the registries" in first.err
     assert "aten::asinh       no            from opset 18\n" in first.out
