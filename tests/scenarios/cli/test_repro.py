@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from project_folder import TIMEOUT_S, ProjectFolder, processes_of_session, wait_until
-from ready_project import VALUES, ReadyProject
+from ready_project import FEATURES, VALUES, ReadyProject
 
 BY_PROCESS = '''
 
@@ -24,35 +24,34 @@ class ByProcess(Linear):
 
     def forward(self, x):
         return super().forward(x) + self.number
-
-
-def by_folder():
-    from pathlib import Path
-
-    layer = Linear()
-    layer.layer.bias.data[1] = len(str(Path(__file__)))
-    return layer
 '''
+BY_FOLDER = f"""\
+from pathlib import Path
+
+import numpy
+from onnx import helper, numpy_helper
 
 
-@pytest.fixture
-def temporary(empty_place: ProjectFolder, tmp_path: Path) -> Path:
-    """The folder for temporary files of the processes of a project."""
+def limit(model):
+    floor = numpy.full({FEATURES}, -1000, numpy.float32)
+    floor[1] -= len(str(Path(__file__)))
+    model.graph.initializer.append(numpy_helper.from_array(floor, "floor"))
+    model.graph.node[-1].output[0] = "unlimited"
+    model.graph.node.append(helper.make_node("Max", ["unlimited", "floor"], ["y"]))
+    return model
+"""
+
+
+def temporary_folder(project: ProjectFolder, tmp_path: Path) -> Path:
+    """Return the folder for temporary files of the processes of a project."""
     folder = tmp_path / "tmp"
     folder.mkdir()
-    empty_place.environment |= {
+    project.environment |= {
         "TMPDIR": str(folder),
         "BUILDSYS_WORKER_IDLE": "0",  # a server might write into the folder
         "BUILDSYS_MACHINE_LOCK": str(tmp_path / "machine"),
     }
     return folder
-
-
-def add_model(project: ProjectFolder, make: str) -> None:
-    """Add the model ``lin``, made by a function or class of ``BY_PROCESS``."""
-    with (project.root / "plugins/models/small.py").open("a") as file:
-        file.write(BY_PROCESS)
-    project.add_model("lin", make)
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -62,33 +61,37 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def test_a_model_is_built_twice_and_nothing_else_is_touched(
-    built: ProjectFolder, temporary: Path
+    ready_built: ReadyProject, tmp_path: Path
 ) -> None:
-    state = built.root / ".buildsys/state.db"
-    before, recorded = contents(built.root / "build"), state.read_bytes()
+    folder = temporary_folder(ready_built, tmp_path)
+    state = ready_built.root / ".buildsys/state.db"
+    before, recorded = contents(ready_built.root / "build"), state.read_bytes()
 
-    ran = built.doit("repro", "lin")
+    ran = ready_built.doit("repro", "a")
     assert ran.code == 0, ran.out + ran.err
     for line in (
-        "equal                     export:lin      export/model.onnx ",
-        "equal                     simplify:lin    simplify/model.onnx ",
-        "equal                     reference:lin   reference/opt.npz ",
-        "engine:lin:ort  engine/ort/engine.onnx ",
+        "equal                     export:a      export/model.onnx ",
+        "equal                     simplify:a    simplify/model.onnx ",
+        "equal                     reference:a   reference/opt.npz ",
+        "engine:a:ort  engine/ort/engine.onnx ",
         "only times differ (a record with times)",
     ):
         assert line in ran.out
     assert "DIFFERENT" not in ran.out
-    assert ran.out.endswith("reproducible: all 8 artifacts are byte-equal\n")
-    assert "first build, 1 of 4: export:lin …\n" in ran.err
-    assert "second build, 4 of 4: engine:lin:ort passed" in ran.err
+    assert ran.out.endswith("reproducible: all 7 artifacts are byte-equal\n")
+    assert "first build, 1 of 4: export:a …\n" in ran.err
+    assert "second build, 4 of 4: engine:a:ort passed" in ran.err
 
-    assert contents(built.root / "build") == before
+    assert contents(ready_built.root / "build") == before
     assert state.read_bytes() == recorded
-    assert not list(temporary.iterdir())
+    assert not list(folder.iterdir())
 
 
-def test_a_dependence_on_the_process_is_found(project: ProjectFolder, temporary: Path) -> None:
-    add_model(project, "ByProcess")
+def test_a_dependence_on_the_process_is_found(project: ProjectFolder, tmp_path: Path) -> None:
+    temporary_folder(project, tmp_path)
+    with (project.root / "plugins/models/small.py").open("a") as file:
+        file.write(BY_PROCESS)
+    project.add_model("lin", "ByProcess")
     ran = project.doit("repro", "lin", "--until", "simplify", "--json", "--keep")
     assert ran.code == 1, ran.out + ran.err
     answer = json.loads(ran.out)
@@ -114,33 +117,41 @@ def test_a_dependence_on_the_process_is_found(project: ProjectFolder, temporary:
     assert len({build["hash_seed"] for build in answer["builds"]}) == 2
 
 
-def test_a_dependence_on_the_folder_is_found(project: ProjectFolder, temporary: Path) -> None:
-    add_model(project, "by_folder")
-    ran = project.doit("repro", "--until=export", "lin")
+def test_a_dependence_on_the_folder_is_found(ready: ReadyProject, tmp_path: Path) -> None:
+    folder = temporary_folder(ready, tmp_path)
+    (ready.root / "plugins/hooks").mkdir()
+    (ready.root / "plugins/hooks/limit.py").write_text(BY_FOLDER)
+    manifest = ready.root / "configs/models/a.yaml"
+    manifest.write_text(
+        manifest.read_text() + "surgery: [{function: plugins/hooks/limit.py:limit}]\n"
+    )
+    ran = ready.doit("repro", "--until=surgery", "a")
     assert ran.code == 1, ran.out + ran.err
     line = next(line for line in ran.out.splitlines() if "DIFFERENT" in line)
-    assert "initializer layer.bias: values: " in line
+    assert "initializer floor: values: " in line
     assert "at element 1" in line
     assert ran.out.endswith(
-        "not reproducible: 1 of 2 artifacts differ, first export:lin export/model.onnx\n"
+        "not reproducible: 1 of 6 artifacts differ, "
+        "first surgery:a:after_export surgery/after_export/model.onnx\n"
     )
-    assert not list(temporary.iterdir())
+    assert not list(folder.iterdir())
 
 
-def test_a_model_that_cannot_be_built_ends_with_2(project: ProjectFolder, temporary: Path) -> None:
-    project.add_model("lin", "raising")
-    ran = project.doit("repro", "lin", "export")
+def test_a_model_that_cannot_be_built_ends_with_2(ready: ReadyProject, tmp_path: Path) -> None:
+    folder = temporary_folder(ready, tmp_path)
+    ready.edit(VALUES, "    hold = ", "    raise RuntimeError('the disk is gone')\n    hold = ")
+    ran = ready.doit("repro", "a", "reference")
     assert ran.code == 2, ran.out + ran.err
-    assert "export:lin could not be built: " in ran.out
-    assert "the weights are on the other disk" in ran.out
+    assert "reference:a could not be built: " in ran.out
+    assert "the disk is gone" in ran.out
     assert "second build" not in ran.err
-    assert not list(temporary.iterdir())
+    assert not list(folder.iterdir())
 
 
-def test_wrong_usage_ends_with_3_and_builds_nothing(
-    project: ProjectFolder, temporary: Path
-) -> None:
-    project.add_model("lin")
+def test_wrong_usage_ends_with_3_and_builds_nothing(ready: ReadyProject, tmp_path: Path) -> None:
+    folder = temporary_folder(ready, tmp_path)
+    (ready.root / "configs/models/a.yaml").unlink()
+    ready.add_model("lin")
     for arguments, sentence in (
         (("lon",), "there is no model 'lon'; nearest: lin"),
         ((), "repro takes the name of one model; models: lin"),
@@ -150,11 +161,11 @@ def test_wrong_usage_ends_with_3_and_builds_nothing(
         (("lin", "convert"), "lin has no targets of the stage convert"),
         (("lin", "--jsn"), "option --jsn not recognized"),
     ):
-        ran = project.doit("repro", *arguments)
+        ran = ready.doit("repro", *arguments)
         assert (ran.code, ran.out) == (3, "")
         assert sentence in ran.err
         assert ran.err.count("\n") == 1
-        assert not list(temporary.iterdir())
+        assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(("number", "to_all", "code"), [
@@ -163,9 +174,7 @@ def test_wrong_usage_ends_with_3_and_builds_nothing(
 def test_an_interrupted_comparison_leaves_no_files(
     ready: ReadyProject, tmp_path: Path, number: signal.Signals, to_all: bool, code: int
 ) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    ready.environment |= {"TMPDIR": str(temporary), "BUILDSYS_WORKER_IDLE": "0"}
+    folder = temporary_folder(ready, tmp_path)
     ready.edit(
         VALUES, "    hold = ", "    print('sleeping', flush=True)\n    time.sleep(600)\n    hold = "
     )
@@ -173,7 +182,7 @@ def test_an_interrupted_comparison_leaves_no_files(
     try:
         logs = "*/a/project/build/a/reference/reference.log"
         wait_until(
-            lambda: any("sleeping" in log.read_text() for log in temporary.glob(logs)),
+            lambda: any("sleeping" in log.read_text() for log in folder.glob(logs)),
             "the stage has begun",
         )
         (os.killpg if to_all else os.kill)(process.pid, number)
@@ -182,7 +191,7 @@ def test_an_interrupted_comparison_leaves_no_files(
         assert "Traceback" not in out + err
         assert out == ""
         wait_until(lambda: not processes_of_session(process.pid), "all workers are gone")
-        assert not list(temporary.iterdir())
+        assert not list(folder.iterdir())
     finally:
         for left in processes_of_session(process.pid):
             os.kill(left, signal.SIGKILL)

@@ -28,7 +28,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_gpus,
     check_toolchain,
 )
-from buildsys.manifest.project import Project
+from buildsys.manifest.project import Project, load_project
 from buildsys.system.gpus.nvml import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
@@ -212,6 +212,19 @@ def test_folders_are_checked_by_writing(tmp_path: Path, monkeypatch: pytest.Monk
     assert findings["store"].facts["path"] == str(tmp_path / ".b/store")
     assert findings["shared cache"].text == "sftp://host/cache, read-only"
     assert not (tmp_path / ".b").exists()
+
+
+def test_a_shared_cache_shows_how_many_keys_it_trusts(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BUILDSYS_REMOTE", raising=False)
+    key = f"ed25519:{'A' * 43}="
+    (project / "configs/project.yaml").write_text(
+        f"cache: {{remote: sftp://host/cache, trusted_keys: ['{key}']}}\n"
+    )
+    findings = {f.name: f for f in check_folders(load_project(project))}
+    text = "sftp://host/cache, read-only, 1 trusted key, unsigned: refuse"
+    assert findings["shared cache"].text == text
 
 
 def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
