@@ -1,10 +1,11 @@
-"""Check every stage result of the integration tests against the type of its result file."""
+"""Checks of every stage result against the type of its result file; faster exports."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 
@@ -14,6 +15,16 @@ from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import format_figures
 
 Run = Callable[[Job], StageResult]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torchlib_parsed_once() -> Iterator[None]:
+    """Cache torchlib's functions: every dynamo export parses 500 of them again."""
+    from onnxscript._framework_apis import torch_2_5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_2_5, "get_torchlib_ops", cache(torch_2_5.get_torchlib_ops))
+        yield
 
 
 @pytest.fixture(autouse=True)

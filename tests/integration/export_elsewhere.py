@@ -1,6 +1,6 @@
-"""Program for tests: export and simplify models of a project (``ROOT OUT MODEL…``).
+"""Export and simplify models of a project, in this process or as a program (``ROOT OUT MODEL…``).
 
-Writes the digest of each file to OUT/digests.json.
+The program writes the digest of each file to OUT/digests.json.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from buildsys.stages.export import stage as export
 from buildsys.stages.simplify import stage as simplify
 
 
-def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:
+def export_models(root: Path, out: Path, names: list[str]) -> dict[str, str]:
+    """Return file -> digest."""
     models = load_project(root).models
-    torch.manual_seed(int(os.environ["PYTHONHASHSEED"]))  # must not matter
+    torch.manual_seed(os.getpid())  # must not matter
     for name in names:
         exported, simplified = (
             stage_job(stage, models[name].data, out, root) for stage in ("export", "simplify")
@@ -46,6 +47,6 @@ def main(root: Path, out: Path, names: list[str]) -> dict[str, str]:
 
 if __name__ == "__main__":
     torch_2_5.get_torchlib_ops = cache(torch_2_5.get_torchlib_ops)  # parses 500 functions
-    found = main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    found = export_models(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
     # not to stdout, where C++ libraries print as well
     Path(sys.argv[2], "digests.json").write_text(json.dumps(found), encoding="utf-8")

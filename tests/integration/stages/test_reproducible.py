@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
+from export_elsewhere import export_models
 from onnx import helper
 from small_graphs import conv_bn
 from stage_jobs import ROOT
@@ -57,12 +59,12 @@ def make_project(root: Path) -> Path:
     return root
 
 
-def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
+def build_elsewhere(root: Path, models: list[str]) -> dict[str, str]:
     """Export and simplify in a separate process; return file -> digest."""
     environment = {
         **os.environ,
-        "PYTHONHASHSEED": hash_seed,
-        "OMP_NUM_THREADS": hash_seed[-1],
+        "PYTHONHASHSEED": "4242",
+        "OMP_NUM_THREADS": str(torch.get_num_threads() + 1),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
     }
     done = subprocess.run(
@@ -79,7 +81,7 @@ def build(root: Path, models: list[str], hash_seed: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     root = make_project(tmp_path_factory.mktemp("one") / "p")
-    return root, build(root, list(MODELS), "1")
+    return root, export_models(root, root / "build", list(MODELS))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "".join(section.rstrip("\n") + "\n" for section in reversed(sections))
     )
     models = [*MODELS, "reordered", *(f"moved-{exporter}" for exporter in EXPORTERS)]
-    return build(root, models[::-1], "4242")
+    return build_elsewhere(root, models[::-1])
 
 
 def files_of(model: str, digests: dict[str, str]) -> dict[str, str]:
