@@ -14,7 +14,7 @@ from buildsys.report.results.report import EngineLine, EngineProvenance
 
 _LIBRARIES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _SHOWN_DIGITS = 16
-# fields with a place of their own in the report, or without influence on the engine
+# fields reported elsewhere, or without influence on the engine
 NOT_SETTINGS = ("name", "backend", "precision", "required", "tolerance", "profiles", "toolchain")
 # TensorRT's come from the manifest's schema; this copy spares most reports the import of pydantic
 ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {

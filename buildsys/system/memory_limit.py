@@ -18,7 +18,7 @@ OUT_OF_MEMORY = (
 
 @contextmanager
 def memory_limit(additional_bytes: int) -> Iterator[None]:
-    """Limit this process to ``additional_bytes`` more memory of its own.
+    """Limit the private memory of this process to ``additional_bytes`` more.
 
     An allocation beyond fails at once, as a MemoryError or the error of a library.
 

@@ -64,7 +64,7 @@ def refused_nodes(model_file: Path, provided: Collection[str] = ()) -> list[Unsu
 def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
     """Return the nodes of ONNX's operators without a kernel.
 
-    Nodes that its table of kernels does not contain are tried in a session of their own, as ONNX
+    Nodes that its table of kernels does not contain are tried in separate sessions, as ONNX
     Runtime may still run them with casts around float16 or with the function body that ONNX gives
     some operators.
     """

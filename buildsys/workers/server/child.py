@@ -148,7 +148,7 @@ def _run_job(job: Job, log_file: Path) -> Message:
             flush()
             os._exit(1 if stop.code is None else stop.code)
         error = _as_expected(stop, job, log_file)
-    except BaseException as caught:  # user code may raise KeyboardInterrupt, or a class of its own
+    except BaseException as caught:  # user code may raise KeyboardInterrupt, or its own class
         error = _as_expected(caught, job, log_file)
         if isinstance(error, CheckFailed | Unavailable):  # a result; a stage that broke has none
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
