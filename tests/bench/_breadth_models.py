@@ -37,6 +37,7 @@ SEGMENTATION = (
     "fcn_resnet101", "lraspp_mobilenet_v3_large",
 )  # fmt: skip
 VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t")
+CLIP = {"s3d": (16, 224), "mvit_v1_b": (8, 112), "mvit_v2_s": (8, 112), "swin3d_t": (8, 112)}
 FLOW = ("raft_small", "raft_large")
 TIMM = {  # name -> size of the image
     "resnet18": 96, "resnext26ts": 96, "seresnet18": 96, "res2net50_14w_8s": 96, "resnest14d": 96,
@@ -162,6 +163,9 @@ def make(suite: str, name: str) -> nn.Module:
 
 def torchvision_kwargs(suite: str, name: str) -> dict[str, Any]:
     """Return the arguments of a model's builder."""
+    if name.startswith("mvit"):
+        frames, side = CLIP[name]
+        return {"spatial_size": (side, side), "temporal_size": frames}
     if suite != "detection":
         return {}
     sizes = {} if "ssd" in name else {"min_size": IMAGE, "max_size": IMAGE}
@@ -177,8 +181,8 @@ def inputs_of(suite: str, name: str) -> dict[str, dict[str, Any]]:
     if suite == "segmentation":
         return {"image": {"shape": ["batch", 3, IMAGE, IMAGE]}}
     if suite == "video":
-        side = 224 if name.startswith(("mvit", "swin3d")) else 112
-        return {"clip": {"shape": ["batch", 3, 16, side, side]}}
+        frames, side = CLIP.get(name, (8, 64))
+        return {"clip": {"shape": ["batch", 3, frames, side, side]}}
     if suite == "flow":
         return {each: {"shape": ["batch", 3, 128, 128]} for each in ("first", "second")}
     if suite == "timm":
@@ -223,7 +227,7 @@ def manifest_of(suite: str, name: str, exporter: str) -> dict[str, Any]:
         "model": name.replace(".", "_"),
         "source": (
             {"python": "breadth_models.py:make", "kwargs": {"suite": suite, "name": name}}
-            if suite in ("timm", "transformers")
+            if suite in ("timm", "transformers") or name.startswith("mvit")  # tuples
             else {"torchvision": name, "kwargs": torchvision_kwargs(suite, name)}
         ),
         "inputs": inputs,

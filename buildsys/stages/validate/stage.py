@@ -12,12 +12,16 @@ from buildsys.stages.common.golden_check import (
     golden_limits,
     summarize_checks,
 )
-from buildsys.stages.common.rounding_noise import RoundingNoise
+from buildsys.stages.common.rounding_noise import UNSTABLE, RoundingNoise
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
 
 _GRAPHS = ("exported", "simplified")
+_STABLE = (
+    "choose inputs.NAME.data, weights or thresholds for which it is stable: random weights often"
+    " give detections of nearly equal score"
+)
 
 
 def run(job: Job) -> StageResult:
@@ -66,7 +70,9 @@ def run(job: Job) -> StageResult:
         "failures": [check.failure() for check in failed],
     }  # fmt: skip
     if failed:
-        return StageResult("failed", failed[0].sentence() + and_more(failed), figures=figures)
+        is_unstable = failed[0].comparison.note == UNSTABLE
+        reason = failed[0].sentence() + (f"; {UNSTABLE}" if is_unstable else "") + and_more(failed)
+        return StageResult("failed", reason, _STABLE if is_unstable else "", figures)
     for graph in _GRAPHS:
         cases: dict[str, dict[str, Comparison]] = {}
         for check in checks[graph]:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -68,6 +69,22 @@ def test_onnxsim_folds_batch_norm_and_the_result_computes_the_same(tmp_path: Pat
     assert not [entry.key for entry in model.metadata_props if "onnxsim" in entry.key]
     written = {path.name for path in job.outputs["model"].parent.iterdir()}
     assert written == {"model.onnx", "assembled.json"}
+
+
+def test_wrong_shapes_of_inner_tensors_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def annotate(source: Path, target: Path, *options: Any) -> None:
+        model = onnx.load(source)
+        wrong = helper.make_tensor_value_info("pool", TensorProto.FLOAT, ["batch", 4, 9, 9])
+        del model.graph.value_info[:]
+        model.graph.value_info.append(wrong)
+        onnx.save(model, target)
+
+    monkeypatch.setitem(simplify._TOOLS, "onnxsim", annotate)  # type: ignore[arg-type]
+    job = simplify_job(tmp_path, conv_bn())
+    assert simplify.run(job).status == "passed"
+    assert not onnx.load(job.outputs["model"]).graph.value_info
 
 
 @pytest.mark.parametrize("tool", ["onnxsim", "onnxslim"])

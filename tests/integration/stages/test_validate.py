@@ -161,6 +161,20 @@ def test_errors_within_the_rounding_noise_of_a_network_pass(
     )
 
 
+def test_an_output_that_depends_on_the_last_bits_is_named_as_such(tmp_path: Path) -> None:
+    model = cancelling(1e5 + 0.3)
+    cases = golden(tmp_path, model)
+    path = cases["case.odd"]
+    case = load_case(path)
+    save_case(path, case.inputs, {"y": tensor_of(case.outputs["y"].array * np.float32(1.1))})
+    job = validate_job(tmp_path, model, model, cases)
+    limits = {**TOLERANCE, "rtol": None}
+    result = validate.run(replace(job, options={**job.options, "tolerance": limits}))
+    assert result.status == "failed"
+    assert "a change of the last bits of weights and inputs changes this output" in result.reason
+    assert result.hint.startswith("choose inputs.NAME.data, weights or thresholds")
+
+
 def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:
     model, wrong = conv_bn(), conv_bn()
     fc = next(tensor for tensor in wrong.graph.initializer if tensor.name == "fc")
