@@ -112,6 +112,11 @@ class Asinh(nn.Module):
         return torch.asinh(x)
 
 
+class Differences(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.diff(x)
+
+
 class Celu(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.celu(x)

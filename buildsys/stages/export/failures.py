@@ -202,6 +202,8 @@ def _untranslated_failure(
             one.name,
             torchscript_from=torchscript_from(one.name),
             dynamo_from=translation.opset if translation else None,
+            # tried below, as a part may have no translation
+            dynamo_by_parts=len(operators) == 1 and translation is not None,
             dynamo_note="; ".join(map(_backend_note, translation.operators)) if translation else "",
         )
         remedies = translation_remedies(facts, exporter, opset, files=files, declared=declared)

@@ -46,6 +46,7 @@ class TorchOperator:
     name: str  # aten::asinh
     torchscript_from: int | None = None  # lowest opset; None: no translation
     dynamo_from: int | None = None
+    dynamo_by_parts: bool = False  # torch decomposes it; dynamo may translate the parts
     dynamo_note: str = ""  # a caveat, e.g. backends without the operator that dynamo writes
 
 
@@ -86,10 +87,12 @@ def translation_remedies(
     if lowest and lowest > opset:
         text = f"{exporter} translates it from opset {lowest} on"
         remedies.append(Remedy("opset", text, (f"export: {{opset: {lowest}}}",)))
-    if exporter == "torchscript" and dynamo:
+    if exporter == "torchscript" and (dynamo or operator.dynamo_by_parts):
         note = f" ({operator.dynamo_note})" if operator.dynamo_note else ""
-        text = f"dynamo translates it from opset {dynamo} on{note}"
-        yaml = f"export: {{exporter: dynamo, opset: {max(opset, dynamo)}}}"
+        text = f"dynamo translates {'it' if dynamo else 'its parts'}"
+        text += f" from opset {dynamo or OLDEST_DYNAMO_OPSET} on{note}"
+        since = max(opset, dynamo or OLDEST_DYNAMO_OPSET)
+        yaml = f"export: {{exporter: dynamo, opset: {since}}}"
         remedies.append(Remedy("exporter", text, (yaml,)))
     if exporter == "dynamo" and torchscript and opset <= NEWEST_TORCHSCRIPT_OPSET:
         text = f"torchscript translates it from opset {torchscript} on"

@@ -314,6 +314,10 @@ def test_dynamo_must_write_the_requested_opset(tmp_path: Path) -> None:
          "2. shipped: a symbolic function that writes ONNX's own Asinh\n"
          '     symbolics: [{op: "aten::asinh", function: "plugins/symbolics/asinh.py:asinh",'
          ' opset: 9}]'),
+        ("Differences", {},
+         "aten::diff(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None)"
+         " -> Tensor\n1. exporter: dynamo translates its parts from opset 18 on\n"
+         "     export: {exporter: dynamo, opset: 18}\n2. registration:"),
         ("Untranslatable", dynamo(),
          "the dynamo exporter cannot translate the operator aten::_linalg_eigh to opset 18 "
          f'({line_of("eigvalsh")})\naten::_linalg_eigh(Tensor A, str UPLO="L", bool'
