@@ -26,6 +26,7 @@ Outputs = Mapping[str, Tensor]
 _AUTO: Policy = {"policy": "auto", "allow_zero": False}
 _NARROW = 64  # elements of a row
 _REORDERED = "rows of equal score are in another order"
+_TIED = "its last rows have equal scores, and no runtime defines which of them are kept"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ def compare_outputs(
         unordered = [name for name in plain if expected[name].shape[:1] not in sizes]
         scores = [name for name in unordered if compared[name].passed and _falls(expected[name])]
         compared |= _reordered(unordered, scores, actual, expected, tolerance)
+        tied = {expected[name].shape for name in scores if _has_ties(expected[name], tolerance)}
+        for name in unordered:
+            if not compared[name].passed and expected[name].shape[:1] in tied:
+                compared[name] = replace(compared[name], note=_TIED)
     for name, policy in policies.items():
         if policy["allow_zero"] and compared[name].uninformative:
             note = f"{compared[name].uninformative}, as allowed"
@@ -253,6 +258,9 @@ def _compare_detections(
     if matches.problems:
         problem = " and ".join(matches.problems)
         found[name] = found[name].as_failed(ours.array, theirs.array, (problem,))
+        scores = policy["scores"]
+        if scores is not None and _has_ties(expected[scores], tolerance):
+            found[name] = replace(found[name], note=_TIED)
     return found
 
 
@@ -303,6 +311,13 @@ def _reordered(
 def _falls(tensor: Tensor) -> bool:
     values = tensor.values()
     return values.ndim == 1 and values.dtype.kind == "f" and bool((np.diff(values) <= 0).all())
+
+
+def _has_ties(scores: Tensor, tolerance: Tolerance) -> bool:
+    """Check for two lowest scores that are equal within the tolerance."""
+    values = np.sort(scores.values().astype(np.float64).reshape(-1))
+    limit = _rtol({}, tolerance) * float(np.abs(values).max(initial=0.0))
+    return values.size > 1 and bool(values[1] - values[0] <= limit)
 
 
 def _rows(tensor: Tensor, rows: int) -> Array:

@@ -72,6 +72,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "fnet": _ENCODER,
     "funnel": {
         "block_sizes": [1, 1], "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128,
+        "architectures": ["FunnelModel"],  # there are two
         "vocab_size": 200,
     },
     "xlnet": {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128, "vocab_size": 200},

@@ -23,7 +23,7 @@ from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 
 Tensors = Mapping[str, Tensor]
-UNSTABLE = "a change of the last bits of weights and inputs changes this output as well"
+_UNSTABLE = "a change of the last bits of weights and inputs changes this output as well"
 _DRAWS = 3
 _FACTOR = 4.0  # times the noise: both sides round, at more places than weights and inputs
 _MOST = 10.0  # times the limit: errors beyond it are never excused
@@ -58,7 +58,7 @@ class RoundingNoise:
         """Return ``compared`` with the errors passed that the noise explains.
 
         Such an error is at most ``_FACTOR`` times the noise and ``_MOST`` times ``rtol``; the other
-        limits hold. Other outputs get the note ``UNSTABLE`` if the noise alone breaks the limits.
+        limits hold. Others get a note if the noise alone breaks the limits.
         """
         rtol = limits["rtol"]
         failed = [name for name, comparison in compared.items() if not comparison.passed]
@@ -78,7 +78,7 @@ class RoundingNoise:
                 if name in noise:
                     noise[name] = max(noise[name], moved.relative)
                 elif name in failed and not moved.passed:
-                    excused[name] = replace(compared[name], note=UNSTABLE)
+                    excused[name] = replace(compared[name], note=compared[name].note or _UNSTABLE)
         for name, moved_by in noise.items():
             again = compare(actual, expected, min(max(rtol, _FACTOR * moved_by), _MOST * rtol))
             if again[name].passed:

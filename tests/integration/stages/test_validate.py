@@ -172,7 +172,7 @@ def test_an_output_that_depends_on_the_last_bits_is_named_as_such(tmp_path: Path
     result = validate.run(replace(job, options={**job.options, "tolerance": limits}))
     assert result.status == "failed"
     assert "a change of the last bits of weights and inputs changes this output" in result.reason
-    assert result.hint.startswith("choose inputs.NAME.data, weights or thresholds")
+    assert result.hint.startswith("choose inputs.NAME.data, thresholds or weights")
 
 
 def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:

@@ -343,6 +343,19 @@ def test_rows_of_equal_score_may_swap() -> None:
     assert found["boxes"].note == "rows of equal score are in another order"
 
 
+@pytest.mark.parametrize("policies", [{}, {"boxes": DETECTIONS}])
+def test_a_list_cut_off_among_equal_scores_is_named_as_such(policies: dict[str, Any]) -> None:
+    y = detections(12)
+    y["scores"][2:], y["labels"][2:] = 0.3, 1
+    x, y = rows_of(y, [0, 1, 2, 3, 4, 5, 6]), rows_of(y, [0, 1, 7, 8, 9, 10, 11])
+    found = check(x, y, policies=policies)["boxes"]
+    assert not found.passed
+    assert "last rows have equal scores, and no runtime defines which of them are" in found.note
+    y["scores"][-1] -= 0.1
+    x["scores"][-1] -= 0.1
+    assert not check(x, y, policies=policies)["boxes"].note
+
+
 def test_rows_of_unequal_score_may_not_swap() -> None:
     y = detections(10)
     found = check(rows_of(y, [1, 0, *range(2, 10)]), y)
