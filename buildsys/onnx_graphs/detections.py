@@ -47,13 +47,15 @@ def match_detections(
     """Match the rows of output ``boxes`` [..., n, 4 or more] and its companions.
 
     A detection may be unmatched if its score is within the limit of the lowest score on the other
-    side, where that list was cut off.
+    side, where that list was cut off; for an empty list that is the least score. Of two lists with
+    detections at least one must match, or a single wrong box would count as cut off.
     """
     ours, theirs = (_read(boxes, policy, outputs) for outputs in (actual, expected))
     limit = policy["score"]
     if limit is None:
         limit = rtol * max((float(image.scores.max(initial=0)) for image in theirs), default=0.0)
-    pairs, problems = [], []
+    none = np.zeros(0, dtype=int)
+    pairs, problems = [(none, none)], []
     for index, (here, there) in enumerate(zip(ours, theirs, strict=True)):
         close = np.abs(there.scores[:, None] - here.scores[None]) <= limit
         same = there.labels[:, None] == here.labels[None]
@@ -67,17 +69,17 @@ def match_detections(
             (there, np.flatnonzero(~found), here, "the reference"),
             (here, extra, there, "the output"),
         ):
-            least = max(policy["min_score"], float(other.scores.min(initial=np.inf)))
-            cut_off = side.scores[rows] <= (least if np.isfinite(least) else 0.0) + limit
-            if cut_off.all() and len(rows) <= max(1, _MAX_CUT * len(side.rows)):
+            if not rows.size:
+                continue
+            lowest = float(other.scores.min()) if other.rows.size else 0.0
+            cut_off = side.scores[rows] <= max(policy["min_score"], lowest) + limit
+            few = len(rows) <= max(1, _MAX_CUT * len(side.rows))
+            if cut_off.all() and few and (found.any() or not other.rows.size):
                 continue
             count = f"{len(rows)} of {len(side.rows)} detections of {whose} have no counterpart"
             first = rows[int(np.argmin(cut_off))]
             problems.append(f"{count}{where}: {_describe(side, first, other)}")
-    none = np.zeros(0, dtype=int)
-    actual_rows, expected_rows = (
-        np.concatenate([none, *rows]) for rows in zip(*pairs, strict=True)
-    )
+    actual_rows, expected_rows = map(np.concatenate, zip(*pairs, strict=True))
     return Matches(actual_rows, expected_rows, tuple(problems))
 
 

@@ -135,10 +135,11 @@ def _elementwise(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
 
     ``atol`` defaults to rtol times the root mean square of the reference.
     """
-    rtol, atol = _rtol(policy, tolerance), policy["atol"]
+    rtol, atol, sizes = _rtol(policy, tolerance), policy["atol"], _sizes(y)
     if atol is None:
-        atol = rtol * float(np.sqrt(np.mean(y**2)))
-    excess = np.abs(x - y) - (rtol * np.abs(y) + atol)
+        largest = float(sizes.max()) or 1.0  # divided first: squares of 1e200 overflow
+        atol = rtol * largest * float(np.sqrt(np.mean((sizes / largest) ** 2)))
+    excess = _distances(x, y) - (rtol * sizes + atol)
     wrong = int((excess > 0).sum())
     if not wrong:
         return None
@@ -151,8 +152,8 @@ def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
     rtol = _rtol(policy, tolerance)
     axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else y.ndim - 1
     others = tuple(i for i in range(y.ndim) if i != axis)
-    distance = np.abs(x - y)
-    errors, scales = distance.max(axis=others), np.abs(y).max(axis=others)
+    distance = _distances(x, y)
+    errors, scales = distance.max(axis=others), _sizes(y).max(axis=others)
     broken = errors > rtol * scales + (policy["atol"] or 0.0)
     if not broken.any():
         return None
@@ -169,7 +170,7 @@ def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure
     axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else y.ndim - 1
     x, y = (np.moveaxis(values, axis, -1).reshape(-1, y.shape[axis]) for values in (x, y))
     k = min(policy["k"], y.shape[1])
-    slack = _rtol(policy, tolerance) * np.abs(y).max(axis=1, keepdims=True)
+    slack = _rtol(policy, tolerance) * _sizes(y).max(axis=1, keepdims=True)
     least = np.sort(y, axis=1)[:, -k, None]
     chosen = np.argsort(-x, axis=1, kind="stable")[:, :k]
     values = np.take_along_axis(y, chosen, axis=1)
@@ -180,7 +181,7 @@ def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure
 
 def _tokens(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
     """Compare the largest entry of each row of the last axis; ties may swap."""
-    slack = _rtol(policy, tolerance) * np.abs(y).max(axis=-1)
+    slack = _rtol(policy, tolerance) * _sizes(y).max(axis=-1)
     chosen = np.take_along_axis(y, x.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return _share_of_equal(chosen >= y.max(axis=-1) - slack, policy, "tokens differ")
 
@@ -198,7 +199,7 @@ def _set(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure |
     """Compare the rows of an axis in any order."""
     axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else 0
     sides = [values.reshape(int(np.prod(y.shape[:axis])), y.shape[axis], -1) for values in (x, y)]
-    limits = _rtol(policy, tolerance) * np.abs(sides[1]).max(axis=(0, 1)) + (policy["atol"] or 0.0)
+    limits = _rtol(policy, tolerance) * _sizes(sides[1]).max(axis=(0, 1)) + (policy["atol"] or 0.0)
     for rows_x, rows_y in zip(*sides, strict=True):
         missing = np.flatnonzero(match_rows(close_rows(rows_x, rows_y, limits)) < 0)
         if missing.size:
@@ -214,6 +215,16 @@ _POLICIES: Mapping[str, Callable[[Array, Array, Policy, Tolerance], _Failure | N
     "tokens": _tokens,
     "set": _set,
 }
+
+
+def _sizes(values: Array) -> Array:
+    """Return the magnitudes of finite values; an infinity would make any limit infinite."""
+    return np.where(np.isfinite(values), np.abs(values), 0.0)
+
+
+def _distances(x: Array, y: Array) -> Array:
+    """Return the absolute differences; 0 for equal infinities."""
+    return np.where(x == y, 0.0, np.abs(x - y))
 
 
 def _worst(values: Array) -> tuple[int, ...]:
@@ -240,9 +251,8 @@ def _compare_detections(
     for member in members:
         ours, theirs = actual[member], expected[member]
         shapes = [(t.dtype, t.shape[: depth - 1], t.shape[depth:]) for t in (ours, theirs)]
-        if shapes[0] != shapes[1] or len(ours.shape) != len(theirs.shape):
-            return {m: compare(actual[m], expected[m], tolerance) for m in members}
-        if ours.non_finite() or theirs.non_finite():
+        other_rows = ours.shape[:depth] != actual[name].shape[:depth]
+        if other_rows or shapes[0] != shapes[1] or ours.non_finite() or theirs.non_finite():
             return {m: compare(actual[m], expected[m], tolerance) for m in members}
     matches = match_detections(name, policy, actual, expected, _rtol({}, tolerance))
     found = {}
@@ -327,5 +337,5 @@ def _rows(tensor: Tensor, rows: int) -> Array:
 def _row_limits(tensor: Tensor, rows: int, tolerance: Tolerance) -> Array:
     values = _rows(tensor, rows)
     is_float = tensor.values().dtype.kind == "f"
-    limit = _rtol({}, tolerance) * np.abs(values).max(initial=0.0) if is_float else 0.0
+    limit = _rtol({}, tolerance) * _sizes(values).max(initial=0.0) if is_float else 0.0
     return np.full(values.shape[1], limit)

@@ -17,8 +17,10 @@ def close_rows(x: Array, y: Array, limits: Array) -> list[Array]:
     step = max(1, _BLOCK // max(1, x.size))
     near: list[Array] = []
     for start in range(0, len(y), step):
-        distance = np.abs(x[None] - y[start : start + step, None])
-        near += [np.flatnonzero(row) for row in (distance <= limits).all(axis=2)]
+        part = y[start : start + step, None]
+        with np.errstate(invalid="ignore"):  # inf - inf
+            close = (np.abs(x - part) <= limits) | (x == part)
+        near += [np.flatnonzero(row) for row in close.all(axis=2)]
     return near
 
 

@@ -174,8 +174,9 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -
         if np.isnan(y).any() and not np.isfinite(y[unusable]).any():
             problem += " in the reference itself"
         return _failed(unusable, a, b, (problem,), non_finite=count)
+    top1 = _top1(x, y)  # of infinities as well: a masked logit is the smallest, not zero
     x, y = np.where(same_infinity, 0, x), np.where(same_infinity, 0, y)
-    errors = _errors(x, y)
+    errors = replace(_errors(x, y), top1=top1)
     broken = []
     for title, value, limit in (
         ("relative error", errors.relative, tolerance.get("rtol")),
@@ -271,12 +272,15 @@ def _errors(x: Array, y: Array) -> Comparison:
     else:  # both divided first: no overflow near the end of float64
         max_abs = float(np.abs(x - y).max())
         relative = float(np.abs(x / scale - y / scale).max())
-    top1 = None
-    if x.ndim and x.shape[-1] >= 2 and x.dtype.kind != "c":
-        rows = y.reshape(-1, y.shape[-1])
-        chosen = rows[np.arange(len(rows)), x.reshape(rows.shape).argmax(axis=1)]
-        top1 = float((chosen == rows.max(axis=1)).mean())  # ties agree
-    return Comparison(max_abs, relative, _cosine(x, y), top1, passed=True)
+    return Comparison(max_abs, relative, _cosine(x, y), _top1(x, y), passed=True)
+
+
+def _top1(x: Array, y: Array) -> float | None:
+    if not x.ndim or x.shape[-1] < 2 or x.dtype.kind == "c":
+        return None
+    rows = y.reshape(-1, y.shape[-1])
+    chosen = rows[np.arange(len(rows)), x.reshape(rows.shape).argmax(axis=1)]
+    return float((chosen == rows.max(axis=1)).mean())  # ties agree
 
 
 def _cosine(x: Array, y: Array) -> float:

@@ -82,6 +82,13 @@ def test_shared_infinities_are_equal_and_do_not_hide_an_error() -> None:
     assert (found.passed, found.worst_index, found.relative) == (False, (2,), 0.25)
 
 
+def test_top1_of_masked_logits_is_that_of_the_others() -> None:
+    b = np.array([[-math.inf, -1.0, -2.0], [-2.0, -math.inf, -1.0]])
+    a = np.array([[-math.inf, -2.0, -1.0], [-2.0, -math.inf, -1.0]])
+    assert compare(a, b, {"rtol": 9.0}).top1 == 0.5
+    assert compare(b, b, {"rtol": 9.0}).top1 == 1.0
+
+
 def test_opposite_infinities_differ() -> None:
     unlimited = {"rtol": math.inf, "cosine": -1.0}
     found = compare(np.array([math.inf, 1.0]), np.array([-math.inf, 1.0]), unlimited)
