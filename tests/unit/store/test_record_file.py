@@ -1,0 +1,228 @@
+"""Files of action records: complete ones are read back, others are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from buildsys.store.ledger import ActionRecord, OutputFile
+from buildsys.store.record_file import (
+    RecordError,
+    decode_record,
+    encode_record,
+    shown,
+    signed_bytes,
+)
+
+KEY, DIGEST = "a" * 64, "0123456789abcdef" * 4
+RECORD = ActionRecord(
+    "export:m",
+    KEY,
+    {"config:x": "1"},
+    {"m/b": OutputFile(DIGEST, 5), "m/a": None},
+    "passed",
+    "2026-01-02T03:04:05Z",
+    1.5,
+    reason="ü",
+    figures={"n": [1, {"m": None}]},
+)
+
+
+def packed(stored: Any) -> bytes:
+    body = stored if isinstance(stored, bytes) else json.dumps(stored).encode()
+    return blake3(body).hexdigest().encode() + b"\n" + body + b"\n"
+
+
+def stored_record(**changes: Any) -> dict[str, Any]:
+    return {**json.loads(encode_record(RECORD).splitlines()[1]), **changes}
+
+
+def decoded(**changes: Any) -> ActionRecord:
+    return decode_record(packed(stored_record(**changes)), "", KEY)
+
+
+def problem_of(content: bytes, target: str = "export:m", key: str = KEY) -> str:
+    with pytest.raises(RecordError) as found:
+        decode_record(content, target, key)
+    return str(found.value)
+
+
+def test_a_record_is_read_back() -> None:
+    signed = replace(RECORD, origin="shared", signature={"key": "k", "value": "v"})
+    unsigned = replace(RECORD, origin="shared")
+    for record in (RECORD, signed, unsigned, replace(signed, origin="")):
+        assert decode_record(encode_record(record), "export:m", KEY) == record
+        assert decode_record(encode_record(record), "", KEY) == record
+
+
+def test_the_file_is_a_checksum_and_sorted_json() -> None:
+    checksum, body, end = encode_record(replace(RECORD, reason="", figures={})).split(b"\n")
+    assert checksum.decode() == blake3(body).hexdigest()
+    assert end == b""
+    assert body.decode() == (
+        f'{{"figures":{{}},"hint":"","key":"{KEY}","log":"","outputs":{{"m/a":null,"m/b":'
+        f'["{DIGEST}",5]}},"parts":{{"config:x":"1"}},"reason":"","schema":1,"seconds":1.5,'
+        '"started":"2026-01-02T03:04:05Z","status":"passed","target":"export:m"}'
+    )
+
+
+def test_origin_and_signature_need_the_second_schema() -> None:
+    for changed in (replace(RECORD, origin="shared"), replace(RECORD, signature={"key": "k"})):
+        assert json.loads(encode_record(changed).splitlines()[1])["schema"] == 2
+    earlier = stored_record()  # of a version that knows neither
+    assert (earlier["schema"], "origin" in earlier, "signature" in earlier) == (1, False, False)
+
+
+def test_a_signature_covers_everything_but_itself_and_the_origin() -> None:
+    content = signed_bytes(RECORD)
+    assert json.loads(content) == stored_record()
+    assert signed_bytes(replace(RECORD, origin="shared", signature={"a": "b"})) == content
+    whole = replace(RECORD, seconds=2, figures={1: 2})  # type: ignore[dict-item]
+    again = decode_record(encode_record(whole), "", KEY)
+    assert signed_bytes(again) == signed_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (encode_record(RECORD)[:-2], "is truncated or edited: its checksum does not match"),
+        (encode_record(RECORD).replace(b"1.5", b"1.6"), "is truncated or edited"),
+        (b"", "is truncated or edited"),
+        (packed(b"{"), "is not an action record: it is not JSON"),
+        (packed(b"[" * 200_000), "is not an action record: it is not JSON"),
+        (packed([]), "is not an action record: it is not an object"),
+        (packed({"target": "export:m"}), "is not an action record: it has no schema"),
+        (packed(stored_record(schema=True)), "is not an action record: it has no schema"),
+        (packed(stored_record(other=1)), "is not an action record: it has unknown fields"),
+    ],
+)
+def test_other_files_are_refused(content: bytes, problem: str) -> None:
+    assert problem_of(content).startswith(problem)
+
+
+@pytest.mark.parametrize("field", ["outputs", "parts", "seconds", "key", "status", "started"])
+def test_a_missing_field_is_refused(field: str) -> None:
+    stored = stored_record()
+    del stored[field]
+    assert problem_of(packed(stored)).startswith("is not an action record")
+
+
+def test_a_newer_record_is_recognized() -> None:
+    for schema, newer in ((3, True), (True, False)):
+        with pytest.raises(RecordError) as found:
+            decoded(schema=schema, future=1)
+        assert found.value.newer is newer
+    assert str(RecordError("x")) == "x"
+
+
+def test_a_record_under_another_name_is_refused() -> None:
+    content = encode_record(RECORD)
+    problem = "is the record of 'export:m' under another key"
+    assert problem_of(content, "export:other") == problem
+    assert problem_of(content, key="b" * 64) == problem
+
+
+def output(name: str, file: Any = (DIGEST, 5)) -> dict[str, Any]:
+    return {"outputs": {name: file if file is None else [*file]}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: Any = {}
+    for level in range(levels):
+        value = [value] if level % 2 else {"x": value}
+    return {"figures": {"x": value}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        output("a" * 255),
+        output("é" * 127),
+        output("/".join(["a" * 255] * 4)),  # 1023 bytes
+        output("/".join(["a" * 255] * 3) + "/" + "a" * 254 + "/b"),
+        {"outputs": {"m/a": None, "m/ab": None, "m/b/c": None}},
+        {"outputs": {str(number): None for number in range(10_000)}},
+        output("m", (DIGEST, 0)),
+        output("m", (DIGEST, (1 << 53) - 1)),
+        {"outputs": {}, "parts": {}, "log": "", "status": "unavailable"},
+        {"seconds": 0},
+        {"seconds": 1e10 - 1},
+        nested(30),
+        {"signature": {"key": "x" * 199}},
+        {"signature": None, "origin": "shared"},
+        {"figures": {}},
+    ],
+)
+def test_unusual_records_are_accepted(changes: dict[str, Any]) -> None:
+    record = decoded(**changes)
+    assert json.loads(json.dumps({name: getattr(record, name) for name in changes})) == changes
+    assert type(record.seconds) is float
+
+
+def refused(problem: str, **changes: Any) -> Any:
+    return pytest.param(changes, f"is not an action record: {problem}", id=problem[:60])
+
+
+NO_NAME = "cannot be the name of an output"
+LONG = "/".join(["a" * 255] * 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        refused("its outputs are invalid", outputs=[]),
+        refused("its outputs are invalid", outputs={str(n): None for n in range(10_001)}),
+        refused(f"'{'a' * 79}… {NO_NAME}", **output("a" * 256)),
+        refused(f"{shown('é' * 128)} {NO_NAME}", **output("é" * 128)),
+        refused(
+            f"'{'a' * 79}… {NO_NAME}",
+            **output(f"{LONG}/{'a' * 253}/bbb"),
+        ),
+        *(
+            refused(f"{name!a} {NO_NAME}", **output(name))
+            for name in ("", "a//b", "/a", "a/", "./a", "a/..", "a\0", "\ud800")
+        ),
+        refused("'m/a/b' is inside another output", outputs={"m/a": None, "m/a/b": None}),
+        refused("'m/a' is inside another output", outputs={"m/a": None, "m": None}),
+        refused("5 is not an output", outputs={"m": 5}),
+        refused(f"['{DIGEST}'] is not an output", outputs={"m": [DIGEST]}),
+        refused("'ab' is not an output", outputs={"m": "ab"}),
+        refused("5 is not a digest", **output("m", (5, 5))),
+        refused(f"'{DIGEST}0' is not a digest", **output("m", (DIGEST + "0", 5))),
+        refused(f"'{'A' * 64}' is not a digest", **output("m", ("A" * 64, 5))),
+        refused("True is not a size", **output("m", (DIGEST, True))),
+        refused("-1 is not a size", **output("m", (DIGEST, -1))),
+        refused(f"{1 << 53} is not a size", **output("m", (DIGEST, 1 << 53))),
+        *(
+            refused(f"its {field} is not a text", **{field: value})
+            for field in ("target", "key", "status", "started", "reason", "hint", "log", "origin")
+            for value in (5, "\ud800")
+        ),
+        refused("its key is not a digest", key="a" * 63),
+        refused("its status is 'failed'", status="failed"),
+        refused("'2026-01-02' is not a time", started="2026-01-02"),
+        refused("its parts are invalid", parts=[]),
+        refused("its parts are invalid", parts={"a": "1", "b": 1}),
+        refused("True is not a number of seconds", seconds=True),
+        refused("-1 is not a number of seconds", seconds=-1),
+        refused("10000000000.0 is not a number of seconds", seconds=1e10),
+        refused("nan is not a number of seconds", seconds=float("nan")),
+        refused("its figures are invalid", figures=[]),
+        refused("its figures are invalid", **nested(31)),
+        refused("its signature is invalid", signature="x"),
+        refused("its signature is invalid", signature={"a": "1", "b": 1}),
+        refused("its signature is invalid", signature={"key": "x" * 200}),
+    ],
+)
+def test_invalid_fields_are_refused(changes: dict[str, Any], problem: str) -> None:
+    assert problem_of(packed(stored_record(**changes))) == problem
+
+
+def test_a_shown_text_is_short_and_printable() -> None:
+    assert shown("a\x1b\n") == r"'a\x1b\n'"
+    assert shown("x" * 78) == f"'{'x' * 78}'"
+    assert shown("x" * 79) == f"'{'x' * 79}…"
