@@ -49,8 +49,9 @@ class Mutant(NamedTuple):
         return f"{self.function}:\n    - {self.was}\n    + {self.becomes}"
 
 
-def run_mutants(source: str, tests: list[str]) -> list[Mutant]:
-    """Run ``tests`` against every mutant of ``source``."""
+def run_mutants(source: str, tests: list[str], processes: int) -> list[Mutant]:
+    """Run ``tests`` against every mutant of the files that match ``source``."""
+    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(source))
     with tempfile.TemporaryDirectory(prefix="buildsys-mutation-") as folder:
         project = Path(folder)
         for name in _COPIED:
@@ -60,7 +61,7 @@ def run_mutants(source: str, tests: list[str]) -> list[Mutant]:
             else:
                 shutil.copy2(path, copy)
         settings = {
-            "source_paths": [source],
+            "source_paths": sources,
             "also_copy": _COPIED,
             "pytest_add_cli_args": ["-n", "0", "-p", "no:cacheprovider"],
             "pytest_add_cli_args_test_selection": tests,
@@ -72,7 +73,7 @@ def run_mutants(source: str, tests: list[str]) -> list[Mutant]:
         mutated = project / "mutants"
         mutated.mkdir()  # an import path that does not exist when Python starts stays unused
         run = subprocess.run(
-            ["mutmut", "run"],
+            ["mutmut", "run", "--max-children", str(processes)],
             cwd=project,
             env=os.environ | {"PYTHONPATH": str(mutated)},  # also for the tests' own processes
             capture_output=True,
@@ -81,9 +82,12 @@ def run_mutants(source: str, tests: list[str]) -> list[Mutant]:
         )
         if run.returncode:
             sys.exit(f"mutmut failed:\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
-        results = json.loads((mutated / f"{source}.meta").read_text(encoding="utf-8"))
-        code = (mutated / source).read_text(encoding="utf-8")
-        return [*_read_mutants(code, results["exit_code_by_key"])]
+        mutants: list[Mutant] = []
+        for file in sources:
+            results = json.loads((mutated / f"{file}.meta").read_text(encoding="utf-8"))
+            code = (mutated / file).read_text(encoding="utf-8")
+            mutants += _read_mutants(code, results["exit_code_by_key"])
+        return mutants
 
 
 def _read_mutants(code: str, results: dict[str, int]) -> Iterator[Mutant]:
@@ -135,10 +139,12 @@ def main() -> int:
     equivalent = tomllib.loads((HERE / "equivalent.toml").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description="Mutation score of the modules that decide.")
     parser.add_argument("module", nargs="*", help=", ".join(modules))
-    names = parser.parse_args().module or [*modules]
+    parser.add_argument("-n", "--processes", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    names = options.module or [*modules]
     passed = True
     for name in names:
-        mutants = run_mutants(modules[name]["source"], modules[name]["tests"])
+        mutants = run_mutants(modules[name]["source"], modules[name]["tests"], options.processes)
         passed &= report(name, mutants, equivalent.get(name, []))
     return 0 if passed else 1
 

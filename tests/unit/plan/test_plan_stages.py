@@ -1,0 +1,489 @@
+"""Dependencies, files and options of every stage of a manifest with all stages.
+
+docs/keys.md has the reason of each dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.project_plan import plan_model
+
+MANIFEST: dict[str, Any] = {
+    "model": "net",
+    "source": {"python": "plugins/net.py:make", "weights": {"file": "weights/net.pth"}},
+    "inputs": {"x": {"shape": ["batch", 4], "data": {"images": "data/x"}}},
+    "outputs": {"y": {"compare": {"policy": "elementwise"}}},
+    "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+    "ops": [{"op": "a::b", "library": {"sources": ["plugins/b.c"]}}],
+    "surgery": [
+        {"function": "plugins/a.py:f"},
+        {"rename": {"x": "z", "y": "v"}, "when": "after_simplify"},
+    ],
+    "calibration": {"data": {"z": {"python": "plugins/c.py:f"}}},
+    "bench": {"baselines": ["torch", "onnxruntime"], "cases": ["min", "max"]},
+    "engines": [
+        {"backend": "onnxruntime", "name": "ort"},
+        {"backend": "tensorrt_rtx", "name": "rtx", "precision": "fp16"},
+        {"backend": "onnxruntime", "name": "int8", "precision": "int8"},
+    ],
+}
+ENGINES = ("ort", "rtx", "int8")
+
+
+def plan(**changes: Any) -> dict[str, Action]:
+    spec = ModelSpec.model_validate({**MANIFEST, **changes})
+    return {
+        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
+    }
+
+
+def test_every_dependency_is_read() -> None:
+    actions = plan()
+    for action in actions.values():
+        read = set(action.inputs.values())
+        for target in action.after:
+            assert read & set(actions[target].outputs.values()), (action.target, target)
+        known = {ref for target in action.after for ref in actions[target].outputs.values()}
+        assert read <= known, action.target
+
+
+# tools; families of variables; devices; modules of code besides the stage
+DEPENDENCIES = {
+    "operators:net": "cc; ; ; ",
+    "export:net": "numpy onnx python torch; torch; ; ",
+    "reference:net": "numpy pillow python torch; torch; ; ",
+    "surgery:net:after_export": "numpy onnx onnxruntime python; onnxruntime; ; ",
+    "simplify:net": "numpy onnx onnxruntime onnxsim; onnxruntime onnxsim; ; ",
+    "surgery:net:after_simplify": "numpy onnx onnxruntime; onnxruntime; ; ",
+    "calibrate:net": "numpy onnx onnxruntime python; onnxruntime; ; ",
+    "convert:net:fp16": "numpy onnx onnxruntime; onnxruntime; ; ",
+    "convert:net:int8": "numpy onnx onnxruntime; onnxruntime; ; stages.quantize.convert",
+    "validate:net": "numpy onnx onnxruntime; onnxruntime; ; ",
+    "engine:net:ort": "onnx onnxruntime; onnxruntime; cores cpu; backends.onnxruntime.backend",
+    "verify:net:ort": "numpy onnxruntime; onnxruntime; cpu; backends.onnxruntime.backend",
+    "bench:net:ort": (
+        "numpy onnxruntime python torch; onnxruntime speed torch; cores cpu; "
+        "backends.onnxruntime.backend"
+    ),
+    "engine:net:rtx": "onnx tensorrt_rtx; gpu; gpu; backends.tensorrt_rtx.backend",
+    "verify:net:rtx": "numpy tensorrt_rtx; gpu; gpu; backends.tensorrt_rtx.backend",
+    "bench:net:rtx": (
+        "numpy onnxruntime python tensorrt_rtx torch; gpu onnxruntime speed torch; cores cpu gpu; "
+        "backends.tensorrt_rtx.backend"
+    ),
+    "report:net": "onnx; ; ; ",
+}
+
+
+def test_each_stage_depends_on_exactly_what_it_uses() -> None:
+    found = {}
+    for target, action in plan().items():
+        stage, *code = (module.removeprefix("buildsys.") for module in action.code)
+        assert stage == f"stages.{action.stage}.stage"
+        parts = (action.tools, action.environment, action.devices, code)
+        found[target] = "; ".join(" ".join(sorted(set(part))) for part in parts)
+    assert found == {**DEPENDENCIES, **{t: found[t] for t in found if t.endswith("net:int8")}}
+    assert found["convert:net:int8"] == DEPENDENCIES["convert:net:int8"]
+
+
+SOURCES = {
+    "operators:net": ["plugins/b.c"],
+    "export:net": ["plugins/net.py"],
+    "reference:net": ["plugins/net.py", "data/x/"],
+    "surgery:net:after_export": ["plugins/a.py"],
+    "calibrate:net": ["plugins/c.py"],
+    **{f"bench:net:{engine}": ["plugins/net.py"] for engine in ENGINES},
+}
+
+
+def test_each_stage_has_the_files_that_it_loads() -> None:
+    actions = plan()
+    assert {t: [*a.sources] for t, a in actions.items() if a.sources} == SOURCES
+    assert {target for target, action in actions.items() if action.weights} == {
+        "export:net",
+        "reference:net",
+        *(f"bench:net:{engine}" for engine in ENGINES),
+    }
+    orders = {target: action.order for target, action in actions.items() if action.order}
+    assert orders == {f"bench:net:{name}": (f"verify:net:{name}",) for name in ENGINES}
+
+
+def in_folders(files: Mapping[str, FileRef]) -> dict[str, str]:
+    """Return folder -> roles and file names; a file of a case has the case's name."""
+    folders: dict[str, list[str]] = {}
+    for role, ref in files.items():
+        folder, _, name = ref.path.removeprefix("net/").rpartition("/")
+        folders.setdefault(folder, []).append(f"{role}:{name}")
+    return {folder: " ".join(names) for folder, names in folders.items()}
+
+
+GRAPH = "model:model.onnx model.data:model.onnx.data"
+CASES = "case.min:min.npz case.opt:opt.npz case.max:max.npz case.odd:odd.npz"
+LIBRARY = {"operators": "library.b:b.so"}
+ORT_ENGINE = "engine:engine.onnx engine.data:engine.onnx.data"
+RTX_ENGINE = "engine:engine.engine engine.data:engine.engine.data"
+AFTER_SIMPLIFY = {"surgery/after_simplify": GRAPH}
+TWO_CASES = "case.min:min.npz case.max:max.npz"
+TWO_OF_NETWORK = f"network.{TWO_CASES.replace(' ', ' network.')}"
+READ: dict[str, dict[str, str]] = {
+    "operators:net": {},
+    "export:net": {},
+    "reference:net": {},
+    "surgery:net:after_export": {"export": GRAPH, "reference": CASES, **LIBRARY},
+    "simplify:net": {"surgery/after_export": GRAPH, **LIBRARY},
+    "surgery:net:after_simplify": {"simplify": GRAPH, "reference": CASES, **LIBRARY},
+    "calibrate:net": {**AFTER_SIMPLIFY, **LIBRARY},
+    "convert:net:fp16": {
+        "surgery/after_simplify": f"{GRAPH} {CASES}",
+        "simplify": "assembled:assembled.json",
+        **LIBRARY,
+    },
+    "convert:net:int8": {
+        "surgery/after_simplify": f"{GRAPH} {CASES}",
+        "simplify": "assembled:assembled.json",
+        "calibrate": "ranges:ranges.json",
+        **LIBRARY,
+    },
+    "validate:net": {
+        "surgery/after_export": f"exported.{GRAPH.replace(' ', ' exported.')}",
+        "surgery/after_simplify": (
+            f"simplified.{GRAPH.replace(' ', ' simplified.')}"
+            f" simplified.{CASES.replace(' ', ' simplified.')}"
+        ),
+        "simplify": "assembled:assembled.json",
+        "reference": CASES,
+        **LIBRARY,
+    },
+    "engine:net:ort": {**AFTER_SIMPLIFY, **LIBRARY},
+    "verify:net:ort": {
+        "engine/ort": f"{ORT_ENGINE} library.b:b.so",
+        "simplify": "assembled:assembled.json",
+        "surgery/after_simplify": CASES,
+    },
+    "bench:net:ort": {
+        "engine/ort": f"{ORT_ENGINE} library.b:b.so",
+        "surgery/after_simplify": f"{TWO_CASES} {GRAPH}",
+        "reference": TWO_OF_NETWORK,
+    },
+    "engine:net:rtx": {"convert/fp16": GRAPH},
+    "verify:net:rtx": {
+        "engine/rtx": RTX_ENGINE,
+        "simplify": "assembled:assembled.json",
+        "surgery/after_simplify": CASES,
+    },
+    "bench:net:rtx": {
+        "engine/rtx": RTX_ENGINE,
+        "surgery/after_simplify": TWO_CASES,
+        "reference": TWO_OF_NETWORK,
+        "convert/fp16": GRAPH,
+    },
+}
+
+
+def test_each_stage_reads_the_files_of_its_graph() -> None:
+    actions = plan()
+    assert {target: in_folders(actions[target].inputs) for target in READ} == READ
+    reported = actions["report:net"].inputs
+    others = actions.keys() - {"report:net"}
+    assert {role for role in reported if not role.startswith("graph:")} == others
+    assert all(reported[target] == actions[target].outputs["result"] for target in others)
+    graphs = {role.removeprefix("graph:") for role in reported.keys() - others}
+    assert graphs == {
+        "export:net",
+        "surgery:net:after_export",
+        "simplify:net",
+        "surgery:net:after_simplify",
+        "convert:net:fp16",
+        "convert:net:int8",
+    }
+    assert all(reported[f"graph:{t}"] == actions[t].outputs["model"] for t in graphs)
+
+
+WRITTEN = {
+    "operators:net": {"operators": "library.b:b.so result:operators.json"},
+    "export:net": {"export": f"{GRAPH} origins:origins.json result:export.json"},
+    "reference:net": {"reference": f"{CASES} result:reference.json"},
+    "surgery:net:after_export": {"surgery/after_export": f"{GRAPH} result:surgery.json"},
+    "simplify:net": {"simplify": f"{GRAPH} assembled:assembled.json result:graph.json"},
+    "surgery:net:after_simplify": {
+        "surgery/after_simplify": f"{GRAPH} {CASES} result:surgery.json"
+    },
+    "calibrate:net": {"calibrate": "batches:batches.npz ranges:ranges.json result:calibrate.json"},
+    "convert:net:fp16": {"convert/fp16": f"{GRAPH} result:convert.json"},
+    "validate:net": {"validate": "result:result.json"},
+    "engine:net:ort": {"engine/ort": f"library.b:b.so {ORT_ENGINE} result:engine.json"},
+    "verify:net:ort": {"verify": "result:ort.json"},
+    "bench:net:ort": {"bench": "result:ort.json"},
+    "engine:net:rtx": {"engine/rtx": f"{RTX_ENGINE} result:engine.json"},
+    "report:net": {"report": "result:report.json markdown:report.md"},
+}
+
+
+def test_each_stage_writes_to_its_own_folder() -> None:
+    actions = plan()
+    assert {target: in_folders(actions[target].outputs) for target in WRITTEN} == WRITTEN
+    plain = plan(report={"formats": ["json"]})["report:net"]
+    assert plain.outputs.keys() == {"result"}
+
+
+OPERATORS = [{"op": "a::b", "kind": "library", "library": "b"}]
+TOLERANCE = ("rtol", "cosine", "atol", "top1")
+OPTIONS = {
+    "operators:net": "libraries",
+    "export:net": "source example inputs outputs export",
+    "reference:net": "source example inputs outputs cases data",
+    "surgery:net:after_export": "steps inputs cases operators",
+    "simplify:net": "simplify cases inputs compare operators",
+    "surgery:net:after_simplify": "steps inputs cases tolerance operators",
+    "calibrate:net": "calibration inputs dims exclude operators",
+    "convert:net:fp16": "precision tolerance cases compare operators",
+    "convert:net:int8": "precision quantize tolerance cases compare operators",
+    "validate:net": "tolerance compare cases simplified_cases compare_simplified operators",
+    "engine:net:ort": "engine operators",
+    "verify:net:ort": "engine tolerance cases compare operators",
+    "bench:net:ort": "engine bench cases operators network",
+    "engine:net:rtx": "engine dims inputs operators",
+    "verify:net:rtx": "engine tolerance cases compare",
+    "bench:net:rtx": "engine bench cases network",
+}
+
+
+def test_each_stage_has_exactly_its_options() -> None:
+    actions = plan()
+    assert {target: " ".join(actions[target].options) for target in OPTIONS} == OPTIONS
+
+
+def test_the_options_are_those_of_the_graph_of_the_stage() -> None:
+    options = {target: action.options for target, action in plan().items()}
+    cases = {"min": {"batch": 1}, "opt": {"batch": 4}, "max": {"batch": 8}, "odd": {"batch": 3}}
+    for target in ("reference:net", "convert:net:fp16", "validate:net", "verify:net:rtx"):
+        assert options[target]["cases"] == cases
+    assert options["bench:net:rtx"]["cases"] == {"min": {"batch": 1}, "max": {"batch": 8}}
+    assert options["surgery:net:after_simplify"]["cases"]["odd"] == {
+        "dims": {"batch": 3},
+        "golden": "odd",
+    }
+    compared = {
+        target: {*found["compare"]} for target, found in options.items() if "compare" in found
+    }
+    assert compared == {
+        "simplify:net": {"y"},
+        "validate:net": {"y"},
+        **{f"convert:net:{precision}": {"v"} for precision in ("fp16", "int8")},
+        **{f"verify:net:{engine}": {"v"} for engine in ENGINES},
+    }
+    assert {*options["validate:net"]["compare_simplified"]} == {"v"}
+    for target in ("calibrate:net", "engine:net:rtx"):
+        assert {*options[target]["inputs"]} == {"z"}
+    for target in ("simplify:net", "surgery:net:after_simplify", "surgery:net:after_export"):
+        assert {*options[target]["inputs"]} == {"x"}
+    assert options["engine:net:rtx"]["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8}}
+    assert options["surgery:net:after_simplify"]["steps"] == [{"rename": {"x": "z", "y": "v"}}]
+    assert options["bench:net:ort"]["network"]["outputs"] == {}
+    assert options["bench:net:ort"]["network"]["source"]["python"] == "plugins/net.py:make"
+    assert options["reference:net"]["data"]["x"]["images"] == "data/x"
+    assert options["calibrate:net"]["calibration"]["data"]["z"]["python"] == "plugins/c.py:f"
+    for target, found in options.items():
+        if "tolerance" in found:
+            assert found["tolerance"].keys() == set(TOLERANCE), target
+        if found.get("operators") and "rtx" not in target:
+            assert found["operators"] == OPERATORS, target
+
+
+def test_limits_come_from_the_section_of_the_stage() -> None:
+    options = {
+        target: action.options
+        for target, action in plan(
+            validate={"rtol": 0.25, "cases": ["min", "odd"]},
+            verify={"fp16": {"rtol": 0.5}, "int8": {"rtol": 0.75}, "cases": ["opt", "odd"]},
+        ).items()
+    }
+    assert {
+        t: found["tolerance"]["rtol"] for t, found in options.items() if "tolerance" in found
+    } == {
+        "surgery:net:after_simplify": 0.25,
+        "validate:net": 0.25,
+        "convert:net:fp16": 0.5,
+        "convert:net:int8": 0.75,
+        "verify:net:rtx": 0.5,
+        "verify:net:int8": 0.75,
+        "verify:net:ort": options["verify:net:ort"]["tolerance"]["rtol"],
+    }
+    for section in ("cases", "simplified_cases"):
+        assert {*options["validate:net"][section]} == {"min", "odd"}
+    for target in ("convert:net:fp16", "verify:net:rtx"):
+        assert {*options[target]["cases"]} == {"opt", "odd"}
+
+
+def test_time_limits_are_those_of_the_stage() -> None:
+    limits = {stage: f"{number}s" for number, stage in enumerate(("export", "bench", "engine"), 1)}
+    found = {target: action.timeout_s for target, action in plan(timeout=limits).items()}
+    assert {target: limit for target, limit in found.items() if limit in (1.0, 2.0, 3.0)} == {
+        "export:net": 1.0,
+        **{f"bench:net:{engine}": 2.0 for engine in ENGINES},
+        **{f"engine:net:{engine}": 3.0 for engine in ENGINES},
+    }
+
+
+def test_an_engine_may_be_required() -> None:
+    engines = [{**engine, "required": engine["name"] == "rtx"} for engine in MANIFEST["engines"]]
+    actions = plan(engines=engines)
+    assert [target for target, action in actions.items() if action.required] == ["engine:net:rtx"]
+    origins = actions["export:net"].outputs["origins"]
+    assert [t for t, a in actions.items() if a.advisory] == [f"engine:net:{e}" for e in ENGINES]
+    assert actions["engine:net:ort"].advisory == {"origins": origins}
+
+
+@pytest.mark.parametrize(("threads", "devices"), [(0, ("cpu", "cores")), (2, ("cpu",))])
+def test_as_many_threads_as_cores_depend_on_the_cores(
+    threads: int, devices: tuple[str, ...]
+) -> None:
+    engine = {**MANIFEST["engines"][0], "intra_op_threads": threads}
+    assert plan(engines=[engine])["engine:net:ort"].devices == devices
+
+
+def test_a_hook_of_a_network_is_a_source_of_its_engine() -> None:
+    engine = {**MANIFEST["engines"][1], "network": "plugins/hooks/n.py:f"}
+    actions = plan(engines=[engine])
+    assert actions["engine:net:rtx"].sources == ("plugins/hooks/n.py",)
+    assert set(actions["engine:net:rtx"].tools) == {"python", "onnx", "tensorrt_rtx"}
+    assert actions["verify:net:rtx"].sources == ()
+
+
+def test_explicit_profiles_replace_the_dimensions() -> None:
+    shapes = {"z": {"min": [2, 4], "opt": [2, 4], "max": [2, 4]}}
+    actions = plan(engines=[{**MANIFEST["engines"][1], "profiles": [shapes]}])
+    assert actions["engine:net:rtx"].options["dims"] == {}
+
+
+def test_a_copied_graph_depends_on_onnx_alone() -> None:
+    copied = plan(simplify={"tool": "none"}, surgery=[], calibration={}, engines=[])["simplify:net"]
+    assert (copied.tools, copied.environment) == (("onnx",), ())
+    assert (copied.after, copied.inputs.keys()) == (("export:net",), {"model", "model.data"})
+    assert copied.options.keys() == {"simplify", "cases", "inputs"}
+
+
+def test_an_onnx_file_is_copied_and_run_in_onnx_runtime() -> None:
+    source = {"onnx": "models/net.onnx", "seed": 5}
+    function = {"op": "a::b", "function": "plugins/s.py:f"}
+    actions = plan(source=source, ops=[function], surgery=[], calibration={}, engines=[])
+    export, reference = actions["export:net"], actions["reference:net"]
+    assert export.options == {
+        "source": {"onnx": "models/net.onnx"},
+        "inputs": export.options["inputs"],
+        "outputs": export.options["outputs"],
+        "export": {"external_data": None},
+    }
+    assert {*export.options["inputs"], *export.options["outputs"]} == {"x", "y"}
+    assert (export.sources, reference.sources) == (
+        ("models/net.onnx",),
+        ("models/net.onnx", "data/x/"),
+    )
+    assert set(export.tools) == {"onnx", "onnxruntime"}
+    assert export.code[1:] == ("buildsys.backends.onnxruntime.file_versions",)
+    assert set(reference.tools) == {"numpy", "onnx", "onnxruntime", "pillow"}
+    assert (export.environment, reference.environment) == ((), ("onnxruntime",))
+    assert "origins" not in export.outputs
+    assert export.after == reference.after == ("operators:net",)
+    assert {*export.inputs} == {"functions"}
+    assert reference.inputs == {"graph_functions": export.inputs["functions"]}
+    plain = plan(source=source, ops=[], surgery=[], calibration={}, engines=[])
+    assert plain["export:net"].after == plain["reference:net"].after == ()
+    library = plan(source=source, surgery=[], calibration={}, engines=[])["reference:net"]
+    assert library.options["operators"] == OPERATORS
+    assert (library.after, {*library.inputs}) == (("operators:net",), {"library.b"})
+
+
+@pytest.mark.parametrize(
+    ("precision", "tool", "code", "roles"),
+    [
+        ("int8", "modelopt", ["quantize.convert"], {"ranges", "batches"}),
+        ("int8", "builtin", ["quantize.convert"], {"ranges"}),
+        ("fp16", "autocast", ["quantize.modelopt"], set()),
+        ("fp16", "builtin", [], set()),
+    ],
+)
+def test_a_conversion_depends_on_its_tool(
+    precision: str, tool: str, code: list[str], roles: set[str]
+) -> None:
+    section = "quantize" if precision == "int8" else "convert"
+    convert = plan(**{section: {"tool": tool}})[f"convert:net:{precision}"]
+    assert [module.removeprefix("buildsys.stages.") for module in convert.code[1:]] == code
+    assert convert.inputs.keys() & {"ranges", "batches"} == roles
+    assert ("nvidia-modelopt" in convert.tools) == (tool in ("modelopt", "autocast"))
+    if precision == "int8":
+        assert convert.options["quantize"]["tool"] == tool
+        assert convert.options["quantize"]["algorithm"] == "entropy"
+
+
+def test_a_percentile_and_a_batch_size_affect_the_calibration() -> None:
+    calibration = {**MANIFEST["calibration"], "algorithm": "percentile", "batch_size": 2}
+    options = plan(calibration=calibration)["calibrate:net"].options
+    assert {*options["calibration"]} == {"algorithm", "batches", "seed", "percentile", "data"}
+    assert options["dims"] == {"batch": 2}
+    images = plan(calibration={"data": {}}, surgery=[])["calibrate:net"]
+    assert images.options["calibration"]["data"]["x"]["images"] == "data/x"
+    assert set(images.tools) == {"onnx", "onnxruntime", "numpy", "pillow"}
+    assert images.options["exclude"] == []
+
+
+def test_compiled_torch_baselines_depend_on_triton() -> None:
+    bench = {"baselines": ["torch_compile"]}
+    actions = plan(bench=bench, surgery=[], calibration={}, engines=MANIFEST["engines"][:2])
+    for engine in ENGINES[:2]:
+        action = actions[f"bench:net:{engine}"]
+        assert "triton" in action.tools
+        assert "model" not in action.inputs
+        assert not any(role.startswith("network") for role in action.inputs)
+    none = plan(bench={"baselines": []})["bench:net:rtx"]
+    assert set(none.tools) == {"python", "numpy", "tensorrt_rtx"}
+    assert (none.sources, dict(none.weights), none.environment) == ((), {}, ("gpu", "speed"))
+    assert "precision" not in none.options["bench"]
+    assert "network" not in none.options
+
+
+def test_surgery_depends_on_what_its_steps_load() -> None:
+    hook = {
+        "function": "plugins/a.py:f",
+        "graph": "graphsurgeon",
+        "inputs": {"w": {"shape": ["batch"], "data": {"images": "data/w"}}},
+        "changes": "numbers",
+        "reference": {"npz": "data/truth.npz"},
+    }
+    replacement = {
+        "replace": {"op": "Gelu", "function": "plugins/ops/gelu.py:f"},
+        "changes": "numbers",
+        "reference": {"python": "plugins/truth.py:f"},
+    }
+    steps = plan(surgery=[hook, replacement], calibration={}, engines=[])
+    action = steps["surgery:net:after_export"]
+    assert {"onnx-graphsurgeon", "pillow", "python"} <= set(action.tools)
+    assert action.options["seed"] == 0
+    assert action.sources == (
+        "plugins/a.py",
+        "data/truth.npz",
+        "data/w/",
+        "plugins/ops/gelu.py",
+        "plugins/truth.py",
+    )
+    removal = plan(surgery=[{"remove": ["Identity"]}], calibration={}, engines=[])
+    action = removal["surgery:net:after_export"]
+    assert set(action.tools) == {"onnx", "onnxruntime", "numpy"}
+    assert action.options.keys() == {"steps", "inputs", "cases", "operators"}
+
+
+def test_a_report_shows_the_sections_in_use() -> None:
+    shown = plan()["report:net"].options["manifest"].keys()
+    assert {"ops", "surgery", "calibration", "quantize", "source"} <= shown
+    assert not shown & {"timeout", "symbolics", "translations", "convert", "toolchains"}
+    plain = plan(ops=[], surgery=[], calibration={}, engines=MANIFEST["engines"][:2])
+    hidden = shown - plain["report:net"].options["manifest"].keys()
+    assert hidden == {"ops", "surgery", "quantize"}
+    autocast = plan(convert={"tool": "autocast"})["report:net"]
+    assert autocast.options["manifest"]["convert"] == {"tool": "autocast"}
