@@ -50,6 +50,16 @@ def concrete_shape(shape: Iterable[int | str], dims: Mapping[str, int]) -> tuple
     return tuple(dims[size] if isinstance(size, str) else size for size in shape)
 
 
+def format_dims(dims: Mapping[str, int]) -> str:
+    """Return sizes as ``batch 8, length 128``."""
+    return ", ".join(f"{name} {size}" for name, size in dims.items())
+
+
+def format_case(case: str, dims: Mapping[str, int]) -> str:
+    """Return a case with its sizes: ``odd (batch 3)``; names such as ``batch=12`` have them."""
+    return f"{case} ({format_dims(dims)})" if dims and "=" not in case else case
+
+
 def _choose_odd(span: DimRange, taken: set[int]) -> int:
     usual = {_value(span, "min"), _value(span, "opt"), _value(span, "max")}
     step = _value(span, "multiple_of")

@@ -19,6 +19,7 @@ from buildsys.system.files import IMAGE_SUFFIXES, image_files
 Data = Mapping[str, Any]  # the manifest's ``data`` of one input
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _AXES = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2)}  # of channels, height, width
+_EXTREME_FACTOR, _LEAST_EXTREME = 4.0, 6.0  # of normal values, in standard deviations
 
 
 def golden_input(
@@ -30,9 +31,11 @@ def golden_input(
     case: str,
     seed: int,
     project: Path,
+    extreme: int = 0,
 ) -> Tensor:
     """Return the golden values of one input in one case.
 
+    ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order.
     Raises: StageError: the data does not fit the input's shape or dtype, or cannot be read.
     """
     if not data and _is_float(dtype):
@@ -58,13 +61,22 @@ def golden_input(
         return tensor_of(np.full(shape, value), dtype)
     key = int.from_bytes(hashlib.sha256(f"{name}/{case}".encode()).digest()[:16], "little")
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
-    return _random(data, name, shape, dtype, stream)
+    return _random(data, name, shape, dtype, stream, extreme)
 
 
 def _random(
-    data: Data, name: str, shape: tuple[int, ...], dtype: str, stream: np.random.Generator
+    data: Data,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    stream: np.random.Generator,
+    extreme: int,
 ) -> Tensor:
     kind, where = data["random"], f"inputs.{name}.data"
+
+    def ends() -> Array:
+        return np.asarray((stream.random(shape) < 0.5) == (extreme > 0))
+
     if kind == "integers":
         low, high = int(data["low"]), int(data["high"])
         if low >= high:
@@ -72,13 +84,21 @@ def _random(
                 f"{where}: there is no integer from {low} to below {high}", "high is exclusive"
             )
         _require_representable((low, high - 1), name, dtype)
+        if extreme:
+            return tensor_of(np.where(ends(), high - 1, low), dtype)
         return tensor_of(stream.integers(low, high, shape, dtype=np.int64), dtype)
     if not _is_float(dtype):
         raise StageError(f"{where}: random {kind} values cannot be {dtype}", "use random: integers")
 
     def draw() -> Array:
         if kind == "normal":
-            return np.asarray(data["mean"] + data["std"] * stream.standard_normal(shape))
+            values = np.asarray(stream.standard_normal(shape))
+            if extreme and values.size:  # a small input has no large value by chance
+                largest = float(np.abs(values).max())
+                values = extreme * values * max(_EXTREME_FACTOR, _LEAST_EXTREME / largest)
+            return np.asarray(data["mean"] + data["std"] * values)
+        if extreme:
+            return np.asarray(np.where(ends(), data["high"], data["low"]))
         return np.asarray(data["low"] + (data["high"] - data["low"]) * stream.random(shape))
 
     values = draw()

@@ -22,6 +22,7 @@ from torch import nn
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.call_arguments import arranged, call_hint
+from buildsys.models.golden_inputs import golden_input
 from buildsys.models.random_weights import measuring_batch_norms
 from buildsys.models.torch_sources import make_module
 from buildsys.models.user_code import reraise_as_stage_error, with_article
@@ -94,7 +95,8 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
     if not made.needs_statistics:
         return network
     with torch.no_grad(), measuring_batch_norms(made.module, options["source"]["seed"]):
-        return replace(network, example_result=network.result(example_inputs(options)))
+        example = example_inputs(options, project)
+        return replace(network, example_result=network.result(example))
 
 
 def main_float_type(module: nn.Module) -> str:
@@ -106,12 +108,27 @@ def main_float_type(module: nn.Module) -> str:
     return max(counts, key=counts.__getitem__, default="")
 
 
-def example_inputs(options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return example inputs: normal floats, and ones as indices, counts and masks."""
-    generator = torch.Generator().manual_seed(options["source"]["seed"])
+def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch.Tensor]:
+    """Return inputs of the example's sizes, for tracing and batch norms.
+
+    Without ``data``, floats are normal; indices, counts and masks are ones.
+    Raises: StageError: the data does not fit the input, or cannot be read.
+    """
+    seed = options["source"]["seed"]
+    generator = torch.Generator().manual_seed(seed)
     example: dict[str, torch.Tensor] = {}
     for name, signature in options["inputs"].items():
         shape, dtype = concrete_shape(signature["shape"], options["example"]), signature["dtype"]
+        if data := options["data"][name]:
+            try:
+                example[name] = to_torch(
+                    golden_input(name, shape, dtype, data, case="min", seed=seed, project=project)
+                )
+                continue
+            except StageError:
+                if "python" not in data:
+                    raise
+                # the callable knows the sizes of the manifest's cases only
         is_float = "float" in dtype or "complex" in dtype
         values = (
             torch.randn(shape, generator=generator).numpy() if is_float else np.ones(shape, np.int8)

@@ -33,6 +33,8 @@ Profile = Mapping[str, Mapping[str, Sequence[int]]]
 ALL_CASES = ("min", "opt", "max", "odd")
 _LONGEST_NAME = 100  # the name of a case is a file name
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # of the policy ``detections``
+_SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
+_VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2")
 _NEW_INTERFACE = ("rename", "free_dims", "cut", "cast")  # kinds of steps
 
 
@@ -75,9 +77,12 @@ class GraphPoint:
         """Return the option of comparing stages; empty without policies."""
         return {"compare": dict(self.policies)} if self.policies else {}
 
-    def golden(self, cases: Iterable[str], prefix: str = "") -> dict[str, FileRef]:
+    def golden(
+        self, cases: Iterable[str], prefix: str = "", *, optional: bool = False
+    ) -> dict[str, FileRef]:
         """Return the golden tensors of ``cases`` by role."""
-        return {f"{prefix}case.{c}": FileRef(f"{self.golden_folder}/{c}.npz") for c in cases}
+        folder = self.golden_folder
+        return {f"{prefix}case.{c}": FileRef(f"{folder}/{c}.npz", optional) for c in cases}
 
 
 class GraphPoints(NamedTuple):
@@ -124,6 +129,41 @@ def graph_points(spec: Spec) -> GraphPoints:
             GraphPoint(taken, source, graph, found, spans, own, origins, policies, *golden)
         )
     return GraphPoints(values, *points)
+
+
+def size_ranges(spec: Spec, exported: GraphPoint) -> dict[str, dict[str, int]]:
+    """Return ``min``, ``max`` and ``multiple_of`` of the exported dimensions.
+
+    A dimension that surgery fixes has its value only.
+    """
+    fixed, fields = fixed_dims(spec), ("min", "max", "multiple_of")
+    return {
+        dim: {field: span[field] for field in fields}
+        | ({"min": fixed[dim], "max": fixed[dim]} if dim in fixed else {})
+        for dim, span in exported.dims.items()
+    }
+
+
+def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
+    """Return the cases besides the shape cases, for ``validate`` only; {} without any.
+
+    Their sizes are chosen when the golden outputs are computed: some depend on the network's
+    source. So their files are optional.
+    """
+    section, spans = spec["validate"], size_ranges(spec, exported)
+    data = [tensor["data"] or {"random": ""} for tensor in spec["inputs"].values()]
+    is_dynamic = any(span["min"] < span["max"] for span in spans.values())
+    drawn = section["drawn_sizes"] if is_dynamic else 0
+    names = [f"drawn-{n + 1}" for n in range(drawn + _SUGGESTED_SIZES if drawn else 0)]
+    values: list[str] = []
+    if section["other_values"] and any("random" in entry for entry in data):
+        values = list(_VALUE_CASES)
+    elif section["other_values"] and any("python" in entry for entry in data):
+        values = [name for name in _VALUE_CASES if name.startswith("seed")]
+    if not names and not values:
+        return {}
+    dims = exported.values["min"]
+    return {"sizes": names, "drawn": drawn, "spans": spans, "values": values, "dims": dims}
 
 
 def changes_golden(steps: Iterable[Step]) -> bool:

@@ -17,7 +17,7 @@ from buildsys.plan.engine_typing import (
     unknown_version,
     with_typing,
 )
-from buildsys.plan.graph_points import Graph, Spec, graph_points, profile_values
+from buildsys.plan.graph_points import Graph, Spec, further_cases, graph_points, profile_values
 
 DataEntry = Mapping[str, Any]  # source of input values
 ONNXRUNTIME = "onnxruntime"
@@ -38,10 +38,19 @@ class ModelPlan:
         source = spec["source"]
         self.is_onnx = "onnx" in source
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
+        self.further = further_cases(spec, self.exported)
+        if self.unsimplified.golden_folder != self.exported.golden_folder and self.further:
+            # surgery computes golden tensors of its own cases only
+            self.further = {**self.further, "sizes": [], "values": []}
         self.operators = CustomOperators(spec)
         self.assembled = f"{self.name}/simplify/assembled.json"  # outputs made of unlike parts
+        data = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
         # options to create and call the network; for PyTorch with the example
-        self.network_options: dict[str, Any] = {"source": source, "inputs": self.exported.inputs}
+        self.network_options: dict[str, Any] = {
+            "source": source,
+            "inputs": self.exported.inputs,
+            "data": data,
+        }
         self.network_sources: tuple[str, ...] = (source["onnx"],) if self.is_onnx else ()
         self.network_tools: tuple[str, ...] = ()  # without the user's imports
         if not self.is_onnx:
@@ -54,13 +63,16 @@ class ModelPlan:
                     n: {f: t[f] for f in ("shape", "dtype", "key")}
                     for n, t in spec["outputs"].items()
                 },
+                "data": data,
             }
             if spec["call"]:
                 self.network_options["call"] = spec["call"]
             if "python" in source:
                 self.network_sources = (source["python"].rpartition(":")[0],)
+            self.network_sources += data_files(data.values())
             torchvision = ("torchvision",) if "torchvision" in source else ()
-            self.network_tools = ("python", "torch", "numpy", *torchvision)
+            images = image_tools(data.values())
+            self.network_tools = ("python", "torch", "numpy", *torchvision, *images)
         weights = source.get("weights")
         # state dict files with their required digests
         self.weights = {weights["file"]: weights["sha256"]} if isinstance(weights, dict) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from buildsys.report.checks import dims_text
+from buildsys.manifest.shape_cases import format_dims
 from buildsys.report.formatting import case_order, plain
 from buildsys.report.results.bench import (
     ENGINE,
@@ -42,7 +42,7 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             engine=result.variant,
             contender=name,
             case=case,
-            dims=dims_text(figures.get("dims", {})) or "fixed",
+            dims=format_dims(figures.get("dims", {})) or "fixed",
             batch=figures.get("batch"),
             samples=own.get("count"),
             **{name: own.get(name) for name in _FIGURES},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from buildsys.manifest.shape_cases import format_case, format_dims
 from buildsys.report.formatting import case_order
 from buildsys.report.results.header import CheckFailure, ComparedCases
 from buildsys.report.results.reader import FAILED, PASSED, AnyResult
@@ -11,11 +12,6 @@ from buildsys.report.results.report import Check, ComparisonLine, FailureLine
 
 _COMPARING = ("surgery", "simplify", "convert", "validate", "verify")  # stages
 _LIMITS = ("rtol", "cosine", "atol", "top1")
-
-
-def dims_text(dims: Mapping[str, int]) -> str:
-    """Return sizes as ``batch 8, length 128``."""
-    return ", ".join(f"{name} {size}" for name, size in dims.items())
 
 
 def checks_of(results: Iterable[AnyResult]) -> tuple[Check, ...]:
@@ -62,7 +58,7 @@ def _check_of(result: AnyResult) -> Check:
         subject = f"golden outputs against the rounded {variant} graph"
         compared = [(variant, content.get("cases", {}))]
     else:
-        subject = "PyTorch against ONNX Runtime"
+        subject, dims = "PyTorch against ONNX Runtime", content.get("dims", {})
         compared = list(content.get("graphs", {}).items())
     tolerance = content.get("tolerance", {})
     lines = [line for one in compared for line in _lines(*one, dims)]
@@ -95,7 +91,7 @@ def _lines(
                 cosine=comparison.get("cosine"),
                 top1=comparison.get("top1"),
                 passed=comparison.get("passed"),
-                dims=dims_text(dims.get(case, {})),
+                dims=format_dims(dims.get(case, {})),
                 policy=comparison.get("policy", ""),
                 note=comparison.get("note", ""),
                 uninformative=comparison.get("uninformative", ""),
@@ -104,11 +100,10 @@ def _lines(
 
 def _failure(result: AnyResult, entry: CheckFailure) -> FailureLine:
     profile = f", profile {entry['profile']}" if "profile" in entry else ""
-    case, sizes = entry.get("case", ""), dims_text(entry.get("dims", {}))
     index, actual, expected = entry.get("index"), entry.get("actual"), entry.get("expected")
     return FailureLine(
         subject=(entry.get("graph") or result.variant or result.stage) + profile,
-        case=case + (f" ({sizes})" if sizes and "=" not in case else ""),
+        case=format_case(entry.get("case", ""), entry.get("dims", {})),
         output=entry.get("output", ""),
         index="" if index is None else f"[{', '.join(map(str, index))}]",
         actual="" if actual is None else str(actual),

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,7 @@ import torch  # noqa: E402
 from buildsys.manifest.shape_cases import concrete_shape  # noqa: E402
 from buildsys.models.golden_inputs import golden_input  # noqa: E402
 from buildsys.models.torch_model import Network, make_network  # noqa: E402
+from buildsys.stages.reference.further_cases import further_cases  # noqa: E402
 
 Arrays = dict[str, np.ndarray]
 LOGGER = trt.Logger(trt.Logger.WARNING)
@@ -39,7 +41,7 @@ def build(plan: Mapping[str, Any], out: Path) -> None:
     """Export, simplify, check and build one model into ``out``."""
     out.mkdir(parents=True)
     network = make_network(plan["export"], ROOT)
-    inputs = golden_inputs(plan["reference"])
+    inputs = golden_inputs(plan["reference"], network)
     golden = reference(network, inputs, out)
     exported, simplified = out / "model.onnx", out / "simplified.onnx"
     export(network, plan["export"], next(iter(golden.values())), exported)
@@ -47,9 +49,11 @@ def build(plan: Mapping[str, Any], out: Path) -> None:
     simplify(exported, simplified)
     onnx.checker.check_model(str(simplified), full_check=True)
     tolerance = plan["validate"]["tolerance"]
-    before, after = run(exported, inputs), run(simplified, inputs)
+    cases = plan["reference"]["cases"]  # the others run in one graph only, as in validate
+    before, after = run(exported, {case: inputs[case] for case in cases}), run(simplified, inputs)
+    expected = {case: golden[case] for case in cases}
     figures = {
-        "exported": compare(before, golden, tolerance["rtol"], tolerance["cosine"]),
+        "exported": compare(before, expected, tolerance["rtol"], tolerance["cosine"]),
         "simplified": compare(after, golden, tolerance["rtol"], tolerance["cosine"]),
         "equal": compare(after, before, SIMPLIFY_RTOL, tolerance["cosine"]),
     }
@@ -57,18 +61,21 @@ def build(plan: Mapping[str, Any], out: Path) -> None:
     build_engine(simplified, plan["engine"], out / "model.engine")
 
 
-def golden_inputs(options: Mapping[str, Any]) -> dict[str, Arrays]:
+def golden_inputs(options: Mapping[str, Any], network: Network) -> dict[str, Arrays]:
     """Return case -> input arrays."""
     seed = options["source"]["seed"]
+    cases = {case: (dims, {"case": case, "seed": seed}) for case, dims in options["cases"].items()}
+    job = SimpleNamespace(options=options, project=ROOT)
+    cases |= {case.name: (case.dims, case.values) for case in further_cases(job, network.module)}
     return {
         case: {
             name: golden_input(
                 name, concrete_shape(spec["shape"], dims), spec["dtype"], options["data"][name],
-                case=case, seed=seed, project=ROOT,
+                project=ROOT, **values,
             ).array
             for name, spec in options["inputs"].items()
         }
-        for case, dims in options["cases"].items()
+        for case, (dims, values) in cases.items()
     }  # fmt: skip
 
 

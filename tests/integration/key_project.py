@@ -123,9 +123,10 @@ toolchains:
 TRACED_YAML = """\
 model: traced
 source: {python: plugins/models/other.py:Other, randomize: true}
-inputs: {x: {shape: [2, 4]}}
+inputs: {x: {shape: [batch, 4]}}
 call: {args: [x]}
-outputs: {y: {shape: [2, 3]}}
+outputs: {y: {shape: [batch, 3]}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
 export: {exporter: dynamo, opset: 18}
 translations: [{op: "aten::linear", function: "plugins/translations/linear.py:linear"}]
 simplify: {tool: onnxslim}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torchvision.ops import deform_conv2d
@@ -210,3 +211,104 @@ class Nest(nn.Module):
 
     def scale(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden * 2
+
+
+class Bags(nn.Module):
+    """Sums of embeddings; the first offset must be 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(16, 4, mode="sum")
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.bags(ids, offsets)
+
+
+def bag_offsets(shape: tuple[int, ...], _dtype: str, case: str, _seed: int) -> np.ndarray:
+    return {"min": 2, "opt": 2, "max": 2, "odd": 1}[case] * np.arange(shape[0], dtype=np.int64)
+
+
+class Sampled(nn.Module):
+    """Draws indices; negative probabilities are refused."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(x, 2, replacement=True)
+
+
+class Branches(nn.Module):
+    """Branches on sizes; ``special`` and ``period`` are sizes, None for no branch."""
+
+    def __init__(self, special: int | None = None, period: int | None = None) -> None:
+        super().__init__()
+        self.special, self.period = special, period
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.special is not None and x.shape[1] == self.special:  # the special size
+            return x + 1
+        if self.period is not None and x.shape[1] % self.period == 0:  # every period
+            return x * 2
+        return x - 1
+
+
+class IndirectBranch(nn.Module):
+    """A branch on a size that is hidden in ``kind`` of arithmetic."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight = nn.Parameter(torch.ones(29))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[1] // 2
+        if self.kind == "local" and half == 20:
+            return x + 1
+        if self.kind == "two" and x.shape[1] * x.shape[-1] == 1849:
+            return x + 1
+        if self.kind == "int" and int(x.shape[1] / 3) == 17:
+            return x + 1
+        if self.kind == "weight" and x.shape[1] == self.weight.shape[0] * 2:
+            return x + 1
+        return x
+
+
+class Folded(nn.Module):
+    """Folds rows of four; other sizes take another way to the same sums."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] % 4 == 0:
+            return x.reshape(x.shape[0], x.shape[1] // 4, 4).sum((1, 2))
+        return x.sum(1)
+
+
+class Padded(nn.Module):
+    """Pads to a multiple of 4; both sides of its branch give the same numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        missing = -x.shape[1] % 4
+        if missing > 0:
+            x = nn.functional.pad(x, (0, missing))
+        return x.cumsum(1)[:, : x.shape[1] - missing]
+
+
+class Halved(nn.Module):
+    """Refuses odd sizes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[1] % 2 == 0
+        return x * 2
+
+
+class Large(nn.Module):
+    """A branch on values above 4.5."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.max() > 4.5:  # large values
+            return x * 2
+        return x
+
+
+class Logarithm(nn.Module):
+    """Infinite at 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(x)

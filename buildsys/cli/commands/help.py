@@ -15,7 +15,7 @@ from buildsys.cli.commands.doit_commands import DoitCommand
 SECTIONS = {
     "Building": ("run", "clean", "forget", "ignore", "repro"),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
-    "Graphs and operators": ("inspect", "diff", "netron", "ops"),
+    "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
     "Installation and caches": ("doctor", "cache", "workers", "schema"),
     "Others": ("help", "tabcompletion"),
 }

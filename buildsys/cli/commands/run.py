@@ -47,11 +47,17 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
         return names
 
     def parse_execute(self, in_args: list[str]) -> Any:
-        """Pass on ``doit inspect:MODEL``, a command typed like a target."""
+        """Pass on ``doit inspect:MODEL`` and ``doit validate:MODEL --stress 50`` to commands."""
         if any(argument.startswith("inspect:") for argument in in_args):
             from buildsys.cli.commands.inspect import Inspect
 
             return Inspect(config=self.config, bin_name=self.bin_name).parse_execute(in_args)
+        if any(argument.startswith("--stress") for argument in in_args):
+            from buildsys.cli.commands.stress import Stress
+
+            arguments = [argument.replace("--stress", "--count", 1) for argument in in_args]
+            stress = Stress(config=self.config, bin_name=self.bin_name)
+            return stress.parse_execute(arguments)
         return super().parse_execute(in_args)
 
     def execute(self, params: Any, args: list[str]) -> Any:

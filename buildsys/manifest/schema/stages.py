@@ -199,6 +199,12 @@ class ValidateSpec(Tolerance):
     """Comparison of the exported and simplified graphs with PyTorch."""
 
     cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1)
+    drawn_sizes: int = Field(
+        3, ge=0, le=32, description="Most further sizes to draw from the ranges of `dims`; 0: none."
+    )
+    other_values: bool = Field(
+        True, description="Also compare other seeds and extreme values, at the smallest sizes."
+    )
 
 
 class VerifySpec(Spec):

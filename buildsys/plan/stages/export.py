@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
+from buildsys.plan.graph_points import size_ranges
 from buildsys.plan.model_plan import ModelPlan
 
 _REGISTRATIONS = ("symbolics", "translations")  # sections that add operators to an exporter
@@ -33,6 +34,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
             registered.append(entry.get("module") or entry["function"].rpartition(":")[0])
         if spec["export"]["exporter"] == "dynamo":
             libraries = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
+            options["ranges"] = size_ranges(spec, model.exported)  # for guards on sizes
     yield Action(
         **model.fields("export"),
         options=options,

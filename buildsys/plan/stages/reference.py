@@ -13,7 +13,8 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
     """Plan the computation of golden inputs and outputs."""
     name = model.name
     cases = model.exported.cases(model.exported.values)
-    data = {role: tensor["data"] for role, tensor in model.spec["inputs"].items()}
+    data = model.network_options["data"].values()
+    further = [*model.further.get("sizes", ()), *model.further.get("values", ())]
     operators = NO_OPERATORS
     if model.is_onnx:
         operators = model.operators.use()
@@ -22,13 +23,19 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             operators = OperatorUse(operators.options, inputs, after=(model.operators.target,))
     yield Action(
         **model.fields("reference"),
-        options={**model.network_options, "cases": cases, "data": data, **operators.options},
+        options={
+            **model.network_options,
+            "cases": cases,
+            **({"further": model.further} if further else {}),
+            **operators.options,
+        },
         inputs=operators.inputs,
         outputs={
             **model.exported.golden(cases),
+            **model.exported.golden(further, optional=True),
             "result": FileRef(f"{name}/reference/reference.json"),
         },
-        sources=(*model.network_sources, *data_files(data.values())),
+        sources=tuple(dict.fromkeys((*model.network_sources, *data_files(data)))),
         weights=model.weights,
         after=operators.after,
         code=("buildsys.stages.reference.stage",),
@@ -37,7 +44,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             *model.network_tools,
             *(("onnx", "onnxruntime") if model.is_onnx else ()),
             *model.small_float_tools,
-            *image_tools(data.values()),
+            *image_tools(data),
         ),
         environment=("onnxruntime",) if model.is_onnx else ("torch",),
         doc=f"golden inputs and outputs of {name}",

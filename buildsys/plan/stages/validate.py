@@ -28,6 +28,11 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
             options["compare_simplified"] = dict(final.policies)
         golden |= final.golden(options["simplified_cases"], prefix="simplified.")
         after.append(final.golden_target)
+    if model.further:
+        further = [*model.further["sizes"], *model.further["values"]]
+        shapes = {tensor: signature["shape"] for tensor, signature in first.inputs.items()}
+        options["further"] = {"cases": further, "shapes": shapes}
+        golden |= first.golden(further, optional=True)
     operators = model.operators.use()
     yield Action(
         **model.fields("validate"),

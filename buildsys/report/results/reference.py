@@ -30,7 +30,8 @@ class GoldenCase(TypedDict):
 
 
 class ReferenceResult(ResultHeader, total=False):
-    """The golden inputs and outputs of every shape case."""
+    """The golden inputs and outputs of every shape case and further case."""
 
     cases: dict[str, GoldenCase]
     weights: str  # their origin, in words
+    warnings: list[str]  # further cases without golden outputs

@@ -73,7 +73,7 @@ class RoundingNoise:
         noise = {name: 0.0 for name in failed if widest[name].passed}
         excused = dict(compared)
         for draw in range(_DRAWS if noise else 1):
-            found = self._nudged_outputs(inputs, draw)
+            found = self.nudged_outputs(inputs, draw)
             for name, moved in compare(found, actual, _MOST * rtol).items():
                 if name in noise:
                     noise[name] = max(noise[name], moved.relative)
@@ -89,7 +89,8 @@ class RoundingNoise:
                 excused[name] = replace(again[name], note=note)
         return excused
 
-    def _nudged_outputs(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
+    def nudged_outputs(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
+        """Return the outputs after a change of all weights and inputs in the last bit."""
         rng, model = np.random.default_rng(draw), load_model(self.path)
         for tensor in model.graph.initializer:
             if dtype := _ELEM_TYPES.get(tensor.data_type):

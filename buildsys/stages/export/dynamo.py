@@ -14,6 +14,7 @@ import torch
 
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.onnx_file import INLINE_LIMIT, load_model
+from buildsys.stages.export.guards import check_guards, recorded_guards
 from buildsys.stages.export.request import ExportRequest, collect_warnings
 
 _PLAIN_OPTIONS = (
@@ -32,7 +33,8 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
     """Return the exported model; no weights are outside it.
 
     The exporter's reports are moved to the model's folder.
-    Raises: CheckFailed: ``verify`` is set and found a difference.
+    Raises: CheckFailed: ``verify`` is set and found a difference, or the program is wrong at sizes
+    within ``dims``.
     """
     messages: list[str] = []
     dynamic_shapes: dict[str, Any] | None = None
@@ -43,8 +45,8 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
     with tempfile.TemporaryDirectory(dir=request.path.parent) as name:
         folder = Path(name)
         file = folder / request.path.name
-        with collect_warnings(messages):
-            torch.onnx.export(
+        with collect_warnings(messages, request.project), recorded_guards() as guards:
+            exported = torch.onnx.export(
                 request.module,
                 request.arguments,
                 str(file),
@@ -64,6 +66,8 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
         mismatches = [line for line in messages if any(sign in line for sign in _MISMATCHES)]
         if request.options["verify"] and mismatches:
             raise CheckFailed(f"export.verify: {mismatches[0]}")
+        if exported is not None and exported.exported_program is not None:
+            check_guards(exported.exported_program, guards, request)
         for message in messages:  # collected to find mismatches; the caller reports them
             warnings.warn(message, stacklevel=2)
         return load_model(file), {}

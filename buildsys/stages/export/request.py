@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from buildsys.manifest.shape_cases import DimRange, Dims
+from buildsys.models.user_code import innermost_location
+
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 _EXPECTED = (
     "You are using the legacy TorchScript-based ONNX export",  # the manifest's choice
@@ -37,6 +40,11 @@ class ExportRequest:
     dynamic_outputs: DynamicAxes
     options: Mapping[str, Any]  # the manifest's export section
     path: Path
+    example: Dims = field(default_factory=dict)  # the traced sizes
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)  # for dynamo
+    # inputs of other sizes than ``arguments``
+    inputs_at: Callable[[Dims], tuple[torch.Tensor, ...]] = lambda _: ()
+    project: Path = Path()
     # for dynamo: overload -> function
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
 
@@ -63,8 +71,11 @@ def named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, 
 
 
 @contextmanager
-def collect_warnings(found: list[str]) -> Iterator[None]:
-    """Append distinct warnings and log messages to ``found``, first lines only."""
+def collect_warnings(found: list[str], project: Path) -> Iterator[None]:
+    """Append distinct warnings and log messages to ``found``, first lines only.
+
+    Warnings of the tracer are about the user's code, so they name its line.
+    """
 
     def note(message: str) -> None:
         lines = [line.strip() for line in message.splitlines() if line.strip()]
@@ -89,4 +100,9 @@ def collect_warnings(found: list[str]) -> Iterator[None]:
         for logger in loggers:
             logger.removeHandler(handler)
         for warning in caught:
-            note(str(warning.message))
+            text = str(warning.message)
+            if warning.category.__name__ == "TracerWarning":  # of torch.jit
+                text = text.partition(". ")[0]
+                where = innermost_location([(warning.filename, warning.lineno)], project)
+                text += f" ({where})" if where else ""
+            note(text)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -21,6 +20,7 @@ import onnx.checker
 import onnx.shape_inference
 
 from buildsys.errors import BuildsysError, StageError
+from buildsys.manifest.shape_cases import Dims
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     file_facts,
@@ -116,14 +116,14 @@ def _export_network(
         registrations = register_symbolics(options, job.project, of_network)
     else:
         network = make_network(options, job.project)
-    request = _export_request(network, options, job.outputs["model"])
+    request = _export_request(network, job)
     if "translations" in options:
         from buildsys.stages.export.translations import make_translations
 
         table, registrations = make_translations(options, job.project)
         request = replace(request, translations=table)
     job.progress(f"exporting with {exporter}")
-    with collect_warnings(warnings):
+    with collect_warnings(warnings, job.project):
         model, weights = _export(request, job)
     absent = "the exporter found no such operator in the network"
     warnings += [
@@ -149,7 +149,7 @@ def _export_network(
     return model, weights, figures
 
 
-def _export_request(network: Network, options: Mapping[str, Any], path: Path) -> ExportRequest:
+def _export_request(network: Network, job: Job) -> ExportRequest:
     """Call the network once for its outputs; return the exporter's request."""
     import torch
 
@@ -161,7 +161,12 @@ def _export_request(network: Network, options: Mapping[str, Any], path: Path) ->
     )
     from buildsys.stages.export.request import ExportRequest, named_axes
 
-    inputs, result = example_inputs(options), network.example_result
+    options, result = job.options, network.example_result
+    inputs = example_inputs(options, job.project)
+
+    def inputs_at(dims: Dims) -> tuple[torch.Tensor, ...]:
+        return tuple(example_inputs({**options, "example": dims}, job.project).values())
+
     if result is None:
         with torch.no_grad():
             result = network.result(inputs)
@@ -185,18 +190,24 @@ def _export_request(network: Network, options: Mapping[str, Any], path: Path) ->
         dynamic_inputs=named_axes(options["inputs"]),
         dynamic_outputs=named_axes(options["outputs"]),
         options=options["export"],
-        path=path,
+        path=job.outputs["model"],
+        example=options["example"],
+        ranges=options.get("ranges", {}),
+        inputs_at=inputs_at,
+        project=job.project,
     )
 
 
 def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str, bytes]]:
     exporter, opset = request.options["exporter"], request.options["opset"]
-    if exporter == "dynamo":
-        from buildsys.stages.export.dynamo import export_dynamo as export
-    else:
-        from buildsys.stages.export.torchscript import export_torchscript as export
     try:
-        return export(request)
+        if exporter == "dynamo":
+            from buildsys.stages.export.dynamo import export_dynamo
+
+            return export_dynamo(request)
+        from buildsys.stages.export.torchscript import export_torchscript
+
+        return export_torchscript(request)
     except BuildsysError:
         raise
     except Exception as error:  # exporters raise any class

@@ -5,69 +5,111 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
 from buildsys.models.golden_inputs import golden_input
-from buildsys.onnx_graphs.tensors import Tensor, save_case
+from buildsys.onnx_graphs.tensors import Case, Tensor, save_case
 from buildsys.report.results.reference import GoldenCase, GoldenOutput
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.reference.further_cases import further_cases
 from buildsys.workers.job import Job, StageResult
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Tensors = Mapping[str, Tensor]
 Model = Callable[[Tensors, Mapping[str, int]], Tensors]  # golden inputs, dimensions -> outputs
 
 
+class Original(NamedTuple):
+    """The model of the manifest's source."""
+
+    call: Model
+    weights: str  # their origin
+    float_type: str  # of most weights
+    module: nn.Module | None = None  # None for an ONNX file
+
+
 def run(job: Job) -> StageResult:
-    """Write one file ``case.NAME`` per shape case.
+    """Write one file ``case.NAME`` per shape case, and of the further cases that can be compared.
 
     Raises: StageError: the model cannot be built or called, or its outputs are not as declared or
     not finite.
     """
-    load = _onnx_model if "onnx" in job.options["source"] else _torch_model
-    model, weights, float_type = load(job)
+    original, seed = load_original(job), job.options["source"]["seed"]
     cases: dict[str, GoldenCase] = {}
     for case, dims in job.options["cases"].items():
         job.progress(f"case {case}")
-        inputs = {
-            name: golden_input(
-                name,
-                concrete_shape(signature["shape"], dims),
-                signature["dtype"],
-                job.options["data"][name],
-                case=case,
-                seed=job.options["source"]["seed"],
-                project=job.project,
+        inputs = golden_inputs(job, dims, {"case": case, "seed": seed})
+        outputs = original.call(inputs, dims)
+        if problem := not_finite(outputs):
+            raise StageError(
+                f"{problem} in case {case}",
+                "no engine can be checked against them: change the input data or the weights",
             )
-            for name, signature in job.options["inputs"].items()
-        }
-        outputs = model(inputs, dims)
-        for name, tensor in outputs.items():
-            if count := tensor.non_finite():
-                raise StageError(
-                    f"output {name} has {count} of {tensor.array.size} values NaN or infinite"
-                    f" in case {case}",
-                    "no engine can be checked against them: change the input data or the weights",
-                )
-        if not float_type:  # no weights
-            floats = (tensor.dtype for tensor in inputs.values() if "float" in tensor.dtype)
-            float_type = next(floats, "float32")
-        save_case(job.outputs[f"case.{case}"], inputs, outputs, float_type)
-        cases[case] = {
-            "dims": dict(dims),
-            "inputs": {
-                name: {"dtype": tensor.dtype, "shape": list(tensor.shape)}
-                for name, tensor in inputs.items()
-            },
-            "outputs": {name: _output_figures(tensor) for name, tensor in outputs.items()},
-        }
-    return StageResult(figures={"cases": cases, "weights": weights})
+        cases[case] = _save_case(job, case, dims, Case(inputs, outputs, original.float_type))
+    warnings = []
+    for further in further_cases(job, original.module):
+        job.progress(f"case {further.name}")
+        try:
+            inputs = golden_inputs(job, further.dims, further.values)
+            outputs = original.call(inputs, further.dims)
+            problem = not_finite(outputs)
+        except StageError as error:  # the original refuses what the manifest allows
+            problem = error.problem
+        if problem:
+            shown = format_case(further.name, further.dims)
+            warnings.append(f"case {shown} is not compared: {problem}")
+        else:
+            golden = Case(inputs, outputs, original.float_type)
+            cases[further.name] = _save_case(job, further.name, further.dims, golden)
+    return StageResult(figures={"cases": cases, "weights": original.weights, "warnings": warnings})
 
 
-def _torch_model(job: Job) -> tuple[Model, str, str]:
-    """Return the PyTorch model, the origin of its weights, and its main float type."""
+def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all golden inputs; ``values`` has their case, seed and extremes."""
+    return {
+        name: golden_input(
+            name,
+            concrete_shape(signature["shape"], dims),
+            signature["dtype"],
+            job.options["data"][name],
+            project=job.project,
+            **values,
+        )
+        for name, signature in job.options["inputs"].items()
+    }
+
+
+def _save_case(job: Job, name: str, dims: Dims, case: Case) -> GoldenCase:
+    save_case(job.outputs[f"case.{name}"], case.inputs, case.outputs, case.float_type)
+    return {
+        "dims": dict(dims),
+        "inputs": {
+            name: {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+            for name, tensor in case.inputs.items()
+        },
+        "outputs": {name: _output_figures(tensor) for name, tensor in case.outputs.items()},
+    }
+
+
+def load_original(job: Job) -> Original:
+    """Return the model of the manifest's source.
+
+    Raises: StageError: it cannot be built or read.
+    """
+    original = _onnx_model(job) if "onnx" in job.options["source"] else _torch_model(job)
+    if original.float_type:
+        return original
+    types = (tensor["dtype"] for tensor in job.options["inputs"].values())  # without weights
+    return original._replace(float_type=next((t for t in types if "float" in t), "float32"))
+
+
+def _torch_model(job: Job) -> Original:
     import torch  # not needed for an ONNX source
 
     from buildsys.models.torch_model import (
@@ -91,11 +133,10 @@ def _torch_model(job: Job) -> tuple[Model, str, str]:
         check_outputs(outputs, declared, dims, arguments)
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
-    return call, network.weights, main_float_type(network.module)
+    return Original(call, network.weights, main_float_type(network.module), network.module)
 
 
-def _onnx_model(job: Job) -> tuple[Model, str, str]:
-    """Return the ONNX source in a session, its weights' origin, and its main float type."""
+def _onnx_model(job: Job) -> Original:
     from buildsys.backends.onnxruntime.file_versions import (
         fit_versions,
         newest_ir_version,
@@ -128,7 +169,17 @@ def _onnx_model(job: Job) -> tuple[Model, str, str]:
             save_model(emulate(load_model(file), "bf16"), emulated)
             file = emulated
         graph = OrtGraph(file, libraries=implementation.libraries, shown=name)
-    return lambda inputs, _dims: graph.run(inputs), f"from {name}", main_float_type(header)
+    return Original(
+        lambda inputs, _dims: graph.run(inputs), f"from {name}", main_float_type(header)
+    )
+
+
+def not_finite(outputs: Tensors) -> str:
+    """Return the first output with NaN or infinite values in words; "" without one."""
+    for name, tensor in outputs.items():
+        if count := tensor.non_finite():
+            return f"output {name} has {count} of {tensor.array.size} values NaN or infinite"
+    return ""
 
 
 def _output_figures(tensor: Tensor) -> GoldenOutput:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from buildsys.errors import StageError
+from buildsys.manifest.shape_cases import Dims, format_case, format_dims
 from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison
-from buildsys.onnx_graphs.tensors import load_case
+from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.report.results.validate import ValidateResult
 from buildsys.stages.common.golden_check import (
     and_more,
@@ -13,14 +17,23 @@ from buildsys.stages.common.golden_check import (
     summarize_checks,
 )
 from buildsys.stages.common.rounding_noise import RoundingNoise
+from buildsys.stages.common.stability import UNSTABLE, is_unstable
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
 
-_GRAPHS = ("exported", "simplified")
+GRAPHS = ("exported", "simplified")
 _STABLE = (
     "choose inputs.NAME.data, thresholds or weights for which it is stable, such as distinct scores"
     " (source.randomize: true draws weights that often give them)"
+)
+_OTHER_SIZES = (
+    "a size is fixed inside the graph, or a branch depends on it; the warnings of export:{model}"
+    " name the lines: narrow dims, set multiple_of, or change the code"
+)
+_OTHER_VALUES = (
+    "a branch depends on the values, or a range is too narrow; the warnings of export:{model} name"
+    " the lines: use torch.where instead of if, or limit the values by inputs.NAME.data"
 )
 
 
@@ -40,23 +53,40 @@ def run(job: Job) -> StageResult:
             "to compare the graphs as well, add function or library to its entry in ops",
         )
     shared = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    golden = dict.fromkeys(_GRAPHS, shared)
-    if "simplified_cases" in job.options:  # surgery changed the inputs or outputs
+    golden = dict.fromkeys(GRAPHS, shared)
+    is_changed = "simplified_cases" in job.options  # surgery changed the inputs or outputs
+    if is_changed:
         golden["simplified"] = {
             case: load_case(job.inputs[f"simplified.case.{case}"])
             for case in job.options["simplified_cases"]
         }
-    checks = {}
-    for graph in _GRAPHS:
+    # one graph is enough: simplify compares both of them
+    further, graph_of_further = _further_cases(job), "exported" if is_changed else "simplified"
+    dims = {**job.options["cases"], **{case: sizes for case, (_, sizes) in further.items()}}
+    warnings, checks = _limited(job), {}
+    for graph in GRAPHS:
         job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
         path = job.inputs[f"{graph}.model"]
         opened, noise = open_graph(job, path), RoundingNoise(job, path)
-        is_changed = graph == "simplified" and "simplified_cases" in job.options
-        compare = "compare_simplified" if is_changed else "compare"
+        compare = "compare_simplified" if graph == "simplified" and is_changed else "compare"
         checks[graph] = check_outputs(job, graph, opened, golden[graph], compare, noise)
-    summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in _GRAPHS}
+        for case, (tensors, sizes) in further.items() if graph == graph_of_further else ():
+            job.progress(f"case {case}")
+            shown = format_case(case, sizes)
+            try:
+                found = check_outputs(job, graph, opened, {case: tensors}, noise=noise)
+            except StageError as error:
+                hint = _hint(job, case)
+                raise type(error)(f"case {shown}: {error.problem}", hint) from error
+            failed = [check for check in found if not check.comparison.passed]
+            if failed and is_unstable(job, opened, noise, tensors, failed):
+                warnings.append(f"case {shown} is not compared: {UNSTABLE}")
+                continue
+            golden[graph] = {**golden[graph], case: tensors}
+            checks[graph] += found
+    summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in GRAPHS}
     failed = [check for found, _ in summaries.values() for check in found]
-    every = [check for graph in _GRAPHS for check in checks[graph]]
+    every = [check for graph in GRAPHS for check in checks[graph]]
     worst = max(every, key=lambda check: check.comparison.relative, default=None)
     figures: ValidateResult = {
         "graphs": {graph: numbers["cases"] for graph, (_, numbers) in summaries.items()},
@@ -67,18 +97,67 @@ def run(job: Job) -> StageResult:
             "output": worst.output,
             "relative": worst.comparison.figures()["relative"],
         },
-        "failures": [check.failure() for check in failed],
+        "failures": [{**check.failure(), "dims": dims.get(check.case, {})} for check in failed],
+        "dims": dims,
+        "warnings": warnings,
     }  # fmt: skip
     if failed:
-        note = failed[0].comparison.note
-        reason = failed[0].sentence() + (f"; {note}" if note else "") + and_more(failed)
-        return StageResult("failed", reason, _STABLE if note else "", figures)
-    for graph in _GRAPHS:
+        first = failed[0]
+        note = first.comparison.note
+        reason = first.sentence() + (f"; {note}" if note else "") + and_more(failed)
+        hint = _STABLE if note else ""
+        if first.case in further:
+            shown = format_dims(dims[first.case])
+            reason += f"; {first.case} has {shown}" if shown else ""
+            hint = hint or _hint(job, first.case)
+        return StageResult("failed", reason, hint, figures)
+    for graph in GRAPHS:
         cases: dict[str, dict[str, Comparison]] = {}
         for check in checks[graph]:
-            cases.setdefault(check.case, {})[check.output] = check.comparison
+            if check.case not in further:  # engines are compared in the others
+                cases.setdefault(check.case, {})[check.output] = check.comparison
         for output, reason in uninformative_outputs(cases.values()).items():
             problem = f"output {output}: {reason} in every case, so no case compares anything"
             figures["failures"] = [{"graph": graph, "output": output, "problem": problem}]
             return StageResult("failed", problem, uninformative_hint(output), figures)
     return StageResult(figures=figures)
+
+
+def _further_cases(job: Job) -> dict[str, tuple[Case, Dims]]:
+    """Return the further cases with golden outputs, and their sizes."""
+    further = job.options.get("further", {"cases": ()})
+    found = {}
+    for name in further["cases"]:
+        if f"case.{name}" in job.inputs:
+            case = load_case(job.inputs[f"case.{name}"])
+            found[name] = case, _sizes(case, further["shapes"])
+    return found
+
+
+def _limited(job: Job) -> list[str]:
+    """Return the warning that surgery leaves something out of the further cases."""
+    if "further" not in job.options:
+        return []
+    if not job.options["further"]["cases"]:
+        return ["surgery changes the inputs or outputs, so only the shape cases are compared"]
+    if "simplified_cases" in job.options:
+        return [
+            "surgery changes the inputs or outputs of the simplified graph, so drawn sizes and"
+            " other values are compared in the exported graph only"
+        ]
+    return []
+
+
+def _hint(job: Job, case: str) -> str:
+    hint = _OTHER_SIZES if case.startswith("drawn") else _OTHER_VALUES
+    return hint.format(model=job.model)
+
+
+def _sizes(case: Case, shapes: Mapping[str, Sequence[int | str]]) -> Dims:
+    """Return the dimensions of a case from the shapes of its inputs."""
+    return {
+        name: size
+        for tensor, shape in shapes.items()
+        for name, size in zip(shape, case.inputs[tensor].shape, strict=True)
+        if isinstance(name, str)
+    }

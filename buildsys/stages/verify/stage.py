@@ -15,6 +15,7 @@ from buildsys.backends import load_backend
 from buildsys.backends.interface import Session, uses_tf32
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
+from buildsys.manifest.shape_cases import format_case
 from buildsys.onnx_graphs.output_policies import (
     compare_outputs,
     load_assembled,
@@ -74,12 +75,6 @@ def format_ranges(ranges: Ranges) -> str:
     return ", ".join(
         f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
     )
-
-
-def format_case(case: str, dims: Mapping[str, Any]) -> str:
-    """Return a case with its sizes, as in ``odd (batch 3)``."""
-    sizes = ", ".join(f"{name} {size}" for name, size in dims.items())
-    return f"{case} ({sizes})" if sizes and "=" not in case else case
 
 
 @dataclass

@@ -185,7 +185,7 @@ def test_example_inputs_suit_embeddings_lengths_and_masks() -> None:
         "mask": {"shape": [2], "dtype": "bool"},
         "x": {"shape": [9]},
     }
-    example = example_inputs(options({"torchvision": "resnet18"}, inputs))
+    example = example_inputs(options({"torchvision": "resnet18"}, inputs), ROOT)
     assert example["ids"].tolist() == [[1, 1, 1]] * 2
     assert example["mask"].tolist() == [True, True]
     assert example["x"].unique().numel() == 9

@@ -286,6 +286,8 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "data key": in_manifest("npz: data/x.npz", "npz: data/x.npz, key: x"),
     "span": in_manifest("min: 1, opt: 2, max: 4", "min: 3, opt: 3, max: 5"),
     "range": in_manifest("max: 4", "max: 8"),
+    "traced range": in_manifest("max: 4", "max: 8", "configs/models/traced.yaml"),
+    "drawn sizes": in_manifest("validate: {", "validate: {drawn_sizes: 2, "),
     "rename": in_manifest("batch", "rows"),
     "opset": in_manifest("opset: 17", "opset: 18"),
     "simplifier": in_manifest("tool: onnxsim", "tool: onnxsim, constant_folding: false"),

@@ -167,6 +167,72 @@ def test_dynamo_leaves_no_trace_of_the_checkout(tmp_path: Path) -> None:
     assert figures["operators"] == {"Conv": 2, "Relu": 2}
 
 
+def test_the_trace_takes_the_data_of_the_manifest(tmp_path: Path) -> None:
+    inputs = {
+        "ids": {"shape": ["ids"], "dtype": "int64"},
+        "offsets": {
+            "shape": ["bags"],
+            "dtype": "int64",
+            "data": {"python": f"{NETWORKS}:bag_offsets"},
+        },
+    }
+    dims = {"ids": {"min": 8, "opt": 16, "max": 32}, "bags": {"min": 2, "opt": 4, "max": 4}}
+    assert run(tmp_path, "Bags", inputs=inputs, dims=dims).figures["nodes"]
+    inputs = {"x": {"shape": [2, 4], "data": {"random": "uniform"}}}
+    found = run(tmp_path, "Sampled", inputs=inputs, dims={}).figures
+    assert "Multinomial" in found["operators"]
+
+
+LENGTH = {"x": {"shape": ["batch", "length"]}}
+LONG = {"batch": {"min": 1, "opt": 2, "max": 4}, "length": {"min": 1, "opt": 8, "max": 64}}
+
+
+def test_warnings_of_the_tracer_name_the_line(tmp_path: Path) -> None:
+    source = {"kwargs": {"special": 9}}
+    found = run(tmp_path, "Branches", source=source, inputs=LENGTH, dims=LONG).figures["warnings"]
+    assert found == [
+        "Converting a tensor to a Python boolean might cause the trace to be incorrect"
+        f" ({line_of('# the special size')})"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "condition", "line"),
+    [
+        ({"special": 57}, "length != 57", "# the special size"),
+        ({"period": 23}, "length % 23", "# every period"),
+    ],
+)
+def test_a_size_outside_the_guards_of_dynamo_fails(
+    tmp_path: Path, kwargs: dict[str, int], condition: str, line: str
+) -> None:
+    message = failure(
+        tmp_path, "Branches", source={"kwargs": kwargs}, inputs=LENGTH, dims=LONG, export=dynamo()
+    )
+    size = next(iter(kwargs.values()))
+    assert message.startswith("the exported program is right only for")
+    assert condition in message
+    assert f"({line_of(line)})" in message
+    assert f"length {size}" in message
+    assert "narrow dims.length, set multiple_of" in message
+    outside = {**LONG, "length": {"min": 1, "opt": 8, "max": 22}}
+    run(
+        tmp_path,
+        "Branches",
+        source={"kwargs": kwargs},
+        inputs=LENGTH,
+        dims=outside,
+        export=dynamo(),
+    )
+
+
+@pytest.mark.parametrize("name", ["Padded", "Halved"])
+def test_guards_without_effect_on_numbers_pass(tmp_path: Path, name: str) -> None:
+    inputs, dims = {"x": {"shape": [3, "length"]}}, {"length": {"min": 2, "opt": 8, "max": 64}}
+    found = run(tmp_path, name, inputs=inputs, dims=dims, export=dynamo())
+    assert found.status == "passed"
+
+
 # --- options ---
 
 

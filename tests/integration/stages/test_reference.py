@@ -34,7 +34,12 @@ def case_of(folder: Path, case: str = "opt") -> Case:
 
 
 def test_every_case_has_its_inputs_and_outputs(tmp_path: Path) -> None:
-    figures = run(tmp_path, "Affine", outputs={"y": {"shape": ["batch", 3]}}).figures
+    figures = run(
+        tmp_path,
+        "Affine",
+        outputs={"y": {"shape": ["batch", 3]}},
+        validate={"drawn_sizes": 0, "other_values": False},
+    ).figures
     assert {case: entry["dims"] for case, entry in figures["cases"].items()} == {
         "min": {"batch": 1}, "opt": {"batch": 3}, "max": {"batch": 8}, "odd": {"batch": 5},
     }  # fmt: skip
@@ -65,9 +70,9 @@ def test_outputs_of_shipped_models_are_of_order_one(tmp_path: Path, name: str) -
     figures = reference.run(
         stage_job("reference", load_project(ROOT).models[name].data, tmp_path)
     ).figures
-    for case in figures["cases"].values():
+    for name, case in figures["cases"].items():
         for output in case["outputs"].values():
-            assert 0.1 < output["max_abs"] < 30
+            assert name.startswith("extremes") or 0.1 < output["max_abs"] < 30
 
 
 def test_the_shipped_linear_layer_gives_the_sums_of_its_weights(tmp_path: Path) -> None:
@@ -312,3 +317,89 @@ def test_a_ready_file_that_onnx_runtime_refuses(tmp_path: Path) -> None:
     )
     with pytest.raises(StageError, match=r"ONNX Runtime cannot run given.onnx: .*[Rr]eshape"):
         given(tmp_path, model, x={"shape": ["batch"]})
+
+
+# --- further cases ---
+
+LENGTH: dict[str, Any] = {"x": {"shape": [2, "length"]}}
+LONG = {"length": {"min": 2, "opt": 8, "max": 64}}
+
+
+def lengths(figures: Any, kind: str) -> list[int]:
+    found = figures["cases"].items()
+    return [entry["dims"]["length"] for case, entry in found if case.startswith(kind)]
+
+
+def test_drawn_sizes_are_new_values_of_the_range(tmp_path: Path) -> None:
+    dims = {"length": {"min": 4, "opt": 8, "max": 64, "multiple_of": 4}}
+    figures = run(tmp_path, "Branches", inputs=LENGTH, dims=dims).figures
+    drawn = lengths(figures, "drawn")
+    assert len(drawn) == len(set(drawn)) == 3
+    assert all(4 <= size <= 64 and size % 4 == 0 for size in drawn)
+    assert not set(drawn) & {figures["cases"][case]["dims"]["length"] for case in ("min", "opt")}
+    assert case_of(tmp_path, "drawn-1").inputs["x"].shape == (2, drawn[0])
+    again = run(tmp_path / "again", "Branches", inputs=LENGTH, dims=dims).figures
+    assert lengths(again, "drawn") == drawn
+    none = run(
+        tmp_path / "none", "Branches", inputs=LENGTH, dims=dims, validate={"drawn_sizes": 0}
+    ).figures
+    assert lengths(none, "drawn") == []
+
+
+@pytest.mark.parametrize(("kwargs", "wanted"), [({"special": 57}, 57), ({"period": 23}, 23)])
+def test_sizes_that_the_source_compares_with_are_added(
+    tmp_path: Path, kwargs: dict[str, int], wanted: int
+) -> None:
+    figures = run(tmp_path, "Branches", source={"kwargs": kwargs}, inputs=LENGTH, dims=LONG).figures
+    assert wanted in lengths(figures, "drawn")
+
+
+@pytest.mark.parametrize(
+    ("data", "low", "high"),
+    [
+        (None, -6, 6),
+        ({"random": "normal", "mean": 10, "std": 2}, -2, 22),
+        ({"random": "uniform", "low": -1, "high": 3}, -1, 3),
+    ],
+)
+def test_extremes_reach_both_ends(tmp_path: Path, data: Any, low: float, high: float) -> None:
+    run(tmp_path, "Branches", inputs={"x": {"shape": [2, 50], "data": data}}, dims={})
+    values = [case_of(tmp_path, f"extremes-{n}").inputs["x"].array for n in (1, 2)]
+    assert min(value.min() for value in values) <= low
+    assert max(value.max() for value in values) >= high
+    seeds = [case_of(tmp_path, f"seed-{n}").inputs["x"].array for n in (1, 2)]
+    golden = case_of(tmp_path).inputs["x"].array
+    assert not any(np.array_equal(value, golden) for value in (*values, *seeds))
+
+
+def test_one_value_is_extreme_in_both_directions(tmp_path: Path) -> None:
+    run(tmp_path, "Branches", inputs={"x": {"shape": [1, 1]}}, dims={})
+    found = [case_of(tmp_path, f"extremes-{n}").inputs["x"].array.item() for n in (1, 2)]
+    assert sorted(np.sign(found)) == [-1, 1]
+    assert min(map(abs, found)) >= 5.9
+
+
+def test_extremes_of_integers_are_the_ends_of_their_range(tmp_path: Path) -> None:
+    data = {"random": "integers", "low": 3, "high": 8}
+    inputs = {"x": {"shape": [2, 50], "dtype": "int64", "data": data}}
+    run(tmp_path, "Branches", inputs=inputs, dims={})
+    assert set(case_of(tmp_path, "extremes-1").inputs["x"].array.ravel()) == {3, 7}
+
+
+def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    uniform = {"x": {"shape": [2, 50], "data": {"random": "uniform"}}}
+    infinite = run(tmp_path / "a", "Logarithm", inputs=uniform, dims={}).figures
+    assert set(infinite["cases"]) == {"opt", "seed-1", "seed-2"}
+    assert infinite["warnings"][0].startswith("case extremes-1 is not compared: output output0 has")
+    dims = {"length": {"min": 2, "opt": 8, "max": 64, "odd": 16}}
+    refused = run(tmp_path / "b", "Halved", inputs=LENGTH, dims=dims).figures
+    assert any(
+        "(length " in line and "forward of Halved failed" in line for line in refused["warnings"]
+    )
+
+
+def test_files_and_constants_have_no_other_values(tmp_path: Path) -> None:
+    figures = run(
+        tmp_path, "Branches", inputs={"x": {"shape": [2, 3], "data": {"constant": 1}}}, dims={}
+    ).figures
+    assert set(figures["cases"]) == {"opt"}

@@ -11,6 +11,7 @@ from buildsys.manifest.shape_cases import (
     case_values,
     concrete_shape,
     example_dims,
+    format_case,
     representatives,
 )
 
@@ -90,3 +91,9 @@ def test_no_shape_is_repeated_or_lost(dims: dict[str, DimRange], wanted: set[str
     assert len(shapes) == len({tuple(shape.items()) for shape in shapes})
     for case in wanted:
         assert {name: span[case] for name, span in dims.items()} in shapes
+
+
+def test_a_case_is_formatted_with_its_sizes_once() -> None:
+    assert format_case("odd", {"batch": 3, "width": 5}) == "odd (batch 3, width 5)"
+    assert format_case("batch=3", {"batch": 3}) == "batch=3"
+    assert format_case("opt", {}) == "opt"

@@ -122,7 +122,7 @@ def test_a_wider_range_does_not_touch_the_export() -> None:
 
 def test_user_files_are_sources_of_the_stages_that_load_them() -> None:
     actions = plan()
-    assert actions["export:net"].sources == ("plugins/net.py",)
+    assert actions["export:net"].sources == ("plugins/net.py", "data/x.npz")
     assert actions["reference:net"].sources == ("plugins/net.py", "data/x.npz")
     assert actions["simplify:net"].sources == ()
     with_weights = {

@@ -56,7 +56,7 @@ def test_every_dependency_is_read() -> None:
 # tools; families of variables; devices; modules of code besides the stage
 DEPENDENCIES = {
     "operators:net": "cc; ; ; ",
-    "export:net": "numpy onnx python torch; torch; ; ",
+    "export:net": "numpy onnx pillow python torch; torch; ; ",
     "reference:net": "numpy pillow python torch; torch; ; ",
     "surgery:net:after_export": "numpy onnx onnxruntime python; onnxruntime; ; ",
     "simplify:net": "numpy onnx onnxruntime onnxsim; onnxruntime onnxsim; ; ",
@@ -68,14 +68,14 @@ DEPENDENCIES = {
     "engine:net:ort": "onnx onnxruntime; onnxruntime; cores cpu; backends.onnxruntime.backend",
     "verify:net:ort": "numpy onnxruntime; onnxruntime; cpu; backends.onnxruntime.backend",
     "bench:net:ort": (
-        "numpy onnxruntime python torch; onnxruntime speed torch; cores cpu; "
+        "numpy onnxruntime pillow python torch; onnxruntime speed torch; cores cpu; "
         "backends.onnxruntime.backend"
     ),
     "engine:net:rtx": "onnx tensorrt_rtx; gpu; gpu; backends.tensorrt_rtx.backend",
     "verify:net:rtx": "numpy tensorrt_rtx; gpu; gpu; backends.tensorrt_rtx.backend",
     "bench:net:rtx": (
-        "numpy onnxruntime python tensorrt_rtx torch; gpu onnxruntime speed torch; cores cpu gpu; "
-        "backends.tensorrt_rtx.backend"
+        "numpy onnxruntime pillow python tensorrt_rtx torch; gpu onnxruntime speed torch; "
+        "cores cpu gpu; backends.tensorrt_rtx.backend"
     ),
     "report:net": "onnx; ; ; ",
 }
@@ -94,11 +94,11 @@ def test_each_stage_depends_on_exactly_what_it_uses() -> None:
 
 SOURCES = {
     "operators:net": ["plugins/b.c"],
-    "export:net": ["plugins/net.py"],
+    "export:net": ["plugins/net.py", "data/x/"],
     "reference:net": ["plugins/net.py", "data/x/"],
     "surgery:net:after_export": ["plugins/a.py"],
     "calibrate:net": ["plugins/c.py"],
-    **{f"bench:net:{engine}": ["plugins/net.py"] for engine in ENGINES},
+    **{f"bench:net:{engine}": ["plugins/net.py", "data/x/"] for engine in ENGINES},
 }
 
 
@@ -125,6 +125,7 @@ def in_folders(files: Mapping[str, FileRef]) -> dict[str, str]:
 
 GRAPH = "model:model.onnx model.data:model.onnx.data"
 CASES = "case.min:min.npz case.opt:opt.npz case.max:max.npz case.odd:odd.npz"
+FURTHER = " ".join(f"case.drawn-{n}:drawn-{n}.npz" for n in range(1, 9))
 LIBRARY = {"operators": "library.b:b.so"}
 ORT_ENGINE = "engine:engine.onnx engine.data:engine.onnx.data"
 RTX_ENGINE = "engine:engine.engine engine.data:engine.engine.data"
@@ -157,7 +158,7 @@ READ: dict[str, dict[str, str]] = {
             f" simplified.{CASES.replace(' ', ' simplified.')}"
         ),
         "simplify": "assembled:assembled.json",
-        "reference": CASES,
+        "reference": f"{CASES} {FURTHER}",
         **LIBRARY,
     },
     "engine:net:ort": {**AFTER_SIMPLIFY, **LIBRARY},
@@ -208,7 +209,7 @@ def test_each_stage_reads_the_files_of_its_graph() -> None:
 WRITTEN = {
     "operators:net": {"operators": "library.b:b.so result:operators.json"},
     "export:net": {"export": f"{GRAPH} origins:origins.json result:export.json"},
-    "reference:net": {"reference": f"{CASES} result:reference.json"},
+    "reference:net": {"reference": f"{CASES} {FURTHER} result:reference.json"},
     "surgery:net:after_export": {"surgery/after_export": f"{GRAPH} result:surgery.json"},
     "simplify:net": {"simplify": f"{GRAPH} assembled:assembled.json result:graph.json"},
     "surgery:net:after_simplify": {
@@ -236,15 +237,15 @@ OPERATORS = [{"op": "a::b", "kind": "library", "library": "b"}]
 TOLERANCE = ("rtol", "cosine", "atol", "top1")
 OPTIONS = {
     "operators:net": "libraries",
-    "export:net": "source example inputs outputs export",
-    "reference:net": "source example inputs outputs cases data",
+    "export:net": "source example inputs outputs data export",
+    "reference:net": "source example inputs outputs data cases further",
     "surgery:net:after_export": "steps inputs cases operators",
     "simplify:net": "simplify cases inputs compare operators",
     "surgery:net:after_simplify": "steps inputs cases tolerance operators",
     "calibrate:net": "calibration inputs dims exclude operators",
     "convert:net:fp16": "precision tolerance cases compare operators",
     "convert:net:int8": "precision quantize tolerance cases compare operators",
-    "validate:net": "tolerance compare cases simplified_cases compare_simplified operators",
+    "validate:net": "tolerance compare cases simplified_cases compare_simplified further operators",
     "engine:net:ort": "engine operators",
     "verify:net:ort": "engine tolerance cases compare operators",
     "bench:net:ort": "engine bench cases operators network",

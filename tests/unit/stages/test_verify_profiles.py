@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.stages.verify.stage import (
-    CaseRun,
-    format_case,
-    format_ranges,
-    plan_runs,
-)
+from buildsys.stages.verify.stage import CaseRun, format_ranges, plan_runs
 
 SMALL = {"x": {"min": (1, 3), "opt": (2, 3), "max": (4, 3)}}
 LARGE = {"x": {"min": (4, 3), "opt": (8, 3), "max": (16, 3)}}
@@ -29,9 +24,3 @@ def test_a_profile_is_formatted_with_its_ranges() -> None:
 
 def test_another_rank_does_not_fit() -> None:
     assert plan_runs([SMALL], {"a": {"x": (1, 3, 1)}}) == []
-
-
-def test_a_case_is_formatted_with_its_sizes_once() -> None:
-    assert format_case("odd", {"batch": 3, "width": 5}) == "odd (batch 3, width 5)"
-    assert format_case("batch=3", {"batch": 3}) == "batch=3"
-    assert format_case("opt", {}) == "opt"

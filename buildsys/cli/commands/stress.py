@@ -1,0 +1,137 @@
+"""doit stress: both graphs of a model against PyTorch at more sizes and inputs."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    option,
+    print_answer,
+)
+from buildsys.cli.console.rows import format_table
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+from buildsys.execution.freshness import FRESH
+from buildsys.manifest.shape_cases import format_dims
+from buildsys.plan.action import Action
+from buildsys.plan.graph_points import changes_golden, graph_points, size_ranges
+from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.job import Job
+
+SCHEMA = "buildsys/stress/1"
+_STAGE = "buildsys.stages.validate.stress"
+_COLUMNS = ("run>", "sizes", "seed>", "values", "graph", "output", "difference")
+_VALUES = {0: "as data", 1: "extreme", -1: "extreme, mirrored"}
+
+
+class Stress(ProjectCommand):
+    """Compare a model's graphs with PyTorch at more sizes and inputs."""
+
+    doc_purpose = "compare a model's graphs with PyTorch at more sizes and inputs"
+    doc_usage = "MODEL"
+    options = (
+        option("count", "number of sizes and inputs", short="n", type=int, default=50),
+        option("seed", "first seed; default: a new one in each run"),
+        JSON,
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Return 1 if any output differs, or nothing was compared."""
+        session = Session.read_only(root)
+        model = session.one_model("stress", names)
+        if options["count"] < 1:
+            raise UsageError(f"-n expects a positive integer, found {options['count']}")
+        seed = _seed(options["seed"])
+        actions = session.actions.of(model)
+        validate, reference = actions[f"validate:{model}"], actions[f"reference:{model}"]
+        states = session.explain(validate.after)
+        stale = [target for target in validate.after if states[target].state != FRESH]
+        if stale:
+            raise UsageError(f"{stale[0]} is not up to date", f"run `doit {validate.target}` first")
+        spec = session.project.models[model].data
+        exported = graph_points(spec).exported
+        found = _run_stage(session, validate, reference, {
+            "count": options["count"], "seed": seed, "spans": size_ranges(spec, exported),
+        })  # fmt: skip
+        document = {"schema": SCHEMA, "model": model, "seed": seed, **found}
+        print_answer(options, document, _lines(model, document))
+        return 1 if found["failures"] or not found["compared"] else 0
+
+
+def _seed(given: str) -> int:
+    if not given:
+        return random.SystemRandom().randrange(1 << 31)
+    if not given.isdecimal():
+        raise UsageError(f"--seed expects an integer of at least 0, found {given!r}")
+    return int(given)
+
+
+def _run_stage(
+    session: Session, validate: Action, reference: Action, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run the comparison in a worker, outside the build folder."""
+    points = graph_points(session.project.models[validate.model].data)
+    if changes_golden((*points.unsimplified.steps, *points.final.steps)):
+        raise UsageError(
+            f"surgery changes the inputs or outputs of {validate.model}, so its graphs cannot be"
+            " compared with PyTorch"
+        )
+    project = session.project
+    files = {**reference.inputs, **validate.inputs}
+    inputs = {role: project.build / ref.path for role, ref in files.items()}
+    with TemporaryDirectory(prefix="buildsys-stress-") as folder:
+        job = Job(
+            target=f"stress:{validate.model}",
+            stage=_STAGE,
+            model=validate.model,
+            variant="",
+            options={**validate.options, **reference.options, **more},
+            inputs={role: path for role, path in inputs.items() if path.exists()},
+            outputs={"result": Path(folder) / "stress.json"},
+            project=project.root,
+        )
+        with WorkerPool(project.state) as pool:
+            pool.run(job, log=Path(folder) / "stress.log", on_event=_show)
+        _show({})
+        result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
+    return {name: result[name] for name in ("count", "compared", "skipped", "failures")}
+
+
+def _show(event: Mapping[str, Any]) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{event.get('message', '')}")
+        sys.stderr.flush()
+
+
+def _lines(model: str, found: Mapping[str, Any]) -> list[str]:
+    failures, skipped = found["failures"], found["skipped"]
+    wrong = len({entry["run"] for entry in failures})
+    lines = []
+    if failures:
+        rows = [
+            (
+                str(entry["run"]),
+                format_dims(entry["dims"]),
+                str(entry["seed"]),
+                _VALUES[entry["extreme"]],
+                entry["graph"],
+                entry["output"],
+                entry["problem"],
+            )
+            for entry in failures
+        ]
+        lines += format_table(_COLUMNS, rows)
+    if skipped:
+        lines.append(f"{len(skipped)} not compared, the first: {skipped[0]['problem']}")
+    again = f"repeat with --seed {found['seed']}"
+    state = f"{wrong} of {found['compared']} runs differ" if wrong else "no run differs"
+    return [*lines, f"{model}: {found['compared']} runs compared, {state} ({again})"]

@@ -1,0 +1,72 @@
+"""Further golden cases, for ``validate`` only: drawn sizes, other seeds, extreme values.
+
+The shape cases see four sizes and one set of values. A wrong branch between them, or above the
+largest golden value, would pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from buildsys.manifest.shape_cases import Dims, concrete_shape
+from buildsys.stages.reference.drawn_sizes import draw_sizes, suggested_sizes
+from buildsys.workers.job import Job
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_DRAWN_SHARE = 0.25  # of the shape cases' elements
+_LARGE = 4096  # elements of all inputs
+
+
+@dataclass(frozen=True)
+class FurtherCase:
+    """One case with its sizes, and the origin of its values."""
+
+    name: str
+    dims: Dims
+    values: Mapping[str, Any]  # of golden_input: case, seed, extreme
+
+
+def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
+    """Yield the planned cases: drawn sizes, sizes suggested by ``module``, other values.
+
+    Large ones are left out: drawn sizes after the first beyond a quarter of the shape cases, and
+    second values, as the first have both tails.
+    """
+    options, seed = job.options.get("further"), job.options["source"]["seed"]
+    if options is None:
+        return
+
+    def elements(dims: Dims) -> int:
+        shapes = (tensor["shape"] for tensor in job.options["inputs"].values())
+        return sum(prod(concrete_shape(shape, dims)) for shape in shapes)
+
+    known, spans = list(job.options["cases"].values()), options["spans"]
+    sizes: list[Dims] = []
+    if options["sizes"]:
+        budget = sum(map(elements, known)) * _DRAWN_SHARE
+        for dims in sorted(islice(draw_sizes(spans, known, seed), options["drawn"]), key=elements):
+            budget -= elements(dims)
+            if budget >= 0 or not sizes or elements(dims) <= _LARGE:
+                sizes.append(dims)
+        if module is not None:
+            from buildsys.stages.reference.size_conditions import size_conditions  # needs torch
+
+            conditions = size_conditions(module, job.project)
+            sizes += suggested_sizes(spans, [*known, *sizes], conditions)
+    for name, dims in zip(options["sizes"], sizes, strict=False):
+        yield FurtherCase(name, dims, {"case": name, "seed": seed})
+    is_large = elements(options["dims"]) > _LARGE
+    for name in options["values"]:
+        kind, _, number = name.partition("-")
+        if is_large and (number == "2" or (kind == "seed" and sizes)):
+            continue
+        values = {"case": "min", "seed": seed + int(number)}  # callables know the case
+        if kind == "extremes":
+            values |= {"extreme": 1 if number == "1" else -1, "seed": seed}
+        yield FurtherCase(name, options["dims"], values)

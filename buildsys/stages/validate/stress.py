@@ -1,0 +1,84 @@
+"""More sizes and inputs than validate compares, for ``doit stress``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, cycle, islice
+from typing import Any
+
+from buildsys.errors import StageError
+from buildsys.manifest.shape_cases import Dims
+from buildsys.onnx_graphs.tensors import Case
+from buildsys.stages.common.golden_check import check_outputs
+from buildsys.stages.common.rounding_noise import RoundingNoise
+from buildsys.stages.common.stability import UNSTABLE, is_unstable
+from buildsys.stages.operators.open_graph import open_graph
+from buildsys.stages.reference.drawn_sizes import draw_sizes, suggested_sizes
+from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
+from buildsys.stages.validate.stage import GRAPHS
+from buildsys.workers.job import Job, StageResult
+
+_EXTREMES = (0, 0, 1, -1)  # in turns; 0: as the manifest's data
+
+
+def run(job: Job) -> StageResult:
+    """Compare both graphs with the original ``count`` times; list failures with sizes and seeds."""
+    original = load_original(job)
+    paths = {name: job.inputs[f"{name}.model"] for name in GRAPHS}
+    graphs = {
+        name: (open_graph(job, path), RoundingNoise(job, path)) for name, path in paths.items()
+    }
+    count, compared = job.options["count"], 0
+    failures, skipped = [], []
+    for index, dims in enumerate(islice(_sizes(job, original), count)):
+        job.progress(f"{index + 1} of {count}")
+        seed, extreme = job.options["seed"] + index, _EXTREMES[index % len(_EXTREMES)]
+        run_ = {"run": index + 1, "dims": dims, "seed": seed, "extreme": extreme}
+        try:
+            inputs = golden_inputs(job, dims, {"case": "min", "seed": seed, "extreme": extreme})
+            golden = Case(inputs, original.call(inputs, dims), original.float_type)
+            problem = not_finite(golden.outputs)
+        except StageError as error:  # the original refuses what the manifest allows
+            problem = error.problem
+        found: list[dict[str, Any]] = []
+        for name, (graph, noise) in graphs.items() if not problem else ():
+            try:
+                checks = check_outputs(job, name, graph, {"": golden}, noise=noise)
+            except StageError as error:
+                found.append({**run_, "graph": name, "output": "", "problem": error.problem})
+                continue
+            if all(check.comparison.uninformative for check in checks):
+                problem = f"every output is uninformative: {checks[0].comparison.uninformative}"
+                continue
+            failed = [check for check in checks if not check.comparison.passed]
+            if failed and is_unstable(job, graph, noise, golden, failed):
+                problem = UNSTABLE
+                continue
+            found += [
+                {
+                    **run_,
+                    "graph": name,
+                    "output": check.output,
+                    "problem": check.comparison.sentence("ONNX Runtime", "PyTorch"),
+                }
+                for check in failed
+            ]
+        failures += found
+        if problem and not found:
+            skipped.append({**run_, "problem": problem})
+        else:
+            compared += 1
+    figures = {"count": count, "compared": compared, "skipped": skipped, "failures": failures}
+    return StageResult(figures=figures)
+
+
+def _sizes(job: Job, original: Original) -> Iterator[Dims]:
+    """Yield sizes forever: those suggested by the source, drawn ones, and these again."""
+    spans, known = job.options["spans"], list(job.options["cases"].values())
+    suggested: list[Dims] = []
+    if spans and original.module is not None:
+        from buildsys.stages.reference.size_conditions import size_conditions  # needs torch
+
+        suggested += suggested_sizes(spans, known, size_conditions(original.module, job.project))
+    drawn = draw_sizes(spans, suggested, job.options["seed"]) if spans else iter([{}])
+    return cycle(chain(suggested, islice(drawn, job.options["count"])))

@@ -1,0 +1,158 @@
+"""Wrong graphs that the four shape cases and one set of values do not show."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from export_jobs import NETWORKS
+from onnx import TensorProto, helper, numpy_helper
+from stage_jobs import manifest, stage_job
+
+from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Case, tensor_of
+from buildsys.plan.graph_points import graph_points, size_ranges
+from buildsys.plan.project_plan import plan_model
+from buildsys.stages.common.golden_check import check_outputs
+from buildsys.stages.common.rounding_noise import RoundingNoise
+from buildsys.stages.common.stability import is_unstable
+from buildsys.stages.export import stage as export
+from buildsys.stages.reference import stage as reference
+from buildsys.stages.validate import stage as validate
+from buildsys.stages.validate import stress
+from buildsys.workers.job import Job
+
+LENGTH = {"x": {"shape": ["batch", "length"]}}
+LONG = {"batch": {"min": 1, "opt": 2, "max": 4}, "length": {"min": 2, "opt": 8, "max": 64}}
+
+
+def validate_job(folder: Path, name: str, **sections: Any) -> Job:
+    """Return the job of validate after export and reference; the graph is not simplified."""
+    source = {"python": f"{NETWORKS}:{name}", "kwargs": sections.pop("kwargs", {})}
+    resolved = manifest(**{"source": source, "inputs": LENGTH, "dims": LONG, **sections})
+    for stage in (export, reference):
+        name = stage.__name__.split(".")[-2]
+        assert stage.run(stage_job(name, resolved, folder)).status == "passed"
+    action = next(action for action in plan_model(resolved) if action.stage == "validate")
+    paths = {
+        role: folder / ref.path.replace("/simplify/", "/export/")
+        for role, ref in action.inputs.items()
+    }
+    job = stage_job("validate", resolved, folder)
+    return replace(job, inputs={role: path for role, path in paths.items() if path.exists()})
+
+
+@pytest.mark.parametrize(("kwargs", "size"), [({"special": 57}, 57), ({"period": 23}, 23)])
+def test_a_branch_on_a_size_between_the_cases_fails(
+    tmp_path: Path, kwargs: dict[str, int], size: int
+) -> None:
+    result = validate.run(validate_job(tmp_path, "Branches", kwargs=kwargs))
+    assert result.status == "failed"
+    assert "output0 differs in case drawn-" in result.reason
+    assert f"length {size}" in result.reason
+    assert "narrow dims, set multiple_of" in result.hint
+    assert "export:m" in result.hint
+    assert {failure["dims"]["length"] for failure in result.figures["failures"]} >= {size}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("local", 40), ("two", 43), ("int", 51), ("weight", 58)]
+)
+def test_a_branch_on_a_computed_size_fails(tmp_path: Path, kind: str, size: int) -> None:
+    result = validate.run(validate_job(tmp_path, "IndirectBranch", kwargs={"kind": kind}))
+    assert result.status == "failed"
+    assert size in {failure["dims"]["length"] for failure in result.figures["failures"]}
+
+
+def test_a_graph_that_cannot_run_at_a_drawn_size_fails_with_the_size(tmp_path: Path) -> None:
+    dims = {**LONG, "length": {"min": 4, "opt": 8, "max": 64, "odd": 16}}
+    with pytest.raises(StageError) as error:
+        validate.run(validate_job(tmp_path, "Folded", dims=dims))
+    assert re.match(r"case drawn-\d \(batch \d, length \d+\): ", error.value.problem)
+    assert "Reshape" in error.value.problem
+    assert "narrow dims, set multiple_of" in error.value.hint
+
+
+def test_a_branch_that_no_golden_value_takes_fails(tmp_path: Path) -> None:
+    result = validate.run(validate_job(tmp_path, "Large"))
+    assert result.status == "failed"
+    assert "in case extremes-" in result.reason
+    assert "torch.where instead of if" in result.hint
+
+
+def test_a_right_graph_passes_in_all_cases_with_their_sizes(tmp_path: Path) -> None:
+    result = validate.run(validate_job(tmp_path, "Branches"))
+    assert result.status == "passed", result.reason
+    compared = result.figures["graphs"]["simplified"]
+    assert set(result.figures["graphs"]["exported"]) == {"min", "opt", "max", "odd"}
+    assert result.figures["warnings"] == []
+    assert set(compared) == set(result.figures["dims"])
+    assert {"drawn-1", "drawn-2", "drawn-3", "seed-1", "extremes-2"} <= set(compared)
+    assert set(result.figures["dims"]["drawn-1"]) == {"batch", "length"}
+
+
+def test_surgery_that_changes_golden_tensors_leaves_only_the_shape_cases() -> None:
+    source = {"python": f"{NETWORKS}:Branches"}
+    resolved = manifest(source=source, surgery=[{"rename": {"x": "image"}}])
+    actions = {action.stage: action for action in plan_model(resolved)}
+    assert "further" not in actions["reference"].options
+    assert actions["validate"].options["further"]["cases"] == []
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"special": 57}])
+def test_stress_lists_differences_with_sizes_and_seed(
+    tmp_path: Path, kwargs: dict[str, int]
+) -> None:
+    job = validate_job(tmp_path, "Branches", kwargs=kwargs)
+    source = {"python": f"{NETWORKS}:Branches", "kwargs": kwargs}
+    resolved = manifest(source=source, inputs=LENGTH, dims=LONG)
+    action = next(action for action in plan_model(resolved) if action.stage == "reference")
+    spans = size_ranges(resolved, graph_points(resolved).exported)
+    options = {**job.options, **action.options, "count": 12, "seed": 5, "spans": spans}
+    figures = stress.run(replace(job, options=options)).figures
+    assert figures["count"] == figures["compared"] == 12
+    if not kwargs:
+        assert figures["failures"] == []
+        return
+    assert {failure["dims"]["length"] for failure in figures["failures"]} == {57}
+    first = figures["failures"][0]
+    assert first["seed"] == 5 + first["run"] - 1
+    assert {failure["graph"] for failure in figures["failures"]} == {"exported", "simplified"}
+
+
+# --- differences by rounding ---
+
+
+def is_excused(folder: Path, x: list[float], factor: float) -> bool:
+    """Compare x - 1 with its own outputs, the first of which is multiplied by ``factor``."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    node = helper.make_node("Sub", ["x", "one"], ["y"])
+    content = helper.make_graph([node], "g", ports[:1], ports[1:], initializer=[one])
+    model = helper.make_model(content, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "model.onnx")
+    graph = OrtGraph(folder / "model.onnx")
+    job = Job(
+        target="validate:m", stage="validate", model="m", variant="",
+        options={"tolerance": {"rtol": 1e-4, "cosine": None, "atol": None, "top1": None}},
+        inputs={}, outputs={"result": folder / "result.json"}, project=folder,
+    )  # fmt: skip
+    inputs = {"x": tensor_of(np.asarray(x, np.float32))}
+    golden = graph.run(inputs)["y"].values() * np.asarray([factor, 1, 1, 1], np.float32)
+    case = Case(inputs, {"y": tensor_of(golden)})
+    failed = check_outputs(job, "g", graph, {"": case})
+    assert not failed[0].comparison.passed
+    return is_unstable(job, graph, RoundingNoise(job, folder / "model.onnx"), case, failed)
+
+
+def test_only_rounding_excuses_a_difference(tmp_path: Path) -> None:
+    near_one = [1.00001, 1.00002, 0.99999, 0.99998]  # the difference to 1 has few exact bits
+    assert is_excused(tmp_path, near_one, 1.01)
+    assert not is_excused(tmp_path, near_one, 3.0)  # more than rounding explains
+    assert not is_excused(tmp_path, [11.3, 12.3, 13.3, 14.3], 1.01)

@@ -1,0 +1,54 @@
+"""``doit stress``: real builds compared with PyTorch at more sizes and inputs."""
+
+from __future__ import annotations
+
+import json
+
+from project_folder import ProjectFolder
+
+BRANCH = '''
+
+class Branch(Linear):
+    """Another bias for the batch of 23."""
+
+    def forward(self, x):
+        return super().forward(x) + (1.0 if x.shape[0] == 23 else 0.0)
+'''
+
+
+def test_stress_finds_what_validate_did_not_compare(project: ProjectFolder) -> None:
+    with (project.root / "plugins/models/small.py").open("a") as file:
+        file.write(BRANCH)
+    manifest = project.add_model("lin", "Branch")
+    text = manifest.read_text().replace("max: 4", "max: 64")
+    manifest.write_text(text + "validate: {drawn_sizes: 0}\n")
+
+    early = project.doit("stress", "lin")
+    assert early.code == 3
+    assert "export:lin is not up to date; run `doit validate:lin` first" in early.err
+
+    assert project.doit("validate:lin").code == 0
+    before = project.files()
+    found = project.doit("stress", "lin", "-n", "6", "--seed", "5", "--json")
+    assert project.files() == before
+    assert found.code == 1, found.err
+    document = json.loads(found.out)
+    assert document["schema"] == "buildsys/stress/1"
+    assert (document["model"], document["seed"], document["count"]) == ("lin", 5, 6)
+    assert document["compared"] == 6
+    assert {entry["dims"]["batch"] for entry in document["failures"]} == {23}
+    assert {entry["graph"] for entry in document["failures"]} == {"exported", "simplified"}
+
+    same = project.doit("validate:lin", "--stress", "6", "--seed", "5")
+    assert same.code == 1
+    assert "batch 23" in same.out
+    assert "1 of 6 runs differ (repeat with --seed 5)" in same.out
+
+    project.edit("configs/models/lin.yaml", "max: 64", "max: 22")
+    assert project.doit("validate:lin").code == 0
+    right = project.doit("stress", "lin", "-n", "5")
+    assert right.code == 0, right.out
+    assert "lin: 5 runs compared, no run differs (repeat with --seed " in right.out
+
+    assert "-n expects a positive integer" in project.doit("stress", "lin", "-n", "0").err
+    assert "--seed expects an integer" in project.doit("stress", "lin", "--seed", "x").err
