@@ -66,6 +66,8 @@ def test_numbers_are_shown_with_six_digits_and_other_values_as_they_are() -> Non
     found = compare(np.array([1 + 2j]), np.array([1 + 1j]), {"rtol": 0.0})
     assert (found.worst_actual, found.worst_expected) == ("(1+2j)", "(1+1j)")
     assert found.top1 is None
+    assert compare(np.array([[1j, 2j]]), np.array([[1j, 2j]]), OPEN).top1 is None
+    assert compare(np.array([[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]]), OPEN).top1 == 1.0
 
 
 @pytest.mark.parametrize(
