@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from blake3 import blake3
+from test_locks import until
 
 import buildsys.store.file_digests as digest_module
 import buildsys.store.publish as publish_module
@@ -307,10 +308,7 @@ def test_a_large_previous_output_is_freed_in_the_background(
         publisher.publish("export:m", tree, publisher.digest_outputs(tree), last=RESULT)
         (aside,) = tree.parent.glob("replaced-*")
         assert aside.stat().st_size == len(large)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.name.startswith("background"):
-            thread.join(60)
-    assert list((build / ".tmp").iterdir()) == []
+    until(lambda: list((build / ".tmp").iterdir()) == [])
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=large)
         publisher.publish("export:m", tree, publisher.digest_outputs(tree), last=RESULT)
