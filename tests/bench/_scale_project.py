@@ -87,6 +87,11 @@ def write_manifests(project: Path, count: int, engines: str = "ort-cpu") -> None
 def fill(project: Path) -> int:
     """Build the first model, record its outputs for all others; return the number of targets."""
     timed(doit_command(f"build:{FIRST}"), project)
+    return record_copies(project)
+
+
+def record_copies(project: Path) -> int:
+    """Record the first model's outputs for all others; return the number of targets."""
     session = Session(load_project(project))
     root, build = session.project.root, session.project.build
     db = StateDb(session.project.state / "state.db")

@@ -6,10 +6,14 @@ project folder, and loading it again for every test would take most of the time 
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -49,18 +53,32 @@ def torch_place(
     place.end()
 
 
+@contextmanager
+def common_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """Yield a folder of all processes of these tests, of one process after the other."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder / name
+
+
 @pytest.fixture(scope="session")
 def built_once(
     torch_place: TorchProject, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ProjectFolder, Ran]:
     """A built project with the model ``lin``; only to be copied."""
-    torch_place.clear()
-    torch_place.create()
-    torch_place.add_model("lin")
-    ran = torch_place.doit()
-    kept = ProjectFolder(tmp_path_factory.mktemp("built") / "project")
-    shutil.copytree(torch_place.root, kept.root, symlinks=True)
-    return kept, ran
+    with common_folder(tmp_path_factory, "built") as folder:
+        printed = folder / "ran.json"
+        if not printed.exists():
+            torch_place.clear()
+            torch_place.create()
+            torch_place.add_model("lin")
+            ran = torch_place.doit()
+            shutil.copytree(torch_place.root, folder / "project", symlinks=True)
+            printed.write_text(json.dumps(astuple(ran)))
+        return ProjectFolder(folder / "project"), Ran(*json.loads(printed.read_text()))
 
 
 @pytest.fixture
@@ -105,13 +123,14 @@ def ready_place(
 @pytest.fixture(scope="session")
 def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A built project with the network ``a``; only to be copied."""
-    kept = tmp_path_factory.mktemp("kept") / "project"
-    ready_place.clear()
-    ready_place.create()
-    ready_place.add_model("a")
-    assert ready_place.doit().code == 0
-    shutil.copytree(ready_place.root, kept)
-    return kept
+    with common_folder(tmp_path_factory, "kept") as folder:
+        if not folder.exists():
+            ready_place.clear()
+            ready_place.create()
+            ready_place.add_model("a")
+            assert ready_place.doit().code == 0
+            shutil.copytree(ready_place.root, folder)
+    return folder
 
 
 @pytest.fixture

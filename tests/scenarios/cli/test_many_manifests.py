@@ -6,6 +6,7 @@ executor (``tests/bench/_scale_project.py``), as building them all would take mi
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ready_project import TorchProject
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from _scale_project import fill, model_name, write_manifests
+from _scale_project import FIRST, model_name, record_copies, write_manifests
 
 COUNT = 20
 STAGES = ("export", "reference", "simplify", "validate", "engine", "verify", "bench", "report")
@@ -31,12 +32,14 @@ def targets_of(model: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("many") / "project"
-    root.mkdir()
-    write_manifests(root, COUNT)
-    fill(root)
-    return root
+def filled(torch_place: TorchProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kept = tmp_path_factory.mktemp("many") / "project"
+    with torch_place.cleared():
+        write_manifests(torch_place.root, COUNT)
+        assert torch_place.doit(f"build:{FIRST}").code == 0
+        record_copies(torch_place.root)
+        shutil.copytree(torch_place.root, kept)
+    return kept
 
 
 @pytest.fixture
