@@ -10,13 +10,9 @@ import pytest
 import torch
 from export_jobs import IMAGE, NETWORKS, dynamo, line_of
 from export_jobs import export_network as run
-from onnx import TensorProto, helper
 from sample_networks import FixedSizes
-from small_graphs import conv_bn, make_model
 from stage_jobs import ROOT, manifest, stage_job
 
-from buildsys.backends.onnxruntime import file_versions
-from buildsys.backends.onnxruntime.file_versions import newest_ir_version, newest_opset
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
@@ -24,8 +20,6 @@ from buildsys.onnx_graphs.tensors import tensor_of
 from buildsys.stages.export import stage as export
 from buildsys.stages.export import torchscript, trial
 from buildsys.stages.export.failures import export_failure
-from buildsys.stages.reference import stage as reference
-from buildsys.workers.job import StageResult
 
 SMALL_MODELS = (
     "linear", "linear_dynamic-torchscript", "linear_dynamic-dynamo", "two_heads", "conv_bn_relu",
@@ -511,131 +505,3 @@ def test_networks_that_are_not_as_declared(
     tmp_path: Path, name: str, outputs: Any, message: str
 ) -> None:
     assert message in failure(tmp_path, name, outputs=outputs)
-
-
-# --- ready ONNX files ---
-
-
-def given(
-    project: Path, model: onnx.ModelProto, inputs: Any = IMAGE, **sections: Any
-) -> StageResult:
-    onnx.save(model, project / "given.onnx")
-    resolved = manifest(source={"onnx": "given.onnx"}, inputs=inputs, **sections)
-    return export.run(stage_job("export", resolved, project / "build", project))
-
-
-def test_a_ready_file_is_checked_and_copied(tmp_path: Path) -> None:
-    figures = given(tmp_path, conv_bn(opset=15), outputs={"y": {"shape": ["batch", 5]}}).figures
-    assert (figures["exporter"], figures["opset"], figures["operators"]["Conv"]) == ("none", 15, 1)
-    assert (tmp_path / "build/m/export/model.onnx").is_file()
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "message"),
-    [
-        ({"image": {"shape": ["batch", 3, 8, 8]}}, {},
-         "its inputs are x, the manifest declares image"),
-        (IMAGE, {"scores": {}}, "its outputs are y, the manifest declares scores"),
-        ({"x": {"shape": [1, 3, 8, 9]}}, {},
-         "input x: axis 3 is 8 in the file, the manifest declares 9"),
-        ({"x": {"shape": ["batch", 3, "height", 8]}}, {},
-         "input x: axis 2 is fixed to 8 in the file, the manifest declares the "
-         "dynamic dimension height"),
-        ({"x": {"shape": ["batch", 3, 8]}}, {},
-         "input x has 4 dimensions ['batch', 3, 8, 8], the manifest declares 3"),
-        ({"x": {"shape": ["batch", 3, 8, 8], "dtype": "float16"}}, {},
-         "input x is float32, the manifest declares float16"),
-        (IMAGE, {"y": {"dtype": "int64"}}, "output y is float32, the manifest declares int64"),
-    ],
-)  # fmt: skip
-def test_a_ready_file_that_is_not_as_declared(
-    tmp_path: Path, inputs: Any, outputs: Any, message: str
-) -> None:
-    dims = {"batch": {"min": 1, "opt": 2, "max": 3}, "height": {"min": 1, "opt": 2, "max": 3}}
-    with pytest.raises(StageError) as error:
-        given(tmp_path, conv_bn(), inputs, outputs=outputs, dims=dims)
-    assert message in str(error.value)
-
-
-def test_a_ready_file_gets_versions_that_onnx_runtime_reads(tmp_path: Path) -> None:
-    model = conv_bn(opset=onnx.defs.onnx_opset_version())
-    model.ir_version = onnx.IR_VERSION
-    figures = given(tmp_path, model).figures
-    assert (figures["ir_version"], figures["opset"]) == (newest_ir_version(), newest_opset())
-    OrtGraph(tmp_path / "build/m/export/model.onnx")
-    lowered = {
-        f"given.onnx: {what} {old} is lowered to {new}, the newest that the installed ONNX Runtime"
-        " reads"
-        for what, old, new in (
-            ("IR version", onnx.IR_VERSION, newest_ir_version()),
-            ("opset", onnx.defs.onnx_opset_version(), newest_opset()),
-        )
-        if old > new
-    }
-    assert set(figures["warnings"]) == lowered
-    golden = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)
-    assert reference.run(stage_job("reference", golden, tmp_path, tmp_path)).status == "passed"
-
-
-def test_a_file_of_older_versions_is_unchanged(tmp_path: Path) -> None:
-    figures = given(tmp_path, conv_bn(opset=15)).figures
-    assert (figures["ir_version"], figures["opset"], figures["warnings"]) == (10, 15, [])
-
-
-def test_an_opset_that_cannot_be_lowered_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_versions, "newest_opset", lambda: 17)
-    function = helper.make_function(
-        "mine", "f", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])],
-        [helper.make_opsetid("", 18)],
-    )  # fmt: skip
-    port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    node = helper.make_node("f", ["x"], ["y"], domain="mine")
-    model = make_model(
-        [node], {"x": port}, {"y": port}, opset=18, functions=[function],
-        opsets=[helper.make_opsetid("mine", 1)],
-    )  # fmt: skip
-    with pytest.raises(
-        StageError, match=r"has opset 18, .* reads up to 17, and it cannot be conve"
-    ):
-        given(tmp_path, model)
-
-
-def test_a_ready_file_that_the_checker_rejects(tmp_path: Path) -> None:
-    node = helper.make_node("Gelu", ["x"], ["y"])
-    port = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    with pytest.raises(
-        StageError,
-        match=r"opset 17 does not have the operator Gelu used in the file.*opset 20 or higher",
-    ):
-        given(tmp_path, make_model([node], {"x": port}, {"y": port}))
-
-
-def test_a_ready_file_keeps_its_external_data_in_one_file(tmp_path: Path) -> None:
-    model = conv_bn()
-    onnx.save(
-        model,
-        tmp_path / "given.onnx",
-        save_as_external_data=True,
-        location="somewhere.bin",
-        size_threshold=0,
-    )
-    resolved = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE, export={"external_data": True})
-    export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))
-    copied = onnx.load(tmp_path / "build/m/export/model.onnx")
-    assert [tensor.name for tensor in copied.graph.initializer] == [
-        tensor.name for tensor in conv_bn().graph.initializer
-    ]
-    assert not (tmp_path / "build/m/export/somewhere.bin").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "does not exist"), (b"not onnx", "given.onnx")]
-)
-def test_an_unreadable_onnx_file(tmp_path: Path, content: bytes | None, message: str) -> None:
-    if content:
-        (tmp_path / "given.onnx").write_bytes(content)
-    resolved = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)
-    with pytest.raises(StageError, match=message):
-        export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))

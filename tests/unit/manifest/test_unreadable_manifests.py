@@ -1,0 +1,105 @@
+"""Files that cannot be read as manifests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from test_manifest_errors import NET
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("model: net\ninputs:\n\tx: {}\n", "3:1: tabs cannot indent YAML; use spaces"),
+        (
+            "model: net\n  inputs: 3\n",
+            "2:9: not valid YAML: mapping values are not allowed in this context",
+        ),
+        ("", "1:1: the file is empty"),
+        ("# only a comment\n", "1:1: the file is empty"),
+        ("- model: net\n", "1:1: expected a map of manifest fields, found a list"),
+        ("just text\n", '1:1: expected a map of manifest fields, found "just text"'),
+        ("model: net\nmodel: net\n", "2:1: model: duplicate key; remove one of them"),
+        (
+            b"model: net\ndescription: caf\xe9\n",
+            "2:17: byte 0xe9 at offset 27 is not UTF-8; save the file as UTF-8",
+        ),
+        ("model: net\nsource: [torchvision]\n", None),
+        (b"x" * 10_000_000, "the file has 9.5 MiB, but a manifest may have at most 1 MiB"),
+    ],
+    ids=[
+        "tab",
+        "indent",
+        "empty",
+        "comment",
+        "list",
+        "text",
+        "twice",
+        "bytes",
+        "list-for-map",
+        "10-MB",
+    ],
+)
+def test_an_unreadable_file(yaml_errors, content, expected):
+    errors = yaml_errors(content)
+    assert errors[0].startswith(NET)
+    if expected is None:
+        assert f"{NET}:2:9: source: expected a map, found a list" in errors
+    else:
+        assert len(errors) == 1
+        assert expected in errors[0]
+
+
+def test_a_billion_laughs_is_refused(yaml_errors):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    [error] = yaml_errors("\n".join(lines))  # the expansion of all aliases would never end
+    assert "the aliases expand to more than 50000 values" in error
+
+
+@pytest.mark.parametrize(
+    "file", ["models/odd.yaml", "models/_base.yaml", "project.yaml", "engines.yaml"]
+)
+def test_a_manifest_that_links_out_of_the_project(project, tmp_path_factory, file):
+    outside = tmp_path_factory.mktemp("outside") / "secret.yaml"
+    outside.write_text("secret: value\n")
+    path = project.root / "configs" / file
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside)
+    project.model("extends: _base.yaml\n" if "_base" in file else "")
+    (error,) = project.errors()
+    assert "leaves the project" in error
+    assert "secret" not in error
+    inside = project.write("other/inside.yaml", "{}" if "_base" in file else outside.read_bytes())
+    path.unlink()
+    path.symlink_to(inside)
+    if "_base" in file:
+        assert list(project.load().models) == ["net"]
+    else:
+        assert "leaves the project" not in str(project.errors())
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "dangling"])
+def test_a_manifest_that_is_not_a_regular_file(project, kind):
+    path = project.root / "configs/models/odd.yaml"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "dangling":
+        path.symlink_to(Path("nowhere.yaml"))
+    else:
+        path.mkdir()
+        assert not project.load().models
+        return
+    [error] = project.errors()
+    assert error.startswith("configs/models/odd.yaml: ")
+
+
+def test_a_project_without_models_folder(project):
+    (project.root / "configs/models/.keep").unlink()
+    (project.root / "configs/models").rmdir()
+    assert project.errors() == [
+        "configs/models: cannot read the folder: no such file or directory; put one YAML file "
+        "per model there"
+    ]
