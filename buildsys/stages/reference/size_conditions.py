@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
@@ -57,13 +56,13 @@ def _sources(
     The layers in use come first, then functions in their files and in other files of the project,
     and the layers of libraries.
     """
-    root = project.resolve()
+    root = f"{project.resolve()}/"
     modules = {
         name: file
         for name, module in list(sys.modules.items())
-        if (file := Path(getattr(module, "__file__", None) or "/")).suffix == ".py"
-        and not set(_LIBRARY_FOLDERS) & set(file.parts)
-        and file.resolve().is_relative_to(root)
+        if (file := getattr(module, "__file__", None) or "").endswith(".py")
+        and not any(folder in file for folder in _LIBRARY_FOLDERS)
+        and str(Path(file).resolve()).startswith(root)
         and not name.startswith("buildsys")
     }
     own = [cls for cls in instances if cls.__module__ in modules]
@@ -72,26 +71,29 @@ def _sources(
         for cls in instances
         if cls not in own and cls.__module__.partition(".")[0] not in ("torch", "builtins")
     ]
+    trees: dict[str, ast.Module] = {}
     files = dict.fromkeys((*(cls.__module__ for cls in own), *modules))
     entries: list[type[nn.Module] | str] = [*own, *files, *others]
     for entry in entries:
         name = entry if isinstance(entry, str) else entry.__module__
         names = vars(sys.modules[name])
         try:
-            if isinstance(entry, str):
-                tree = ast.parse(modules[name].read_text(encoding="utf-8"))
-                tree.body = [node for node in tree.body if not _is_layer(node, names)]
-            else:
-                tree = ast.parse(textwrap.dedent(inspect.getsource(entry)))
-        except (OSError, TypeError, SyntaxError, ValueError):  # no source
+            trees[name] = trees.get(name) or ast.parse(Path(names["__file__"]).read_bytes())
+        except (OSError, KeyError, TypeError, SyntaxError, ValueError):  # no source
             continue
+        body = [
+            node
+            for node in trees[name].body
+            if _layer(node, names) is (None if isinstance(entry, str) else entry)
+        ]
         layers = [] if isinstance(entry, str) else instances[entry]
-        yield tree, names, layers[:: max(len(layers) // _MOST_LAYERS, 1)]
+        yield ast.Module(body, []), names, layers[:: max(len(layers) // _MOST_LAYERS, 1)]
 
 
-def _is_layer(node: ast.AST, names: Mapping[str, Any]) -> bool:
+def _layer(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """Return the class that a statement defines, if it is one of layers, else None."""
     found = names.get(node.name) if isinstance(node, ast.ClassDef) else None
-    return isinstance(found, type) and issubclass(found, nn.Module)
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
 
 
 def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, Assigned]]:
