@@ -19,6 +19,7 @@ import re
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -220,7 +221,8 @@ def page(names: list[str], results: Path) -> str:
         "python tests/bench/breadth.py --page docs/breadth.md",
         "```",
         "",
-        f"Versions: {versions}.",
+        *textwrap.wrap(f"Versions: {versions}.", 100),
+        "",
         "Seconds are wall times on a shared machine with two cores. The plain script runs the",
         "graph at two sizes and compares nothing.",
         "",
@@ -229,11 +231,19 @@ def page(names: list[str], results: Path) -> str:
     ]
     suites = dict.fromkeys(name.partition("/")[0] for name in names)
     lines += [_totals(suite, found, f"{suite}/") for suite in suites]
-    lines += [_totals("**all**", found, ""), "", "## Failures", ""]
+    lines += [_totals("**all**", found, ""), ""]
+    if missing := len(names) - len(found):
+        lines += [f"{missing} of {len(names)} models have not been run yet.", ""]
+    lines += ["## Failures", ""]
+    start = len(lines)
     for name, each in found.items():
         if each["plain"]["exporter"] and not each["here"]["passed"]:
-            lines += [f"### {name}", "", "```text", each["here"]["problem"].strip(), "```", ""]
+            problem = " ".join(each["here"]["problem"].partition("; details:")[0].split())
+            lines += [f"- **{name}**:"]
+            lines += textwrap.wrap(problem, 98, initial_indent="  ", subsequent_indent="  ")
     lines += [
+        *(() if len(lines) > start else ("None.",)),
+        "",
         "## Not run by the plain script",
         "",
         "| model | torchscript | dynamo |",
@@ -276,7 +286,8 @@ def _totals(title: str, found: dict[str, dict[str, Any]], prefix: str) -> str:
 
 
 def _cell(problem: str) -> str:
-    return problem.replace("|", "\\|").partition("\n")[0][:160]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", problem)  # colors
+    return plain.replace("|", "\\|").partition("\n")[0][:160]
 
 
 if __name__ == "__main__":
