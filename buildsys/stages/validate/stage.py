@@ -24,8 +24,8 @@ from buildsys.workers.job import Job, StageResult
 
 GRAPHS = ("exported", "simplified")
 _STABLE = (
-    "choose inputs.NAME.data, thresholds or weights for which it is stable, such as distinct scores"
-    " (source.randomize: true draws weights that often give them)"
+    "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
+    " scores: trained weights, or for a python source randomize: true"
 )
 _OTHER_SIZES = (
     "a size is fixed inside the graph, or a branch depends on it; the warnings of export:{model}"
