@@ -6,18 +6,27 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from buildsys.execution.recorded_reads import (
+    TOO_MANY,
+    Reads,
+    ReadValues,
+    observed,
+    undeclared,
+)
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system import devices, versions
 from buildsys.system.files import sha256_of
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.package_files import package_identities
 from buildsys.system.text_cache import TextCache
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
@@ -26,6 +35,7 @@ _SPECIAL = re.compile(r"([\\.\[\]])")
 _encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
+FILES = " (files)"  # ends the label of a distribution's identity
 # stages list their dependencies among these libraries; their other requirements do not count
 _KNOWN_LIBRARIES = [
     "ml-dtypes", "numpy", "onnx", "onnxruntime", "onnxscript", "torch", "torchvision",
@@ -42,6 +52,9 @@ class ActionKey:
     make_parts: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
     files: Mapping[str, FileDigest | None]  # label of a part -> file, None if missing
     missing: tuple[str, ...]  # required inputs that do not exist
+    # what the last run read outside the other parts: label of its part -> file:line
+    reads: Reads = field(default_factory=dict)
+    covered: frozenset[str] = frozenset()  # absolute paths; folders end in a slash
 
     @cached_property
     def parts(self) -> Mapping[str, str]:
@@ -59,6 +72,16 @@ class ActionKey:
         content = [SCHEMA, self.target, sorted(self.parts.items())]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
+    @cached_property
+    def undeclared(self) -> Reads:
+        """The reads to report or, with ``strict_reads``, to refuse."""
+        return undeclared(self.reads, self.parts)
+
+    def without_reads(self) -> ActionKey:
+        """Return the key as it is known before the first run."""
+        parts = {label: value for label, value in self.parts.items() if label not in self.reads}
+        return replace(self, make_parts=lambda: parts, reads={})
+
 
 class KeyBuilder:
     """Builds action keys.
@@ -73,14 +96,19 @@ class KeyBuilder:
         self._digests = digests
         self._texts = texts
         self._listings = FolderListings()
+        self._values = ReadValues(str(project), digests, {str(build)})
         self._facts: dict[tuple[object, ...], Parts] = {}
         # versions of the distributions with a module, or its folder outside of all libraries
         self._providers: dict[tuple[ToolchainRef | None, str], tuple[Parts, str | None]] = {}
         self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
 
-    def build(self, action: Action) -> ActionKey:
-        """Return the present key of an action. Raises: StageError: a file cannot be read."""
+    def build(self, action: Action, reads: Reads | None = None) -> ActionKey:
+        """Return the present key of an action. ``reads`` are those of its last run.
+
+        Raises: StageError: a file cannot be read.
+        """
         files: Files = {}
+        covered: set[str] = set()
         parts: Parts = {}  # of files
         paths = {ref.path: f"{self._build}/{ref.path}" for ref in action.inputs.values()}
         found = self._digests.digests(paths.values())
@@ -96,8 +124,16 @@ class KeyBuilder:
             parts[f"weights:{name}"] = ABSENT if digest is None else digest.digest
             if sha256 and not (digest and self._sha256(path, digest.digest) == sha256):
                 wrong_sha256 = f"{sha256}, which the file does not have"
+        covered.update(paths.values(), (f"{self._project}/{name}" for name in action.weights))
         if action.sources:
-            self._add_sources(action, parts, files)
+            self._add_sources(action, parts, files, covered)
+        if action.reads:
+            parts |= self._values.declared(action.reads, _environment(action))
+            covered.update(
+                self._values.path(name) + ("/" if name.endswith("/") else "")
+                for name in action.reads
+                if not name.startswith("$")
+            )
 
         def make_parts() -> Parts:
             made = declared_parts(action) | self._environment_parts(action)
@@ -110,7 +146,43 @@ class KeyBuilder:
                     del made[label]
             return made | parts
 
-        return ActionKey(action.target, make_parts, files, missing)
+        key = ActionKey(action.target, make_parts, files, missing, covered=frozenset(covered))
+        return self.with_reads(action, key, reads) if reads else key
+
+    def with_reads(self, action: Action, key: ActionKey, reads: Reads) -> ActionKey:
+        """Return ``key`` with the present values of other reads."""
+        key = key.without_reads()
+        new = {label: where for label, where in reads.items() if label not in key.parts}
+        parts = self._values.parts(new, _environment(action))
+        tools = [
+            label.removeprefix("tool:")
+            for label in new
+            if label.startswith("tool:") and not label.endswith(FILES)
+        ]
+        if tools:
+            located = self._located(action.runs_in)
+            path = self._module_path(action.runs_in)
+            found = versions.tool_versions(tools, located, self._texts)
+            parts |= {f"tool:{name}": version for name, version in found.items()}
+            parts |= self._package_parts(tools, path, thorough=True)
+        new = {label: where for label, where in new.items() if label in parts or label == TOO_MANY}
+        whole = {**key.parts, **parts}
+        return replace(key, make_parts=lambda: whole, reads=new)
+
+    def observed(
+        self, action: Action, key: ActionKey, reads: Sequence[Sequence[Any]]
+    ) -> tuple[ActionKey, str]:
+        """Return ``key`` with what a run read, and a file changed since it was read.
+
+        ``reads`` come from the worker.
+        """
+        key = key.without_reads()
+
+        def labels(module: str) -> Iterator[str]:
+            yield from self._providing(action, module)[0]
+
+        new, changed = observed(reads, key.covered, key.parts, self._values, labels)
+        return self.with_reads(action, key, new) if new else key, changed
 
     def changed_file(self, action: Action, before: ActionKey, now: ActionKey) -> str:
         """Return a file or module changed since ``before``, or an empty string."""
@@ -132,32 +204,22 @@ class KeyBuilder:
             self._texts.set(name, known)
         return known
 
-    def _add_sources(self, action: Action, parts: Parts, files: Files) -> None:
-        found = self._tree(self._project, files).dependencies(action.sources)
+    def _add_sources(self, action: Action, parts: Parts, files: Files, covered: set[str]) -> None:
+        found = self._tree(self._project, files, covered).dependencies(action.sources)
         parts |= content_parts("source", found.files)
         modules: dict[str, list[Import]] = {}
         for item in found.outside:
             modules.setdefault(item.module.partition(".")[0], []).append(item)
         variables = list(found.variables)
         for module, imports in modules.items():
-            wanted = action.runs_in, module
-            if wanted not in self._providers:
-                interpreter = self._located(action.runs_in)
-                path = versions.module_path(interpreter, self._texts) if interpreter else None
-                providing = versions.distributions_of(
-                    module, self._texts, known=_KNOWN_LIBRARIES, path=path
-                )
-                self._providers[wanted] = (
-                    versions.tool_versions(providing, interpreter, self._texts),
-                    versions.source_root(module, path),
-                )
-            tools, root = self._providers[wanted]
-            parts |= {f"tool:{name}": version for name, version in tools.items()}
+            tools, root = self._providing(action, module)
+            parts |= tools
             if root is not None and root != self._project:  # on PYTHONPATH, or installed editable
-                outside = self._tree(root, files, package=module).dependencies((), imports)
+                tree = self._tree(root, files, covered, package=module)
+                outside = tree.dependencies((), imports)
                 parts |= content_parts("source", outside.files)
                 variables += outside.variables
-        environment = {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
+        environment = _environment(action)
         for name in variables:
             value = environment.get(name)
             if value is None:
@@ -166,6 +228,25 @@ class KeyBuilder:
                 digest = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
                 parts[f"env:{name}"] = f"set, digest {digest[:16]}"
 
+    def _providing(self, action: Action, module: str) -> tuple[Parts, str | None]:
+        """Return the distributions of a module with their versions, or its folder."""
+        wanted = action.runs_in, module
+        if wanted not in self._providers:
+            interpreter = self._located(action.runs_in)
+            path = self._module_path(action.runs_in)
+            providing = versions.distributions_of(
+                module, self._texts, known=_KNOWN_LIBRARIES, path=path
+            )
+            tools = versions.tool_versions(providing, interpreter, self._texts)
+            parts = {f"tool:{name}": version for name, version in tools.items()}
+            for thorough in (False, True):  # nobody edits our libraries by accident
+                some = [name for name in providing if (name not in _KNOWN_LIBRARIES) == thorough]
+                parts |= self._package_parts(some, path, thorough=thorough)
+            # without a distribution, files alone identify a module in site-packages
+            root = versions.source_root(module, path, in_libraries=not providing)
+            self._providers[wanted] = parts, root
+        return self._providers[wanted]
+
     def _environment_parts(self, action: Action) -> Parts:
         """Return the versions, device facts and environment variables of an action."""
         toolchain = action.toolchain
@@ -173,9 +254,18 @@ class KeyBuilder:
         if wanted not in self._facts:
             located = self._located(action.runs_in)
             tools = dict(versions.tool_versions(action.tools, located, self._texts))
+            path = self._module_path(action.runs_in)
+            packages = self._package_parts(action.tools, path)
             variables = dict(versions.environment_facts(action.environment, os.environ))
             if toolchain is not None:  # a peer may have tools and variables of the same names
                 peer = f"{toolchain.name}/" if action.peer_tools else ""
+                if action.peer_tools:
+                    peer_path = self._module_path(toolchain)
+                    peers = self._package_parts(action.peer_tools, peer_path)
+                    for label, value in peers.items():
+                        name = label.removeprefix("tool:")
+                        both = name.removesuffix(FILES) in action.tools
+                        packages[f"tool:{peer if both else ''}{name}"] = value
                 found = versions.tool_versions(
                     action.peer_tools, self._located(toolchain), self._texts
                 )
@@ -185,20 +275,34 @@ class KeyBuilder:
                 variables |= {f"{peer}{name}": value for name, value in toolchain.env}
             self._facts[wanted] = {
                 **{f"tool:{name}": version for name, version in tools.items()},
+                **packages,
                 **{f"device:{n}": v for n, v in devices.device_facts(action.devices).items()},
                 **{f"env:{name}": value for name, value in variables.items()},
             }
         return self._facts[wanted]
+
+    def _package_parts(
+        self, names: Iterable[str], path: tuple[str, ...] | None, *, thorough: bool = False
+    ) -> Parts:
+        """Return the identities of distributions, whose versions say too little."""
+        own = tuple(sys.path) if path is None else path
+        found = package_identities(names, own, self._texts, thorough=thorough)
+        return {f"tool:{name}{FILES}": identity for name, identity in found.items()}
 
     def _located(self, toolchain: ToolchainRef | None) -> Toolchain | None:
         if toolchain is None:
             return None
         return locate_toolchain(*toolchain, Path(self._project), os.environ)
 
-    def _tree(self, root: str, files: Files, *, package: str = "") -> SourceTree:
+    def _module_path(self, toolchain: ToolchainRef | None) -> tuple[str, ...] | None:
+        located = self._located(toolchain)
+        return versions.module_path(located, self._texts) if located else None
+
+    def _tree(self, root: str, files: Files, covered: set[str], *, package: str = "") -> SourceTree:
         prefix = len(root) + 1
 
         def look(path: str) -> str | None:
+            covered.add(path)
             files[f"source:{path[prefix:]}"] = found = self._digests.digest(path)
             return _digest(found)
 
@@ -236,6 +340,10 @@ class KeyBuilder:
         files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
         code = [(path[prefix:], _digest(found)) for path, found in files.items()]
         return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
+
+
+def _environment(action: Action) -> Mapping[str, str]:
+    return {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
 
 
 def declared_parts(action: Action) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
 from buildsys.execution.action_key import ActionKey
+from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
@@ -75,6 +76,23 @@ class BuildCache:
                 return found
         return None
 
+    def reads(self, action: Action, key: ActionKey) -> Iterator[Reads]:
+        """Yield what other builds with the same other parts read outside them.
+
+        Such a build has two records: its own, and this one without the reads in its key.
+        """
+        looked_up = [self._stored(action.target, key.digest)]
+        if self._remote is not None and not action.measures:
+            looked_up.append(self._remote.read_action(action.target, key.digest))
+        for found in filter(None, looked_up):
+            own = found.parts.keys() - key.parts.keys()
+            reads = {
+                label: found.parts[label].partition(" ")[2] if label.startswith(READ) else ""
+                for label in sorted(own)
+            }
+            if reads and all(map(is_followed, reads)) and self._is_trusted(found):
+                yield reads
+
     def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
         """Copy outputs into an empty folder, False if one is damaged."""
         jobs = [partial(self._store.fetch, file, tree / name) for name, file in names.items()]
@@ -95,18 +113,22 @@ class BuildCache:
             os.utime(self._store.action_path(record.key))
         return True
 
-    def keep(self, action: Action, record: ActionRecord) -> None:
-        """Copy published outputs into the caches."""
+    def keep(self, action: Action, record: ActionRecord, names: str = "") -> None:
+        """Copy published outputs into the caches.
+
+        ``names`` is the key without reads, under which other machines find out what was read.
+        """
         share = record.status == PASSED and not action.measures
         with self._tolerant(), self._store.lock(shared=True):
             files = record.files.items()
             kept = [self._store.put(self._build / name, file) for name, file in files]
             if all(kept):  # otherwise overwritten meanwhile, as the next build will notice
-                self._store.write_action(record)
-                if share and self._remote is not None:
-                    declared = {ref.path for ref in action.outputs.values()}
-                    outputs = {n: file for n, file in record.outputs.items() if n in declared}
-                    self._share(replace(record, outputs=outputs))
+                declared = {ref.path for ref in action.outputs.values()}
+                outputs = {n: file for n, file in record.outputs.items() if n in declared}
+                for one in [record, *([replace(record, key=names)] if names else [])]:
+                    self._store.write_action(one)
+                    if share and self._remote is not None:
+                        self._share(replace(one, outputs=outputs))
 
     def signer(self, record: ActionRecord) -> str:
         """Return the public key that signed a record, "" without a verified signature."""
@@ -162,6 +184,8 @@ class BuildCache:
                     "strange", f"{record} names {shown(name)}, not one of its files; ignored"
                 )
                 return False
+        if found.parts.items() > key.parts.items():
+            return False  # names what was read; see ``reads``
         if found.parts != key.parts or not declared <= found.outputs.keys():
             self._warn("parts", f"{record} does not match its key; ignored")
             return False

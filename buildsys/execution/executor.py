@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable,
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
+from buildsys.execution.recorded_reads import TOO_MANY, describe, remedy
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, FileRef, missing_outputs
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 _ATTEMPTS = 2  # if an input is written while the stage runs
+_SHOWN_READS = 20  # lines of user code with reads outside the key
 
 
 class Outcome(NamedTuple):
@@ -194,8 +197,16 @@ class Executor:
 
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
         """Restore the outputs of an earlier build with this key."""
+        if TOO_MANY in key.reads:
+            return None
         record = self._cache.find(action, key)
+        if record is None and action.sources:  # what other builds read may be something else
+            for reads in self._cache.reads(action, key.without_reads()):
+                key = self._keys.with_reads(action, key, reads)
+                record = record or self._cache.find(action, key)
         if record is None or (record.status == ledger.UNAVAILABLE and is_required(action)):
+            return None
+        if action.strict_reads and key.undeclared:
             return None
         wanted, signer = record.files, self._cache.signer(record)
         present = self._digests.digests(str(self._build / name) for name in wanted)
@@ -223,7 +234,7 @@ class Executor:
             text += f"; signed by {key_name(signer)}" if signer not in ("", BUILT_HERE) else ""
             self._log(action).write_text(f"{text}\n", encoding="utf-8")
         self._signers.add(record, signer)
-        self.ledger.add(record, restored=True, why=why)
+        self.ledger.add(record, restored=True, why=why, reads=key.reads)
         return record
 
     def _make(self, action: Action, key: ActionKey, why: str) -> Outcome:
@@ -253,11 +264,42 @@ class Executor:
                     )
                 # equal content is no proof (a branch may have been checked out and back)
                 if now.files == key.files:
-                    return self._publish(action, key, tree, reply, started, why)
+                    if reply.status == ledger.FAILED:  # never up to date, whatever it read
+                        return self._publish(action, key, tree, reply, started, why)
+                    whole, changed = self._keys.observed(action, key, reply.reads)
+                    if not changed:
+                        self._report_reads(action, whole, tree, started, why)
+                        return self._publish(action, whole, tree, reply, started, why)
             key = now
         raise StageError(
             f"a file that {target} reads was written repeatedly while it ran", "run it again"
         )
+
+    def _report_reads(
+        self, action: Action, key: ActionKey, tree: Path, started: str, why: str
+    ) -> None:
+        """Add reads outside the key to the warnings of the result.
+
+        Raises: StageError: the manifest forbids them.
+        """
+        reads = key.undeclared
+        if not reads:
+            return
+        if action.strict_reads:
+            texts = list(describe(reads, strict=True))
+            more = f" (and {len(texts) - 1} more lines)" if len(texts) > 1 else ""
+            error = StageError(f"{texts[0]}, which strict_reads forbids{more}", remedy(reads))
+            run = HistoryEntry(action.target, key.digest, "error", started, 0.0, str(error), why)
+            self.ledger.add_run(run)
+            raise error
+        from buildsys.workers.result_file import format_figures  # not needed by most runs
+
+        file = tree / action.outputs[RESULT].path
+        with suppress(OSError, ValueError):  # publishing reports a missing or invalid result
+            result = json.loads(file.read_text(encoding="utf-8"))
+            found = list(describe(reads, strict=False))
+            result["warnings"] = [*(result.get("warnings") or ()), *found[:_SHOWN_READS]]
+            file.write_text(format_figures(result), encoding="utf-8")
 
     def _run_stage(self, action: Action, tree: Path) -> JobReply:
         log, begun, toolchain = self._log(action), time.perf_counter(), action.toolchain
@@ -331,8 +373,9 @@ class Executor:
             log=self._shown(self._log(action)),
         )
         self._signers.add(record, BUILT_HERE)
-        self.ledger.add(record, why=why)
-        self._background.submit(partial(self._cache.keep, action, record))
+        self.ledger.add(record, why=why, reads=key.reads)
+        names = key.without_reads().digest if key.reads else ""
+        self._background.submit(partial(self._cache.keep, action, record, names))
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return _outcome(record)

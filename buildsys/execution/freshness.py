@@ -13,6 +13,7 @@ from buildsys.errors import StageError
 from buildsys.execution import stale_reasons as kinds
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.build_cache import is_restorable, store_folder
+from buildsys.execution.recorded_reads import TOO_MANY, describe
 from buildsys.execution.stale_reasons import Reason, part_reasons
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store import ledger
@@ -62,6 +63,9 @@ class Freshness:
         reasons += [Reason(kind, path) for kind, path in self.outputs]
         if self.untrusted:
             reasons.append(Reason(kinds.UNTRUSTED))
+        if not reasons and self.key is not None and self.key.reads:
+            reads = self.key.undeclared
+            reasons += [Reason(kinds.UNDECLARED, text) for text in describe(reads, strict=True)]
         if not reasons and self.unavailable is not None:
             reasons.append(Reason(kinds.UNAVAILABLE, self.unavailable))
         return tuple(reasons or [Reason(kinds.OTHER_KEYS)])
@@ -137,7 +141,7 @@ class FreshnessChecker:
 
         Raises: StageError: a file cannot be read.
         """
-        key = self._keys.build(action)
+        key = self._build_key(action)
         return key.digest if self._current_status(action, key) else None
 
     def up_to_date_status(self, action: Action) -> str | None:
@@ -145,7 +149,7 @@ class FreshnessChecker:
 
         Raises: StageError: a file cannot be read.
         """
-        return self._current_status(action, self._keys.build(action))
+        return self._current_status(action, self._build_key(action))
 
     def examine(self, action: Action) -> Freshness:
         """Return the freshness of a target, with unreadable files as reasons.
@@ -161,7 +165,7 @@ class FreshnessChecker:
     def check(self, action: Action) -> Freshness:
         """Return the freshness of a target. Raises: StageError: a file cannot be read."""
         runs = self._ledger.history(action.target, _RECENT_RUNS)
-        key = self._keys.build(action)
+        key = self._build_key(action)
         if not runs and not self._ledger.has_records(action.target):  # never built
             return _from_history(action.target, runs, key, restorable=self._in_store(action, key))
         found = _from_history(action.target, runs, key)
@@ -219,9 +223,13 @@ class FreshnessChecker:
             return False
         return is_restorable(self._store, self._ledger, action, key)
 
+    def _build_key(self, action: Action) -> ActionKey:
+        # only stages with the user's code read anything outside their keys
+        return self._keys.build(action, self._ledger.reads(action.target) if action.sources else {})
+
     def _current_status(self, action: Action, key: ActionKey) -> str | None:
         """Return the recorded status of an up-to-date target, None for a stale one."""
-        if key.missing:
+        if key.missing or TOO_MANY in key.reads or (action.strict_reads and key.undeclared):
             return None
         found = self._ledger.outputs(action.target, key.digest)
         if found is None:

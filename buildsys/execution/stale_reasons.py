@@ -11,19 +11,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from buildsys.execution.action_key import ABSENT
+from buildsys.execution.action_key import ABSENT, FILES
 
 NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"
 FAILED, UNAVAILABLE, UNREADABLE = "failed", "unavailable", "unreadable"
-ASKED_FOR, UPSTREAM = "asked-for", "upstream"
+ASKED_FOR, UPSTREAM, UNDECLARED = "asked-for", "upstream", "undeclared-read"
 UNTRUSTED = "untrusted"
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
 _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
 _SHOWN_NAMES = 3  # upstream targets on one line
 _CONTEXT = 16  # characters before the first difference of two long values
-_KINDS = ("config", "weights", "source", "input", "tool", "device", "env", "code")
+_KINDS = ("config", "weights", "source", "read", "input", "tool", "device", "env", "code")
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _PREFIX = {"config": "", "source": "", "tool": ""}  # other kinds are named
 TEXTS = {
@@ -36,6 +36,7 @@ TEXTS = {
     UNREADABLE: "{subject}",
     UNTRUSTED: "restored from a shared cache without a trusted signature",
     ASKED_FOR: "asked for",
+    UNDECLARED: "{subject}",
     UPSTREAM: "upstream: {subject} {new}",
     OUTPUT_MISSING: "output missing: {subject}",
     OUTPUT_EDITED: "output edited by hand: {subject}",
@@ -68,6 +69,9 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]
     ranks = {kind: rank for rank, kind in enumerate(_KINDS)}
     changed = [label for label in old.keys() | new.keys() if old.get(label) != new.get(label)]
     reasons = []
+    # other files say nothing more than another version
+    implied = {f"{label}{FILES}" for label in changed if label.startswith("tool:")}
+    changed = [label for label in changed if label not in implied]
     for label in sorted(changed, key=lambda label: (ranks.get(label.partition(":")[0], 99), label)):
         kind, colon, name = label.partition(":")
         before, after = old.get(label), new.get(label)
@@ -139,14 +143,21 @@ def _as_map(value: str | None) -> dict[str, str] | None:
 def _describe_part(reason: Reason) -> str:
     """Return the text for a changed part."""
     kind, subject, old, new = reason
+    where = ""
+    if kind == "read":  # a digest and the line that reads it
+        where = next((v.split(" ", 1)[1] for v in (new, old) if v and " " in v), "")
+        old, new = (v and v.split(" ", 1)[0] for v in (old, new))
+        where = f" ({where})" if where else ""
+    if kind == "tool" and subject.endswith(FILES):
+        return f"installed files of {subject.removesuffix(FILES)} changed"
     name = subject if subject == kind else _PREFIX.get(kind, f"{kind} ") + subject
     values = [value for value in (old, new) if value is not None and value != ABSENT]
     if kind != "config" and all(map(_DIGEST.fullmatch, values)):
         if new == ABSENT:
-            return f"{name} is missing"
+            return f"{name} is {'unset' if subject[:1] == '$' else 'missing'}{where}"
         if new is None:
-            return f"{name} no longer used"
-        return f"{name} {'added' if old in (None, ABSENT) else 'changed'}"
+            return f"{name} no longer used{where}"
+        return f"{name} {'added' if old in (None, ABSENT) else 'changed'}{where}"
     is_tool = kind == "tool"
     names = {None: "not used" if is_tool else "unset", ABSENT: "not installed"}
     shown = [names.get(old, old or ""), names.get(new, new or "")]

@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, own_code
 from buildsys.execution.freshness import FreshnessChecker, is_strict
+from buildsys.execution.recorded_reads import Reads
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.file_digests import boot_id
+from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import Row, StateDb, Statement
 from buildsys.system.files import SETTLE_NS, stamp
 
@@ -33,6 +35,7 @@ _FEW = 100  # models are read by name up to this number, and all at once above i
 COVERED_ELSEWHERE = frozenset((
     "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code",
     "advisory", "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
+    "strict_reads",
 ))  # fmt: skip
 _ENVIRONMENT = [field.name for field in fields(Action) if field.name not in COVERED_ELSEWHERE]
 
@@ -69,6 +72,7 @@ class UpToDateModels:
         self._keys = keys
         self._checker = checker
         self._trust = repr(checker.trust)
+        self._ledger = Ledger(db)
 
     def find(self, models: Mapping[str, str]) -> dict[str, Statuses]:
         """Return the targets of unchanged models among ``models`` (name -> resolved manifest).
@@ -104,7 +108,7 @@ class UpToDateModels:
         begun_ns, before = time.time_ns(), _Moment(self._build, self._keys, self._trust)
         planned = []
         for name, (_, actions) in models.items():
-            environments = "\n".join(sorted({environment_of(action) for action in actions}))
+            environments = self._environments(actions)
             refs = (r for a in actions for r in (*a.inputs.values(), *a.outputs.values()))
             files = sorted({ref.path for ref in refs})
             planned.append((name, environments, files, before.state(environments, files)))
@@ -114,7 +118,8 @@ class UpToDateModels:
         statements: list[Statement] = []
         for name, environments, files, seen in planned:
             keys = checked[name]
-            if not keys or now.state(environments, files) != seen:
+            same = self._environments(models[name].actions) == environments
+            if not keys or not same or now.state(environments, files) != seen:
                 continue
             records = [row for entry in keys.items() for row in self._db.read(_RECORD, entry)]
             if len(records) < len(keys):  # forgotten meanwhile
@@ -133,6 +138,14 @@ class UpToDateModels:
             with suppress(StageError):  # in a read-only state every run checks in full
                 self._db.write(statements)
         return found
+
+    def _environments(self, actions: Iterable[Action]) -> str:
+        """Return the environments of actions, with what their last runs read."""
+        lines = (
+            environment_of(each, self._ledger.reads(each.target) if each.sources else {})
+            for each in actions
+        )
+        return "\n".join(sorted(set(lines)))
 
     def _check(self, actions: Sequence[Action]) -> dict[str, str]:
         """Return the keys of a model's targets, none if one is stale."""
@@ -181,19 +194,23 @@ class _Moment:
         lines = environments.split("\n")
         for line in lines:
             if line not in self._known:
-                parts = self._keys.build(action_in(line)).parts
+                parts = self._keys.build(*action_in(line)).parts
                 self._known[line] = _digest(sorted(parts.items()))
         digest = _digest((self.valid_in, [self._known[line] for line in lines], stamps))
         return _State(digest, max(newest_ns, self._newest_ns))
 
 
-def environment_of(action: Action) -> str:
-    """Return the environment of an action as one line of JSON."""
-    return json.dumps({name: getattr(action, name) for name in _ENVIRONMENT}, sort_keys=True)
+def environment_of(action: Action, recorded: Reads | None = None) -> str:
+    """Return the environment of an action as one line of JSON.
+
+    ``recorded`` is what its last run read outside its key.
+    """
+    used = {name: getattr(action, name) for name in _ENVIRONMENT}
+    return json.dumps({**used, **({"recorded": recorded} if recorded else {})}, sort_keys=True)
 
 
-def action_in(line: str) -> Action:
-    """Return an action without options and files for an environment.
+def action_in(line: str) -> tuple[Action, Reads]:
+    """Return an action without options and files for an environment, and recorded reads.
 
     Its key is the state of the environment.
     """
@@ -201,12 +218,14 @@ def action_in(line: str) -> Action:
         name: tuple(value) if isinstance(value, list) else value
         for name, value in json.loads(line).items()
     }
+    recorded: Reads = used.pop("recorded", {})
     if used["toolchain"] is not None:
         name, python, env = used["toolchain"]
         used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
-    return Action(
+    action = Action(
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
     )
+    return action, recorded
 
 
 def _digest(value: object) -> str:

@@ -42,6 +42,9 @@ class Action:
     outputs: Mapping[str, FileRef]  # role -> file; always has "result", the stage's JSON
     # user files, relative to the project; digested together with everything they import
     sources: tuple[str, ...] = ()
+    # files, folders (with a slash) and $VARIABLES that user code reads, declared in the manifest
+    reads: tuple[str, ...] = ()
+    strict_reads: bool = field(default=False, compare=False)  # fail after other reads
     weights: Mapping[str, str | None] = field(default_factory=dict)  # file -> required sha256
     after: tuple[str, ...] = ()  # targets whose outputs are inputs
     order: tuple[str, ...] = ()  # targets that must pass first without being an input

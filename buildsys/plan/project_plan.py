@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,9 @@ def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Act
     model = ModelPlan(spec, version_of)
     actions = [action for plan in MODEL_STAGES for action in plan(model)]
     actions += [plan(model, engine) for engine in model.engines for plan in ENGINE_STAGES]
+    declared = {"reads": tuple(spec["reads"]), "strict_reads": spec["strict_reads"]}
+    if any(declared.values()):  # stages with the user's code
+        actions = [replace(each, **declared) if each.sources else each for each in actions]
     return (*actions, plan_report(model, actions))
 
 

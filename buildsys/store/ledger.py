@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
 _DEEPEST = 100  # level of a record's JSON
+_READS_NAME = "reads/1:"
 _SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 _to_json = partial(json.dumps, separators=(",", ":"))
 
@@ -29,6 +31,10 @@ _INSERT_RECORD = (
 _ENTRY = "target, key, status, started, seconds, reason, why"
 _SELECT_HISTORY = f"SELECT {_ENTRY} FROM history WHERE target = ? ORDER BY seq DESC LIMIT ?"
 _INSERT_HISTORY = f"INSERT INTO history ({_ENTRY}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+# in the table of facts about source files: losing them costs a rebuild
+_SELECT_READS = "SELECT imports FROM source_imports WHERE digest = ?"
+_INSERT_READS = "INSERT OR REPLACE INTO source_imports VALUES (?, ?)"
+_DELETE_READS = "DELETE FROM source_imports WHERE digest = ?"
 _CLAIM = "INSERT OR REPLACE INTO owned VALUES (?, ?)"
 _PRUNE = """
 DELETE FROM {0} WHERE target = ?
@@ -119,8 +125,25 @@ class Ledger:
         found = _outputs(rows[0][1]) if rows and isinstance(rows[0][0], str) else None
         return None if found is None else (rows[0][0], found)
 
-    def add(self, record: ActionRecord, *, why: str = "", restored: bool = False) -> None:
-        """Add a record; its outputs become the only files of the target."""
+    def reads(self, target: str) -> dict[str, str]:
+        """Return what the last run of a target read outside its key: part -> file:line."""
+        rows = self._db.read(_SELECT_READS, (_READS_NAME + target,))
+        with suppress(TypeError, ValueError, AttributeError, RecursionError):
+            return {str(k): str(v) for k, v in json.loads(rows[0][0]).items()} if rows else {}
+        return {}
+
+    def add(
+        self,
+        record: ActionRecord,
+        *,
+        why: str = "",
+        restored: bool = False,
+        reads: Mapping[str, str] | None = None,
+    ) -> None:
+        """Add a record; its outputs become the only files of the target.
+
+        ``reads`` are what the run read outside its key.
+        """
         row = (
             record.target, record.key, _to_json(record.parts), _to_json(record.outputs),
             record.status, record.started, record.seconds, record.reason, record.hint,
@@ -133,7 +156,10 @@ class Ledger:
         record_it = [
             ("DELETE FROM forgotten WHERE target = ?", (record.target,)),
             (_INSERT_RECORD, row),  # with the number of the entry before it
+            (_DELETE_READS, (_READS_NAME + record.target,)),
         ]
+        if reads:
+            record_it.append((_INSERT_READS, (_READS_NAME + record.target, _to_json(dict(reads)))))
         self.add_run(entry, record.files, record_it)
 
     def add_run(

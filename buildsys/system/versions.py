@@ -135,6 +135,12 @@ def _listed_version(name: str, installed: Mapping[str, str]) -> str:
     )
 
 
+def builds_of(name: str) -> tuple[str, ...]:
+    """Return the normalized name of a distribution and those of its other builds."""
+    plain = normalized(name)
+    return (plain, *_OTHER_BUILDS.get(plain, ()), *_CUDA_BUILDS.get(plain, ()))
+
+
 def module_path(toolchain: Toolchain, texts: TextCache | None = None) -> tuple[str, ...]:
     """Return the module path of a toolchain's interpreter. () if it is unusable."""
     from buildsys.system.interpreters.interpreter import check_interpreter
@@ -161,8 +167,17 @@ def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -
 @cache
 def installed_versions(search_path: tuple[str, ...]) -> Mapping[str, str]:
     """Return normalized name -> version of the distributions on a module path."""
+    return {
+        name: Path(folder).name.removesuffix(".dist-info").partition("-")[2]
+        for name, folder in distribution_folders(search_path).items()
+    }
+
+
+@cache
+def distribution_folders(search_path: tuple[str, ...]) -> Mapping[str, str]:
+    """Return normalized name -> ``.dist-info`` folder of the distributions on a module path."""
     # ten times as fast as importlib.metadata, which parses a page of metadata per distribution
-    versions: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for folder in search_path:
         try:
             entries = os.listdir(folder or ".")  # noqa: PTH208 - only the names matter
@@ -170,9 +185,9 @@ def installed_versions(search_path: tuple[str, ...]) -> Mapping[str, str]:
             continue  # a zip file or a missing folder: both are common on sys.path
         for entry in entries:
             if entry.endswith(".dist-info"):
-                name, _, version = entry.removesuffix(".dist-info").partition("-")
-                versions.setdefault(normalized(name), version)
-    return versions
+                name = entry.removesuffix(".dist-info").partition("-")[0]
+                folders.setdefault(normalized(name), f"{folder or '.'}/{entry}")
+    return folders
 
 
 def normalized(name: str) -> str:
@@ -263,8 +278,13 @@ def distributions_of(
     return list(found)
 
 
-def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
-    """Return the folder of a module outside all libraries, or None."""
+def source_root(
+    module: str, path: tuple[str, ...] | None = None, *, in_libraries: bool = False
+) -> str | None:
+    """Return the folder of a module outside all libraries, or None.
+
+    ``in_libraries`` accepts modules copied into site-packages without a distribution.
+    """
     try:
         spec = util.find_spec(module) if path is None else PathFinder.find_spec(module, list(path))
     except (ImportError, ValueError, AttributeError):  # third-party finders raise any of these
@@ -272,6 +292,6 @@ def source_root(module: str, path: tuple[str, ...] | None = None) -> str | None:
     if spec is None or spec.origin is None or not spec.has_location:
         return None
     file = Path(spec.origin)
-    if any(part in _LIBRARY_FOLDERS for part in file.parts):
+    if not in_libraries and any(part in _LIBRARY_FOLDERS for part in file.parts):
         return None
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)

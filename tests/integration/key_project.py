@@ -24,8 +24,8 @@ from buildsys.system import cpu, devices, versions
 from buildsys.workers.client.pool import WorkerPool
 
 _CACHED = (
-    versions.distribution_version, versions.installed_versions, cpu.cpu_facts, devices.gpu_facts,
-    devices._find_gpus,
+    versions.distribution_version, versions.installed_versions, versions.distribution_folders,
+    cpu.cpu_facts, devices.gpu_facts, devices._find_gpus,
 )  # fmt: skip
 NET = """\
 import os
@@ -43,6 +43,7 @@ except ImportError:
 class Net(torch.nn.Module):
     def __init__(self, hidden=5):
         super().__init__()
+        open("data/scale.txt").read()
         self.first = torch.nn.Linear(4, hidden)
         self.last = torch.nn.Linear(hidden, 3)
 
@@ -346,7 +347,7 @@ class KeyProject:
         (root / "envs/moved").symlink_to("other")
         for path, text in {
             "plugins/models/net.py": NET, "plugins/models/other.py": OTHER,
-            "plugins/lib/blocks.py": BLOCKS,
+            "plugins/lib/blocks.py": BLOCKS, "data/scale.txt": "1",
             "plugins/data/values.py": DATA, "configs/models/net.yaml": NET_YAML,
             "plugins/symbolics/relu.py": SYMBOLIC, "plugins/lib/written.py": WRITTEN,
             "plugins/translations/linear.py": TRANSLATION,
@@ -510,7 +511,8 @@ class KeyProject:
         forget_facts()
         session = self.session()
         build_key = session.executor._keys.build
-        found = {t: dict(build_key(action).parts) for t, action in session.actions.items()}
+        reads = session.executor.ledger.reads
+        found = {t: dict(build_key(a, reads(t)).parts) for t, a in session.actions.items()}
         session.executor.close()
         return found
 

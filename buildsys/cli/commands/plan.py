@@ -17,6 +17,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
 from buildsys.execution.freshness import FRESH, STALE, Explanation
+from buildsys.execution.recorded_reads import Reads
 from buildsys.execution.stale_reasons import (
     UNREADABLE,
     UPSTREAM,
@@ -28,6 +29,7 @@ from buildsys.execution.stale_reasons import (
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration, first_names, plural
 from buildsys.store.file_digests import DigestCache, FileDigest
+from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import ReadOnlyStateDb
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
@@ -162,6 +164,7 @@ class _Difference(NamedTuple):
 def _differences(before: Session, now: Session) -> Iterator[_Difference]:
     """Yield the targets with another declaration or other sources, and those downstream."""
     db = ReadOnlyStateDb(now.project.state / "state.db")
+    ledger = Ledger(db)
     old, new = (
         KeyBuilder(one.project.root, one.project.build, _RealPathDigests(db), db)
         for one in (before, now)
@@ -173,7 +176,10 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
             yield _Difference(target, ADDED)
             continue
         try:
-            own = part_reasons(_parts(old, before.actions[target]), _parts(new, action))
+            reads = ledger.reads(target)
+            own = part_reasons(
+                _parts(old, before.actions[target], reads), _parts(new, action, reads)
+            )
         except StageError as error:
             own = [Reason(UNREADABLE, str(error))]
         upstream = [
@@ -189,10 +195,10 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
             yield _Difference(target, REMOVED)
 
 
-def _parts(keys: KeyBuilder, action: Action) -> Mapping[str, str]:
+def _parts(keys: KeyBuilder, action: Action, reads: Reads) -> Mapping[str, str]:
     """Return key parts for manifest fields and sources."""
     reads_files = action.sources or action.weights
-    parts = keys.build(action).parts if reads_files else declared_parts(action)
+    parts = keys.build(action, reads).parts if reads_files else declared_parts(action)
     return {
         label: value
         for label, value in parts.items()

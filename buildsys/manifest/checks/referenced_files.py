@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import stat
 import symtable
 import warnings
@@ -12,7 +13,8 @@ from types import EllipsisType
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problems, suggest, suggest_file
+from buildsys.manifest.problem import Problems, show_value, suggest, suggest_file
+from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
 
@@ -51,13 +53,20 @@ _RELATIVE = "paths are relative to the project"
 
 def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
     """Yield missing files, folders and callables, and weights with another digest."""
-    for path, name in _texts(view, _FOLDERS):
+    declared = (item for item in _texts(view, (("reads", ...),)) if item[1].endswith("/"))
+    for path, name in (*_texts(view, _FOLDERS), *declared):
         folder = workspace.locate(name)
         if isinstance(folder, str):
             yield view.problem(path, folder, _RELATIVE)
         elif not workspace.exists(folder) or not folder.is_dir():
             hint = suggest_file(folder) or _RELATIVE
             yield view.problem(path, f"folder {name} does not exist", hint)
+    for path, name in _texts(view, (("reads", ...),)):
+        if name.startswith("$"):
+            if not re.fullmatch(VARIABLE_PATTERN, name[1:]):
+                yield view.problem(path, f"{show_value(name)} names no environment variable")
+        elif not name.endswith("/"):
+            yield from _file_problems(view, path, name, "", workspace)
     for path, name in _texts(view, _FILES):
         yield from _file_problems(view, path, name, "", workspace)
     for path, text in _texts(view, _CALLABLES):

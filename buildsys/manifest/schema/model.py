@@ -40,6 +40,12 @@ class ModelSpec(Spec):
         {}, description="Outputs in order; default: as returned by the model."
     )
     dims: dict[DimName, DimSpec] = Field({}, description="Ranges of the dynamic dimensions.")
+    reads: tuple[str, ...] = Field(
+        (), description="Files, folders/ and $VARIABLES that the user's code reads."
+    )
+    strict_reads: bool = Field(
+        False, description="Fail if the user's code reads anything undeclared."
+    )
     ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")
     export: ExportSpec = section()
     symbolics: tuple[SymbolicSpec, ...] = Field(

@@ -1,8 +1,7 @@
 """The environment of a worker server: its variables and its fingerprint.
 
-A server with an equal fingerprint can be reused. The fingerprint misses an edit deep inside an
-installed library that leaves its folder list, its version and its ``__init__.py`` unchanged;
-``doit workers --stop`` is for those who edit libraries.
+A server with an equal fingerprint can be reused. The fingerprint misses an edit of a module deep
+inside torch, as keys do; ``doit workers --stop`` is for those who edit torch.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -141,6 +140,8 @@ def fingerprint(
     named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
     unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter
+    # edited modules of these would be in the memory of a server
+    preloaded = {name.partition(".")[0] for name in kind.preload} - {"torch"}
     parts = {
         "schema": _SCHEMA,
         "kind": [kind.name, kind.preload, kind.without],
@@ -149,7 +150,7 @@ def fingerprint(
         "folder": [str(folder), _folder_mark(folder)],
         "code": [(path, stamp(path)) for path in server_modules()],
         "modules": {
-            entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry))
+            entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry, preloaded))
             for entry in entries
         },
         "libraries": stamp(_LIBRARY_CACHE),
@@ -165,8 +166,8 @@ def server_modules() -> list[str]:
     return sorted(f"{folder}/{n}" for folder, _, names in found for n in names if n.endswith(".py"))
 
 
-def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
-    """Yield a stamp of everything importable in a folder."""
+def _modules(folder: str, preloaded: Container[str]) -> Iterator[tuple[str, Stamp | None]]:
+    """Yield a stamp of everything importable in a folder, with all modules of some packages."""
     try:
         with os.scandir(folder) as found:
             names = sorted(item.name for item in found)
@@ -183,6 +184,11 @@ def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
             init = stamp(f"{path}/__init__.py")
             if init is not None:
                 yield name, init
+            if init is not None and name in preloaded:
+                for place, _, files in sorted(os.walk(path)):
+                    for file in sorted(files):
+                        if file.endswith((".py", ".so")):
+                            yield f"{place}/{file}", stamp(f"{place}/{file}")
 
 
 def _inherited_state() -> dict[str, Any]:

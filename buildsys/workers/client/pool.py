@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ class JobReply:
     seconds: float
     log: Path
     peak_rss_mib: float = 0.0  # includes pages shared with the server
+    reads: list[list[Any]] = field(default_factory=list)  # of user code, as the recorder has them
 
 
 class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):

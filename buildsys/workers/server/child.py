@@ -31,6 +31,7 @@ from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message, encode, error_to_json
 from buildsys.workers.result_file import without_long_lists, write_result
+from buildsys.workers.server.read_recorder import ReadRecorder
 
 SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered
@@ -132,6 +133,7 @@ def _run_job(job: Job, log_file: Path) -> Message:
     started, clock = datetime.now(timezone.utc), time.perf_counter()
     umask = os.umask(0o077)
     os.umask(umask)
+    recorder = _start_recorder(job)
     result: StageResult | None = None
     error: BuildsysError | None = None
     try:
@@ -153,6 +155,7 @@ def _run_job(job: Job, log_file: Path) -> Message:
         if isinstance(error, CheckFailed | Unavailable):  # a result; a stage that broke has none
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
             result = StageResult(status, error.problem, error.hint)
+    reads = recorder.stop() if recorder is not None else []
     measured = _measure(clock)
     os.umask(umask)  # code of the model may have changed it
     _make_readable(job.outputs.values(), umask)
@@ -165,7 +168,20 @@ def _run_job(job: Job, log_file: Path) -> Message:
         return {"event": "error", "error": error_to_json(error), **measured}
     assert result is not None
     fields = {"status": result.status, "reason": result.reason, "hint": result.hint}
-    return {"event": "result", **fields, "figures": without_long_lists(result.figures), **measured}
+    figures = without_long_lists(result.figures)
+    return {"event": "result", **fields, "figures": figures, "reads": reads, **measured}
+
+
+def _start_recorder(job: Job) -> ReadRecorder | None:
+    """Record what the user's code reads, where the system can."""
+    if not hasattr(os, "memfd_create"):  # not Linux
+        return None
+    folders = {path.parent for path in job.outputs.values()}
+    if job.timing_caches is not None:
+        folders.add(job.timing_caches)
+    recorder = ReadRecorder(job.project, tuple(f"{folder}{os.sep}" for folder in folders))
+    recorder.start()
+    return recorder
 
 
 def _make_readable(outputs: Iterable[Path], umask: int) -> None:

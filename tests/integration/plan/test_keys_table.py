@@ -254,6 +254,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "hook library": library("hooked_tool"),
     "env hook": variable("HOOKED_SCALE"),
     "module": lambda bench, patch: bench.project.append("plugins/lib/blocks.py", "# a comment\n"),
+    "read": lambda bench, patch: bench.project.append("data/scale.txt", "\n"),
     "onnx weights": lambda bench, patch: bench.project.save_onnx(2.0),
     "data file": lambda bench, patch: bench.project.save_data(2.0),
     "calibration": in_manifest("algorithm: minmax", "algorithm: percentile", SMALL),
@@ -514,7 +515,7 @@ def test_every_field_of_an_action_is_classified() -> None:
         "devices",
         "environment",
     }
-    in_key |= {"toolchain", "peer_tools"}
+    in_key |= {"toolchain", "peer_tools", "reads"}
     elsewhere = {
         "stage",
         "model",
@@ -526,7 +527,7 @@ def test_every_field_of_an_action_is_classified() -> None:
         "timeout_s",
         "doc",
     }
-    elsewhere |= {"measures", "exclusive", "alone_on_gpu"}
+    elsewhere |= {"strict_reads", "measures", "exclusive", "alone_on_gpu"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere
 
 

@@ -326,7 +326,7 @@ def test_every_part_of_a_key_is_covered(tmp_path: Path) -> None:
     assert actions
     for action in actions:
         parts = executor._keys.build(action).parts.items()
-        seen = executor._keys.build(action_in(environment_of(action))).parts.items()
+        seen = executor._keys.build(*action_in(environment_of(action))).parts.items()
         assert {
             label for label, _ in parts - seen if label.partition(":")[0] not in KINDS_ELSEWHERE
         } == set()

@@ -77,6 +77,7 @@ def test_another_environment_is_looked_up_separately(site: Path) -> None:
     assert found("kept_late", texts=texts) == []
     install(site, "kept_late")
     versions.installed_versions.cache_clear()
+    versions.distribution_folders.cache_clear()
     assert found("kept_late", texts=texts) == ["kept-late"]
 
 

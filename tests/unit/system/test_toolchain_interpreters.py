@@ -33,6 +33,7 @@ class Texts(dict[str, str]):
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_known", {})
     versions.installed_versions.cache_clear()
+    versions.distribution_folders.cache_clear()
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget all probes, as another process would."""
     monkeypatch.setattr(module, "_known", {})
     versions.installed_versions.cache_clear()
+    versions.distribution_folders.cache_clear()
 
 
 def named(python: Path, **env: str) -> Toolchain:

@@ -17,6 +17,7 @@ def fresh_caches() -> None:
     for function in (
         versions.distribution_version,
         versions.installed_versions,
+        versions.distribution_folders,
     ):
         function.cache_clear()
 

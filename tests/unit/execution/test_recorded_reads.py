@@ -1,0 +1,294 @@
+"""What a stage read outside its key: freshness, reasons, restored outputs, strict reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_project import EXPORT, actions, make_executor, make_project
+
+from buildsys.errors import StageError
+from buildsys.execution.executor import Executor
+from buildsys.execution.recorded_reads import MAX_READS
+from buildsys.execution.stale_reasons import format_reasons
+from buildsys.store.object_store import Store
+from buildsys.system.files import stamp
+
+CONFIG = "config.json"
+
+
+@pytest.fixture
+def project(root: Path) -> Path:
+    (root / CONFIG).write_text("1")
+    (root / "data").mkdir()
+    return root
+
+
+def read(kind: str, name: str, line: int = 12, *, written: bool = False) -> list[Any]:
+    """Return a read as the recorder reports it."""
+    before = stamp(name) if kind == "file" else None
+    return [kind, name, f"net.py:{line}", before and list(before), written]
+
+
+def executor_for(
+    root: Path, *reads: tuple[Any, ...], strict: bool = False, **options: Any
+) -> tuple[Executor, list[str]]:
+    """Return an executor with an export that reads something, and its runs."""
+    graph = actions()
+    declared: tuple[str, ...] = options.pop("declared", ())
+    export = replace(graph[EXPORT], strict_reads=strict, reads=declared)
+    graph[EXPORT] = export
+    executor, pool = make_executor(root, graph, **options)
+    run = pool.run
+
+    def with_reads(job: Any, **keywords: Any) -> Any:
+        found = []
+        for kind, name, *line in reads if job.target == EXPORT else ():
+            found.append(read(kind, name if kind == "variable" else str(root / name), *line))
+        return replace(run(job, **keywords), reads=found)
+
+    pool.run = with_reads  # type: ignore[method-assign]
+    return executor, pool.ran
+
+
+def built(root: Path, *reads: tuple[Any, ...], **options: Any) -> list[str]:
+    """Build the export if it is stale; return what ran."""
+    executor, ran = executor_for(root, *reads, **options)
+    if not executor.is_fresh(EXPORT):
+        executor.run(EXPORT)
+    executor.close()
+    return ran
+
+
+def reasons(root: Path) -> list[str]:
+    executor, _ = executor_for(root)
+    found = format_reasons(executor.examine(EXPORT).reasons)
+    executor.close()
+    return found
+
+
+FILE = ("file", CONFIG)
+
+
+def test_a_change_of_a_file_that_was_read_is_noticed_and_explained(project: Path) -> None:
+    assert built(project, FILE) == [EXPORT]
+    assert built(project, FILE) == []
+    (project / CONFIG).write_text("2")
+    assert reasons(project) == ["read config.json changed (net.py:12)"]
+    assert built(project, FILE) == [EXPORT]
+    (project / CONFIG).unlink()
+    assert reasons(project) == ["read config.json is missing (net.py:12)"]
+
+
+def test_earlier_content_is_restored(project: Path) -> None:
+    built(project, FILE)
+    (project / CONFIG).write_text("2")
+    built(project, FILE)
+    (project / CONFIG).write_text("1")
+    assert built(project, FILE) == []
+
+
+def test_earlier_content_is_restored_after_a_run_with_other_reads(project: Path) -> None:
+    built(project, FILE)
+    (project / "net.py").write_text("import blocks  # reads nothing\n")
+    assert built(project) == [EXPORT]
+    (project / "net.py").write_text("import blocks\n")
+    assert built(project, FILE) == []
+    (project / CONFIG).write_text("2")
+    assert reasons(project) == ["read config.json changed (net.py:12)"]
+
+
+def test_a_variable_is_noticed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALE", "1")
+    built(project, ("variable", "SCALE"))
+    monkeypatch.setenv("SCALE", "2")
+    assert reasons(project) == ["read $SCALE changed (net.py:12)"]
+    monkeypatch.delenv("SCALE")
+    assert reasons(project) == ["read $SCALE is unset (net.py:12)"]
+    monkeypatch.setenv("SCALE", "1")
+    assert reasons(project) == []
+
+
+def test_a_copied_environment_is_noticed_except_for_terminals(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(project, ("variable", "*"), ("variable", "SCALE"), ("variable", "TERM"))
+    monkeypatch.setenv("TERM", "other")
+    assert reasons(project) == []
+    monkeypatch.setenv("SOMETHING_NEW", "1")
+    assert reasons(project) == ["read $* changed (net.py:12)"]
+
+
+def test_a_listing_is_noticed(project: Path) -> None:
+    built(project, ("listing", "data"))
+    (project / "data" / "new.npy").write_text("1")
+    assert reasons(project) == ["read data/ changed (net.py:12)"]
+
+
+def test_a_file_that_appears_is_noticed(project: Path) -> None:
+    built(project, ("file", "override.json"))
+    assert reasons(project) == []
+    (project / "override.json").write_text("{}")
+    assert reasons(project) == ["read override.json added (net.py:12)"]
+
+
+def test_a_read_in_the_key_is_no_read_outside_it(project: Path) -> None:
+    built(project, ("file", "net.py"), ("file", "blocks.py"))
+    executor, _ = executor_for(project)
+    assert executor.examine(EXPORT).key.reads == {}  # type: ignore[union-attr]
+    executor.close()
+
+
+def test_a_file_written_meanwhile_is_read_again_or_fails(project: Path) -> None:
+    executor, ran = executor_for(project, FILE)
+    pool = executor._pool
+    run = pool.run
+
+    def and_write(job: Any, **keywords: Any) -> Any:
+        reply = run(job, **keywords)
+        if len(ran) < writes:
+            (project / CONFIG).write_text(f"written after run {len(ran)}")
+        return reply
+
+    pool.run = and_write  # type: ignore[method-assign]
+    writes = 2
+    executor.run(EXPORT)
+    assert ran == [EXPORT, EXPORT]
+    writes = 9
+    with pytest.raises(StageError, match="was written repeatedly"):
+        executor.run(EXPORT, force=True)
+    executor.close()
+
+
+def test_files_that_the_stage_writes_itself_do_not_fail_it(project: Path) -> None:
+    assert built(
+        project,
+        (
+            "file",
+            CONFIG,
+            3,
+        ),
+    ) == [EXPORT]
+    executor, _ = executor_for(project)
+    run = executor._pool.run
+
+    def caching(job: Any, **keywords: Any) -> Any:
+        found = read("file", str(project / "cache.json"), written=True)
+        (project / "cache.json").write_text("cached")
+        temporary = read("file", str(project / "gone.tmp"), written=True)
+        return replace(run(job, **keywords), reads=[found, temporary])
+
+    executor._pool.run = caching  # type: ignore[method-assign]
+    executor.run(EXPORT, force=True)
+    assert executor.is_fresh(EXPORT)
+    assert list(executor.examine(EXPORT).key.reads) == ["read:cache.json"]  # type: ignore[union-attr]
+    executor.close()
+
+
+def test_the_result_warns_with_line_and_declaration(project: Path) -> None:
+    built(project, FILE, ("variable", "SCALE", 14))
+    result = json.loads((project / "build/m/export/export.json").read_text())
+    assert result["warnings"] == [
+        "net.py:12 reads config.json outside the key: a change will rerun this target; "
+        'declare it with reads: ["config.json"]',
+        "net.py:14 reads $SCALE outside the key: a change will rerun this target; "
+        'declare it with reads: ["$SCALE"]',
+    ]
+
+
+def test_strict_reads_fail_with_line_and_remedy(project: Path) -> None:
+    executor, _ = executor_for(project, FILE, strict=True)
+    with pytest.raises(StageError) as caught:
+        executor.run(EXPORT)
+    assert str(caught.value.problem) == (
+        "net.py:12 reads config.json outside the key, which strict_reads forbids"
+    )
+    assert caught.value.hint == 'declare it in the manifest: reads: ["config.json"]'
+    assert not (project / "build/m/export/export.json").exists()
+    executor.close()
+
+
+def test_strict_reads_refuse_what_was_built_without_them(project: Path) -> None:
+    built(project, FILE)
+    executor, _ = executor_for(project, FILE, strict=True)
+    assert not executor.is_fresh(EXPORT)
+    assert format_reasons(executor.examine(EXPORT).reasons) == [
+        "net.py:12 reads config.json outside the key"
+    ]
+    with pytest.raises(StageError, match="strict_reads forbids"):
+        executor.run(EXPORT)
+    executor.close()
+
+
+def test_a_declared_read_is_in_the_key(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = (CONFIG, "data/", "$SCALE")
+    (project / "data" / "a.npy").write_text("1")
+    reads = (FILE, ("file", "data/a.npy"), ("listing", "data"), ("variable", "SCALE"))
+    options = {"declared": declared, "strict": True}
+    assert built(project, *reads, **options) == [EXPORT]
+    for change in (
+        lambda: (project / CONFIG).write_text("2"),
+        lambda: (project / "data" / "a.npy").write_text("2"),
+        lambda: monkeypatch.setenv("SCALE", "other"),
+    ):
+        assert built(project, *reads, **options) == []
+        change()
+        assert built(project, *reads, **options) == [EXPORT]
+
+
+def test_too_many_reads_are_never_up_to_date(project: Path) -> None:
+    many = [("file", f"data/{i}.npy") for i in range(MAX_READS + 1)]
+    assert built(project, *many) == [EXPORT]
+    assert reasons(project) == ["net.py:12 reads more than 5000 files outside the key"]
+    assert built(project, *many) == [EXPORT]
+
+
+def test_a_named_pipe_does_not_block(project: Path) -> None:
+    os.mkfifo(project / "pipe")
+    assert built(project, ("file", "pipe")) == [EXPORT]
+    assert built(project, ("file", "pipe")) == []
+
+
+class _Remote:
+    """A shared cache in memory."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Any] = {}
+        self.store: Store | None = None
+
+    def read_action(self, target: str, key: str) -> Any:
+        return self.records.get(key)
+
+    def push(self, record: Any, store: Store) -> None:
+        self.records[record.key] = record
+        self.store = store
+
+    def fetch(self, files: Any, store: Store) -> bool:
+        for file in files:
+            store.add(file, [self.store.object_path(file.digest).read_bytes()])  # type: ignore
+        return True
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_shared_record_counts_only_with_the_same_reads(
+    project: Path, tmp_path: Path, *, same: bool
+) -> None:
+    remote = _Remote()
+    executor, _ = executor_for(project, FILE, remote=remote)
+    executor.run(EXPORT)
+    executor.close()
+    other = tmp_path / "elsewhere" / "project"
+    other.parent.mkdir()
+    make_project(other)
+    (other / CONFIG).write_text("1" if same else "2")
+    executor, ran = executor_for(other, FILE, remote=remote)
+    executor.run(EXPORT)
+    assert ran == ([] if same else [EXPORT])
+    assert executor.is_fresh(EXPORT)
+    (other / CONFIG).write_text("3")
+    assert not executor.is_fresh(EXPORT)
+    executor.close()

@@ -1,0 +1,193 @@
+"""Recorder of reads: what user code reads, in every form, with its line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_DRIVER = """
+import json, runpy, sys
+from pathlib import Path
+from buildsys.workers.server.read_recorder import ReadRecorder
+project = Path(sys.argv[1])
+recorder = ReadRecorder(project, (f"{project}/out/",))
+sys.path.insert(0, str(project))
+recorder.start()
+import net
+print("READS" + json.dumps(recorder.stop()))
+"""
+Found = dict[tuple[str, str], str]
+
+
+def recorded(project: Path, code: str, **variables: str) -> Found:
+    """Return (kind, name) -> file:line of what a module reads when it is imported."""
+    (project / "net.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-c", _DRIVER, str(project)],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "SCALE": "2", **variables},
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("READS")]
+    found = {}
+    for kind, name, where, *_ in json.loads(line.removeprefix("READS")):
+        name = name.removeprefix(f"{project}/")
+        if name != "net.py":
+            found[kind, name] = where
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "data" / "a.txt").write_text("1")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'import os\nos.environ["SCALE"]',
+        'import os\nos.environ.get("SCALE")',
+        'import os\n"SCALE" in os.environ',
+        'import os\nos.getenv(key="SCALE")',
+        'from os import environ as env\nenv["SCALE"]',
+        'import os; E = os.environ\nE["SCALE"]',
+        'from os import getenv as g\ng("SCALE")',
+        'import os\ndict(os.environ)["SCALE"]',
+        'import os\nos.environ.copy()["SCALE"]',
+        'import os\n[v for k, v in os.environ.items() if k == "SCALE"]',
+        'import os\n(os.environ | {})["SCALE"]',
+        'import os\nos.environb[b"SCALE"]',
+        'from os import getenvb\ngetenvb(b"SCALE")',
+        'import os, string\nstring.Template("$SCALE").substitute(os.environ)',
+        'import os\nos.path.expandvars("$SCALE")',
+        'import os\nexec("import os; os.environ.get(\\"SCALE\\")")',
+        'import os, collections\ncollections.ChainMap({}, os.environ)["SCALE"]',
+    ],
+)
+def test_a_variable_is_seen_through_every_alias(project: Path, code: str) -> None:
+    assert recorded(project, code)["variable", "SCALE"] == "net.py:2"
+
+
+def test_a_copy_of_the_environment_depends_on_all_names(project: Path) -> None:
+    assert ("variable", "*") in recorded(project, "import os\nlist(os.environ)")
+
+
+def test_variables_of_libraries_are_theirs(project: Path) -> None:
+    code = "import os, tempfile, pathlib\ntempfile.gettempdir()\npathlib.Path.home()\n"
+    assert recorded(project, code) == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '#\nopen("config.json").read()',
+        'import pathlib\npathlib.Path("config.json").read_text()',
+        'import os\nos.open("config.json", os.O_RDONLY)',
+        'import io\nio.open(b"config.json")',
+        'import json\njson.load(open("config.json"))',
+        'import numpy\nnumpy.fromfile("config.json", dtype="u1")',
+        'import shutil\nshutil.copyfile("config.json", "out.json")',
+        'import os\nos.path.isfile("config.json")',
+        '#\nexec("open(\\"config.json\\").read()")',
+        'import threading\nt = threading.Thread(target=lambda: open("config.json")); t.start(); t.join()',  # noqa: E501
+    ],
+)
+def test_a_file_is_seen_in_every_form(project: Path, code: str) -> None:
+    assert recorded(project, code)["file", "config.json"] == "net.py:2"
+
+
+def test_a_file_read_by_a_forked_process_is_seen(project: Path) -> None:
+    code = (
+        "import os\n"
+        "if not (pid := os.fork()):\n"
+        "    open('config.json').read(); os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+    )
+    assert recorded(project, code)["file", "config.json"] == "net.py:3"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'import os\nos.listdir("data")',
+        'import os\nlist(os.scandir("data"))',
+        'import glob\nglob.glob("data/*.txt")',
+        'import pathlib\nlist(pathlib.Path("data").iterdir())',
+        'import pathlib\nlist(pathlib.Path("data").glob("*.txt"))',
+        'import os\nlist(os.walk("data"))',
+    ],
+)
+def test_a_listed_folder_is_seen(project: Path, code: str) -> None:
+    assert recorded(project, code)["listing", "data"] == "net.py:2"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'import importlib\nimportlib.import_module("".join(["hid", "den"]))',
+        '#\n__import__("hid" + "den")',
+        '#\nexec(open("hidden.py").read())',
+        'import runpy\nrunpy.run_path("hidden.py")',
+    ],
+)
+def test_a_computed_import_is_seen(project: Path, code: str) -> None:
+    (project / "hidden.py").write_text("x = 1\n")
+    assert recorded(project, code)["file", "hidden.py"] == "net.py:2"
+
+
+def test_a_module_in_an_added_folder_is_seen(project: Path) -> None:
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "far.py").write_text("x = 1\n")
+    code = f"import sys; sys.path.append({str(elsewhere)!r})\nimport far\n"
+    assert recorded(project, code)["file", str(elsewhere / "far.py")] == "net.py:2"
+
+
+def test_a_computed_import_of_a_library_is_seen(project: Path) -> None:
+    code = 'import importlib\nimportlib.import_module("ya" + "ml")\n'
+    found = recorded(project, code)
+    assert found["module", "yaml"] == "net.py:2"
+    assert not [name for kind, name in found if kind == "file"]
+
+
+def test_a_missing_file_is_seen(project: Path) -> None:
+    code = "import os\nos.path.exists('override.json')\n"
+    assert recorded(project, code)["file", "override.json"] == "net.py:2"
+
+
+def test_own_products_are_not_reads(project: Path) -> None:
+    code = "open('made.txt', 'w').write('1')\nopen('made.txt').read()\nopen('out/x', 'w')\n"
+    (project / "out").mkdir()
+    assert recorded(project, code) == {}
+
+
+def test_the_system_and_the_interpreter_are_not_reads(project: Path) -> None:
+    code = (
+        "import os, json, inspect, email, locale\n"
+        "open('/proc/self/status').read(); open('/dev/null').read(); open(os.__file__).read()\n"
+        "import numpy, yaml\nopen(numpy.__file__).read()\n"
+    )
+    assert [name for kind, name in recorded(project, code) if kind != "module"] == []
+
+
+def test_the_environment_stays_the_same_object(project: Path) -> None:
+    code = (
+        "import os\n"
+        "assert type(os.environ).__name__ == '_Environ'\n"
+        "os.environ['NEW'] = '1'; assert os.environ.pop('NEW') == '1'\n"
+        "assert os.environ == dict(os.environ) and len(os.environ) > 1\n"
+        "assert os.stat('config.json').st_size == 2 and os.stat(0)\n"
+    )
+    assert ("variable", "*") in recorded(project, code)
