@@ -165,9 +165,10 @@ class FreshnessChecker:
     def check(self, action: Action) -> Freshness:
         """Return the freshness of a target. Raises: StageError: a file cannot be read."""
         runs = self._ledger.history(action.target, _RECENT_RUNS)
-        key = self._build_key(action)
         if not runs and not self._ledger.has_records(action.target):  # never built
+            key = self._keys.build(action)
             return _from_history(action.target, runs, key, restorable=self._in_store(action, key))
+        key = self._build_key(action)
         found = _from_history(action.target, runs, key)
         status = self._current_status(action, key)
         if status is not None:
