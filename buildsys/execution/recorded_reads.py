@@ -80,7 +80,7 @@ class ReadValues:
         if name.endswith("/"):
             try:
                 names = os.listdir(self.path(name))  # noqa: PTH208
-            except OSError:
+            except (OSError, ValueError):
                 return ABSENT
             folder = self.path(name)
             shown = (n for n in names if n[:1] != "." and n != "__pycache__")
