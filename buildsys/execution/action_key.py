@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -100,6 +100,7 @@ class KeyBuilder:
         self._facts: dict[tuple[object, ...], Parts] = {}
         # versions of the distributions with a module, or its folder outside of all libraries
         self._providers: dict[tuple[ToolchainRef | None, str], tuple[Parts, str | None]] = {}
+        self._packages: dict[tuple[str, tuple[str, ...], bool], str] = {}
         self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
 
     def build(self, action: Action, reads: Reads | None = None) -> ActionKey:
@@ -144,7 +145,8 @@ class KeyBuilder:
                     made[label] = wrong_sha256
                 elif action.weights:
                     del made[label]
-            return made | parts
+            imported = [label.removeprefix("tool:") for label in parts if label.startswith("tool:")]
+            return made | parts | self._imported_parts(action, imported)
 
         key = ActionKey(action.target, make_parts, files, missing, covered=frozenset(covered))
         return self.with_reads(action, key, reads) if reads else key
@@ -161,10 +163,9 @@ class KeyBuilder:
         ]
         if tools:
             located = self._located(action.runs_in)
-            path = self._module_path(action.runs_in)
             found = versions.tool_versions(tools, located, self._texts)
             parts |= {f"tool:{name}": version for name, version in found.items()}
-            parts |= self._package_parts(tools, path, thorough=True)
+            parts |= self._imported_parts(action, tools)
         new = {label: where for label, where in new.items() if label in parts or label == TOO_MANY}
         whole = {**key.parts, **parts}
         return replace(key, make_parts=lambda: whole, reads=new)
@@ -179,7 +180,8 @@ class KeyBuilder:
         key = key.without_reads()
 
         def labels(module: str) -> Iterator[str]:
-            yield from self._providing(action, module)[0]
+            for label in self._providing(action, module)[0]:
+                yield from (label, f"{label}{FILES}")
 
         new, changed = observed(reads, key.covered, key.parts, self._values, labels)
         return self.with_reads(action, key, new) if new else key, changed
@@ -239,9 +241,6 @@ class KeyBuilder:
             )
             tools = versions.tool_versions(providing, interpreter, self._texts)
             parts = {f"tool:{name}": version for name, version in tools.items()}
-            for thorough in (False, True):  # nobody edits our libraries by accident
-                some = [name for name in providing if (name not in _KNOWN_LIBRARIES) == thorough]
-                parts |= self._package_parts(some, path, thorough=thorough)
             # without a distribution, files alone identify a module in site-packages
             root = versions.source_root(module, path, in_libraries=not providing)
             self._providers[wanted] = parts, root
@@ -286,8 +285,26 @@ class KeyBuilder:
     ) -> Parts:
         """Return the identities of distributions, whose versions say too little."""
         own = tuple(sys.path) if path is None else path
-        found = package_identities(names, own, self._texts, thorough=thorough)
-        return {f"tool:{name}{FILES}": identity for name, identity in found.items()}
+        found: Parts = {}
+        for name in names:
+            wanted = name, own, thorough
+            if wanted not in self._packages:
+                identities = package_identities([name], own, self._texts, thorough=thorough)
+                self._packages[wanted] = identities.get(name, "")
+            if self._packages[wanted]:
+                found[f"tool:{name}{FILES}"] = self._packages[wanted]
+        return found
+
+    def _imported_parts(self, action: Action, names: Collection[str]) -> Parts:
+        """Return the identities of distributions that user code imports.
+
+        Only theirs are looked at thoroughly: they are small, and edited more often than ours.
+        """
+        path = self._module_path(action.runs_in)
+        known = [name for name in names if name in _KNOWN_LIBRARIES]
+        others = [name for name in names if name not in _KNOWN_LIBRARIES]
+        parts = self._package_parts(known, path)
+        return parts | self._package_parts(others, path, thorough=True)
 
     def _located(self, toolchain: ToolchainRef | None) -> Toolchain | None:
         if toolchain is None:
