@@ -49,6 +49,8 @@ class BuildCache:
         self._signing_key = signing_key
         self._trust = trust
         self._warned: set[str] = set()
+        # target -> key and record of the last look into the shared cache
+        self._read_last: dict[str, tuple[str, ActionRecord | None]] = {}
 
     def find(self, action: Action, key: ActionKey) -> ActionRecord | None:
         """Return a record with this key and complete outputs."""
@@ -66,6 +68,7 @@ class BuildCache:
         if self._remote is None or action.measures:  # figures of other machines are not ours
             return None
         found = self._remote.read_action(action.target, key.digest)
+        self._read_last[action.target] = key.digest, found
         if found is None or not self._is_valid(found, action, key, shared=True):
             return None
         if not self._is_trusted(found):
@@ -83,7 +86,10 @@ class BuildCache:
         """
         looked_up = [self._stored(action.target, key.digest)]
         if self._remote is not None and not action.measures:
-            looked_up.append(self._remote.read_action(action.target, key.digest))
+            read = self._read_last.pop(action.target, None)
+            if read is None or read[0] != key.digest:
+                read = key.digest, self._remote.read_action(action.target, key.digest)
+            looked_up.append(read[1])
         for found in filter(None, looked_up):
             own = found.parts.keys() - key.parts.keys()
             reads = {
