@@ -6,27 +6,24 @@ import hashlib
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from buildsys.execution.recorded_reads import (
-    TOO_MANY,
-    Reads,
-    ReadValues,
-    observed,
-    undeclared,
+from buildsys.execution.environment_parts import (
+    FILES,
+    TOOL,
+    EnvironmentParts,
+    Parts,
+    variables_of,
 )
-from buildsys.plan.action import Action, ToolchainRef
+from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
+from buildsys.plan.action import Action
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.system import devices, versions
 from buildsys.system.files import sha256_of
-from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
-from buildsys.system.package_files import package_identities
 from buildsys.system.text_cache import TextCache
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
@@ -35,12 +32,6 @@ _SPECIAL = re.compile(r"([\\.\[\]])")
 _encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
-FILES = " (files)"  # ends the label of a distribution's identity
-# stages list their dependencies among these libraries; their other requirements do not count
-_KNOWN_LIBRARIES = [
-    "ml-dtypes", "numpy", "onnx", "onnxruntime", "onnxscript", "torch", "torchvision",
-]  # fmt: skip
-Parts = dict[str, str]
 Files = dict[str, FileDigest | None]
 
 
@@ -54,7 +45,7 @@ class ActionKey:
     missing: tuple[str, ...]  # required inputs that do not exist
     # what the last run read outside the other parts: label of its part -> file:line
     reads: Reads = field(default_factory=dict)
-    covered: frozenset[str] = frozenset()  # absolute paths; folders end in a slash
+    covered: frozenset[str] = frozenset()  # absolute paths of files and of declared folders
 
     @cached_property
     def parts(self) -> Mapping[str, str]:
@@ -97,10 +88,7 @@ class KeyBuilder:
         self._texts = texts
         self._listings = FolderListings()
         self._values = ReadValues(str(project), digests, {str(build)})
-        self._facts: dict[tuple[object, ...], Parts] = {}
-        # versions of the distributions with a module, or its folder outside of all libraries
-        self._providers: dict[tuple[ToolchainRef | None, str], tuple[Parts, str | None]] = {}
-        self._packages: dict[tuple[str, tuple[str, ...], bool], str] = {}
+        self._environment = EnvironmentParts(str(project), texts)
         self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
 
     def build(self, action: Action, reads: Reads | None = None) -> ActionKey:
@@ -129,15 +117,13 @@ class KeyBuilder:
         if action.sources:
             self._add_sources(action, parts, files, covered)
         if action.reads:
-            parts |= self._values.declared(action.reads, _environment(action))
-            covered.update(
-                self._values.path(name) + ("/" if name.endswith("/") else "")
-                for name in action.reads
-                if not name.startswith("$")
-            )
+            declared = self._values.declared(action.reads, variables_of(action))
+            parts |= declared.parts
+            files |= {f"read:{path}": digest for path, digest in declared.files.items()}
+            covered.update(declared.files, declared.folders)
 
         def make_parts() -> Parts:
-            made = declared_parts(action) | self._environment_parts(action)
+            made = declared_parts(action) | self._environment.of_action(action)
             made |= content_parts("code", self._code_of(action.code))
             for label in [name for name in made if name.endswith("source.weights.sha256")]:
                 # a matching sha256 adds nothing to the digest; with another one the stage fails
@@ -145,8 +131,8 @@ class KeyBuilder:
                     made[label] = wrong_sha256
                 elif action.weights:
                     del made[label]
-            imported = [label.removeprefix("tool:") for label in parts if label.startswith("tool:")]
-            return made | parts | self._imported_parts(action, imported)
+            imported = [label.removeprefix(TOOL) for label in parts if label.startswith(TOOL)]
+            return made | parts | self._environment.of_imports(action, imported)
 
         key = ActionKey(action.target, make_parts, files, missing, covered=frozenset(covered))
         return self.with_reads(action, key, reads) if reads else key
@@ -155,36 +141,30 @@ class KeyBuilder:
         """Return ``key`` with the present values of other reads."""
         key = key.without_reads()
         new = {label: where for label, where in reads.items() if label not in key.parts}
-        parts = self._values.parts(new, _environment(action))
-        tools = [
-            label.removeprefix("tool:")
-            for label in new
-            if label.startswith("tool:") and not label.endswith(FILES)
-        ]
-        if tools:
-            located = self._located(action.runs_in)
-            found = versions.tool_versions(tools, located, self._texts)
-            parts |= {f"tool:{name}": version for name, version in found.items()}
-            parts |= self._imported_parts(action, tools)
-        new = {label: where for label, where in new.items() if label in parts or label == TOO_MANY}
+        parts = self._values.parts(new, variables_of(action))
+        labels = (label for label in new if label.startswith(TOOL) and not label.endswith(FILES))
+        if tools := [label.removeprefix(TOOL) for label in labels]:
+            parts |= self._environment.of_distributions(action, tools)
         whole = {**key.parts, **parts}
-        return replace(key, make_parts=lambda: whole, reads=new)
+        found = {label: new.get(label, "") for label in parts}
+        return replace(key, make_parts=lambda: whole, reads=found)
 
-    def observed(
+    def after_run(
         self, action: Action, key: ActionKey, reads: Sequence[Sequence[Any]]
     ) -> tuple[ActionKey, str]:
-        """Return ``key`` with what a run read, and a file changed since it was read.
+        """Return ``key`` with what a run read, and the name of anything changed since.
 
         ``reads`` come from the worker.
         """
         key = key.without_reads()
-
-        def labels(module: str) -> Iterator[str]:
-            for label in self._providing(action, module)[0]:
-                yield from (label, f"{label}{FILES}")
-
-        new, changed = observed(reads, key.covered, key.parts, self._values, labels)
-        return self.with_reads(action, key, new) if new else key, changed
+        found, changed = reads_outside(
+            reads,
+            key.covered,
+            key.parts,
+            self._values,
+            lambda module: self._environment.of_module(action, module)[0],
+        )
+        return self.with_reads(action, key, found) if found else key, changed
 
     def changed_file(self, action: Action, before: ActionKey, now: ActionKey) -> str:
         """Return a file or module changed since ``before``, or an empty string."""
@@ -214,14 +194,14 @@ class KeyBuilder:
             modules.setdefault(item.module.partition(".")[0], []).append(item)
         variables = list(found.variables)
         for module, imports in modules.items():
-            tools, root = self._providing(action, module)
+            tools, root = self._environment.of_module(action, module)
             parts |= tools
             if root is not None and root != self._project:  # on PYTHONPATH, or installed editable
                 tree = self._tree(root, files, covered, package=module)
                 outside = tree.dependencies((), imports)
                 parts |= content_parts("source", outside.files)
                 variables += outside.variables
-        environment = _environment(action)
+        environment = variables_of(action)
         for name in variables:
             value = environment.get(name)
             if value is None:
@@ -229,91 +209,6 @@ class KeyBuilder:
             else:  # not the value itself: it may be a secret, and records are kept and shared
                 digest = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
                 parts[f"env:{name}"] = f"set, digest {digest[:16]}"
-
-    def _providing(self, action: Action, module: str) -> tuple[Parts, str | None]:
-        """Return the distributions of a module with their versions, or its folder."""
-        wanted = action.runs_in, module
-        if wanted not in self._providers:
-            interpreter = self._located(action.runs_in)
-            path = self._module_path(action.runs_in)
-            providing = versions.distributions_of(
-                module, self._texts, known=_KNOWN_LIBRARIES, path=path
-            )
-            tools = versions.tool_versions(providing, interpreter, self._texts)
-            parts = {f"tool:{name}": version for name, version in tools.items()}
-            # without a distribution, files alone identify a module in site-packages
-            root = versions.source_root(module, path, in_libraries=not providing)
-            self._providers[wanted] = parts, root
-        return self._providers[wanted]
-
-    def _environment_parts(self, action: Action) -> Parts:
-        """Return the versions, device facts and environment variables of an action."""
-        toolchain = action.toolchain
-        wanted = action.tools, action.peer_tools, toolchain, action.devices, action.environment
-        if wanted not in self._facts:
-            located = self._located(action.runs_in)
-            tools = dict(versions.tool_versions(action.tools, located, self._texts))
-            path = self._module_path(action.runs_in)
-            packages = self._package_parts(action.tools, path)
-            variables = dict(versions.environment_facts(action.environment, os.environ))
-            if toolchain is not None:  # a peer may have tools and variables of the same names
-                peer = f"{toolchain.name}/" if action.peer_tools else ""
-                if action.peer_tools:
-                    peer_path = self._module_path(toolchain)
-                    peers = self._package_parts(action.peer_tools, peer_path)
-                    for label, value in peers.items():
-                        name = label.removeprefix("tool:")
-                        both = name.removesuffix(FILES) in action.tools
-                        packages[f"tool:{peer if both else ''}{name}"] = value
-                found = versions.tool_versions(
-                    action.peer_tools, self._located(toolchain), self._texts
-                )
-                tools |= {
-                    (peer if n in action.tools else "") + n: version for n, version in found.items()
-                }
-                variables |= {f"{peer}{name}": value for name, value in toolchain.env}
-            self._facts[wanted] = {
-                **{f"tool:{name}": version for name, version in tools.items()},
-                **packages,
-                **{f"device:{n}": v for n, v in devices.device_facts(action.devices).items()},
-                **{f"env:{name}": value for name, value in variables.items()},
-            }
-        return self._facts[wanted]
-
-    def _package_parts(
-        self, names: Iterable[str], path: tuple[str, ...] | None, *, thorough: bool = False
-    ) -> Parts:
-        """Return the identities of distributions, whose versions say too little."""
-        own = tuple(sys.path) if path is None else path
-        found: Parts = {}
-        for name in names:
-            wanted = name, own, thorough
-            if wanted not in self._packages:
-                identities = package_identities([name], own, self._texts, thorough=thorough)
-                self._packages[wanted] = identities.get(name, "")
-            if self._packages[wanted]:
-                found[f"tool:{name}{FILES}"] = self._packages[wanted]
-        return found
-
-    def _imported_parts(self, action: Action, names: Collection[str]) -> Parts:
-        """Return the identities of distributions that user code imports.
-
-        Only theirs are looked at thoroughly: they are small, and edited more often than ours.
-        """
-        path = self._module_path(action.runs_in)
-        known = [name for name in names if name in _KNOWN_LIBRARIES]
-        others = [name for name in names if name not in _KNOWN_LIBRARIES]
-        parts = self._package_parts(known, path)
-        return parts | self._package_parts(others, path, thorough=True)
-
-    def _located(self, toolchain: ToolchainRef | None) -> Toolchain | None:
-        if toolchain is None:
-            return None
-        return locate_toolchain(*toolchain, Path(self._project), os.environ)
-
-    def _module_path(self, toolchain: ToolchainRef | None) -> tuple[str, ...] | None:
-        located = self._located(toolchain)
-        return versions.module_path(located, self._texts) if located else None
 
     def _tree(self, root: str, files: Files, covered: set[str], *, package: str = "") -> SourceTree:
         prefix = len(root) + 1
@@ -357,10 +252,6 @@ class KeyBuilder:
         files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
         code = [(path[prefix:], _digest(found)) for path, found in files.items()]
         return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
-
-
-def _environment(action: Action) -> Mapping[str, str]:
-    return {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
 
 
 def declared_parts(action: Action) -> dict[str, str]:

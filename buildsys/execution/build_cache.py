@@ -84,13 +84,7 @@ class BuildCache:
 
         Such a build has two records: its own, and this one without the reads in its key.
         """
-        looked_up = [self._stored(action.target, key.digest)]
-        if self._remote is not None and not action.measures:
-            read = self._read_last.pop(action.target, None)
-            if read is None or read[0] != key.digest:
-                read = key.digest, self._remote.read_action(action.target, key.digest)
-            looked_up.append(read[1])
-        for found in filter(None, looked_up):
+        for found in self._records(action, key):
             own = found.parts.keys() - key.parts.keys()
             reads = {
                 label: found.parts[label].partition(" ")[2] if label.startswith(READ) else ""
@@ -98,6 +92,17 @@ class BuildCache:
             }
             if reads and all(map(is_followed, reads)) and self._is_trusted(found):
                 yield reads
+
+    def _records(self, action: Action, key: ActionKey) -> Iterator[ActionRecord]:
+        """Yield the record under a key in the store and the one in the shared cache."""
+        if found := self._stored(action.target, key.digest):
+            yield found
+        if self._remote is not None and not action.measures:
+            digest, shared = self._read_last.pop(action.target, ("", None))
+            if digest != key.digest:
+                shared = self._remote.read_action(action.target, key.digest)
+            if shared is not None:
+                yield shared
 
     def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
         """Copy outputs into an empty folder, False if one is damaged."""

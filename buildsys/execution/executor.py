@@ -203,7 +203,9 @@ class Executor:
         if record is None and action.sources:  # what other builds read may be something else
             for reads in self._cache.reads(action, key.without_reads()):
                 key = self._keys.with_reads(action, key, reads)
-                record = record or self._cache.find(action, key)
+                record = self._cache.find(action, key)
+                if record is not None:
+                    break
         if record is None or (record.status == ledger.UNAVAILABLE and is_required(action)):
             return None
         if action.strict_reads and key.undeclared:
@@ -266,14 +268,13 @@ class Executor:
                 if now.files == key.files:
                     if reply.status == ledger.FAILED:  # never up to date, whatever it read
                         return self._publish(action, key, tree, reply, started, why)
-                    whole, changed = self._keys.observed(action, key, reply.reads)
+                    whole, changed = self._keys.after_run(action, key, reply.reads)
                     if not changed:
                         self._report_reads(action, whole, tree, started, why)
                         return self._publish(action, whole, tree, reply, started, why)
             key = now
-        raise StageError(
-            f"a file that {target} reads was written repeatedly while it ran", "run it again"
-        )
+        text = f"{changed or 'an input'} was written repeatedly while {target} read it"
+        raise StageError(text, "run it again")
 
     def _report_reads(
         self, action: Action, key: ActionKey, tree: Path, started: str, why: str

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from buildsys.store.file_digests import DigestCache
-from buildsys.system.files import stamp
-from buildsys.system.versions import ABSENT
+from buildsys.store.file_digests import DigestCache, FileDigest
+from buildsys.system.files import listing_digest, stamp
+from buildsys.system.versions import ABSENT, in_a_family
+from buildsys.workers.job import MAX_READS
 
 READ = "read:"
 ALL_VARIABLES = f"{READ}$*"
 TOO_MANY = f"{READ}…"  # more than can be followed: never up to date
-MAX_READS = 5000
+_MAX_PARTS = 5000  # an amount that a report and a check of freshness can bear
 _SHOWN = 3
 Reads = Mapping[str, str]  # label of a part -> file:line that reads it
+
+
+class DeclaredReads(NamedTuple):
+    """The declared reads of an action."""
+
+    parts: dict[str, str]
+    files: dict[str, FileDigest | None]  # by absolute path
+    folders: set[str]  # absolute
 
 
 class ReadValues:
@@ -43,19 +52,27 @@ class ReadValues:
                 parts[label] = f"{digest} {where}".rstrip()
         return parts
 
-    def declared(self, names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the parts of what a manifest declares; a folder counts with all its files."""
-        parts = {}
+    def declared(self, names: Iterable[str], environment: Mapping[str, str]) -> DeclaredReads:
+        """Return what a manifest declares; a folder counts with all files below it.
+
+        Raises: StageError: a file cannot be read.
+        """
+        found = DeclaredReads({}, {}, set())
         for name in names:
             if name.endswith("/"):
-                folder = self.path(name)
-                files = [f"{at}/{each}" for at, _, each_of in os.walk(folder) for each in each_of]
-                found = {path: self._file(path) for path in sorted(files)}
-                text = repr([(path[len(folder) :], digest) for path, digest in found.items()])
-                parts[f"{READ}{name}"] = _digest_of(text) if os.path.isdir(folder) else ABSENT  # noqa: PTH112
+                folder, paths = self.path(name), []
+                for place, folders, files in os.walk(folder):
+                    folders[:] = (each for each in folders if each != "__pycache__")
+                    found.folders.add(place)
+                    paths += [f"{place}/{file}" for file in files]
+                digests = {path[len(folder) :]: self._file(path) for path in sorted(paths)}
+                text = repr(list(digests.items()))
+                found.parts[f"{READ}{name}"] = _digest_of(text) if digests else ABSENT
             else:
-                parts[f"{READ}{name}"] = self._digest(name, environment)
-        return parts
+                paths = [] if name.startswith("$") else [self.path(name)]
+                found.parts[f"{READ}{name}"] = self._digest(name, environment)
+            found.files.update((path, self._regular(path)) for path in paths)
+        return found
 
     def path(self, name: str) -> str:
         """Return the absolute path of a file or folder."""
@@ -78,71 +95,60 @@ class ReadValues:
             # not the value itself: it may be a secret, and records are kept and shared
             return ABSENT if value is None else _digest_of(value)
         if name.endswith("/"):
-            try:
-                names = os.listdir(self.path(name))  # noqa: PTH208
-            except (OSError, ValueError):
-                return ABSENT
-            folder = self.path(name)
-            shown = (n for n in names if n[:1] != "." and n != "__pycache__")
-            return _digest_of(
-                repr(sorted(n for n in shown if f"{folder}/{n}" not in self._unlisted))
-            )
+            return listing_digest(self.path(name), self._unlisted) or ABSENT
         return self._file(self.path(name))
 
     def _file(self, path: str) -> str:
-        try:
-            found = os.stat(path)  # noqa: PTH116
-        except (OSError, ValueError):
-            return ABSENT
-        if stat.S_ISDIR(found.st_mode):
+        if os.path.isdir(path):  # noqa: PTH112
             return _digest_of("a folder")
-        if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might not end
-            return _digest_of("not a regular file")
-        digest = self._digests.digest(path)
+        digest = self._regular(path)
+        if digest is None and os.path.exists(path):  # noqa: PTH110
+            return _digest_of("not a readable file")
         return ABSENT if digest is None else digest.digest
 
+    def _regular(self, path: str) -> FileDigest | None:
+        # reading a pipe or a device might not end
+        readable = os.path.isfile(path) and os.access(path, os.R_OK)  # noqa: PTH113
+        return self._digests.digest(path) if readable else None
 
-def observed(
+
+def reads_outside(
     reads: Sequence[Sequence[Any]],
     covered: Collection[str],
     parts: Mapping[str, str],
     values: ReadValues,
     distributions: Callable[[str], Iterable[str]],
 ) -> tuple[dict[str, str], str]:
-    """Return the reads outside a key, and a file changed since it was read, if any.
+    """Return the reads outside a key, and the name of anything changed since it was read.
 
-    ``reads`` are those of the recorder, ``covered`` the files in the key; ``distributions`` returns
+    ``reads`` are those of the recorder, ``covered`` the paths in the key; ``distributions`` returns
     the labels for the distributions of a module.
     """
     found: dict[str, str] = {}
-    if len(reads) > MAX_READS:
-        return {TOO_MANY: str(reads[0][2])}, ""
-    known = {*covered, *map(os.path.realpath, covered)}
-    folders = tuple(path for path in covered if path.endswith("/"))
+    resolved = cache(lambda: {os.path.realpath(path) for path in covered})
     everything = any(kind == "variable" and name == "*" for kind, name, *_ in reads)
     for kind, name, where, before, written in reads:
         if kind == "variable":
             if f"env:{name}" in parts or f"{READ}${name}" in parts:
                 continue
-            if everything and _differs_between_terminals(name):
-                continue  # copied along with all others
+            if (everything or not where) and _differs_between_terminals(name):
+                continue  # copied along with all others, or of no interest to a library
+            if not where and in_a_family(name):
+                continue
             found[f"{READ}${name}"] = where
         elif kind == "module":
             found.update((label, where) for label in distributions(name) if label not in parts)
-        elif kind == "listing":
-            folder = f"{values.name(name).rstrip('/')}/"
-            if not name.startswith(folders) and f"{name}/" not in folders:
-                found[f"{READ}{folder}"] = where
-        elif name not in known and not name.startswith(folders):
-            if os.path.realpath(name) in known:
+        elif name not in covered and os.path.realpath(name) not in resolved():
+            is_file = kind == "file"
+            now = stamp(name) if is_file else listing_digest(name)
+            if written and is_file and now is None:  # a temporary file of the stage
                 continue
-            now = stamp(name)
-            if written:
-                if now is None:  # a temporary file of the stage
-                    continue
-            elif (None if before is None else tuple(before)) != now:
+            if not written and now != (tuple(before) if is_file and before else before):
                 return {}, values.name(name)
-            found[f"{READ}{values.name(name)}"] = where
+            shown = values.name(name)
+            found[f"{READ}{shown}" if is_file else f"{READ}{shown.rstrip('/')}/"] = where
+    if len(reads) > MAX_READS or len(found) > _MAX_PARTS:
+        return {TOO_MANY: next(filter(None, found.values()), "")}, ""
     return found, ""
 
 
@@ -152,13 +158,13 @@ def is_followed(label: str) -> bool:
 
 
 def undeclared(reads: Reads, parts: Mapping[str, str]) -> dict[str, str]:
-    """Return the reads to report: what exists, and variables."""
+    """Return the reads to report: what exists, and variables that user code itself reads."""
     return {
         label: where
         for label, where in reads.items()
         if label.startswith(READ)
         and (
-            label.startswith(f"{READ}$")
+            (label.startswith(f"{READ}$") and where)
             or label == TOO_MANY
             or parts.get(label, "").partition(" ")[0] != ABSENT
         )
@@ -198,7 +204,7 @@ def _in_words(name: str) -> str:
     if name == "$*":
         return "the whole environment"
     if name == "…":
-        return f"more than {MAX_READS} files"
+        return "more files than can be followed"
     return name
 
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from buildsys.execution.action_key import ABSENT, FILES
+from buildsys.execution.action_key import ABSENT
+from buildsys.execution.environment_parts import FILES
 
 NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"

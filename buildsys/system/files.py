@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,20 @@ def stamp(path: Path | str) -> Stamp | None:
         return Stamp.of(os.stat(path))  # noqa: PTH116 - a Path costs three times as much
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
+
+
+def listing_digest(folder: str, unlisted: Container[str] = ()) -> str | None:
+    """Return a digest of the names in a folder, None if inaccessible.
+
+    Hidden files, bytecode and ``unlisted`` paths are left out.
+    """
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - only the names matter
+    except (OSError, ValueError):
+        return None
+    shown = sorted(name for name in names if name[:1] != "." and name != "__pycache__")
+    text = repr([name for name in shown if f"{folder}/{name}" not in unlisted])
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def sha256_of(*files: Path) -> str:

@@ -164,6 +164,11 @@ def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -
     }
 
 
+def in_a_family(variable: str) -> bool:
+    """Return True for a variable of ENVIRONMENT: in the keys, or without effect on results."""
+    return any(pattern.fullmatch(variable) for pattern in ENVIRONMENT.values())
+
+
 @cache
 def installed_versions(search_path: tuple[str, ...]) -> Mapping[str, str]:
     """Return normalized name -> version of the distributions on a module path."""

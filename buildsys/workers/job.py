@@ -11,6 +11,7 @@ from buildsys.errors import BuildsysError
 from buildsys.system.interpreters.toolchain import Toolchain
 
 RESULT_SCHEMA = "buildsys/result/1"
+MAX_READS = 50_000  # recorded per run, in and outside the key; more cannot be followed
 
 
 def _raise(error: BuildsysError) -> NoReturn:

@@ -4,14 +4,13 @@ An audit hook sees files opened, folders listed and modules imported by Python c
 the class of ``os.environ`` sees environment variables: the object stays the same, so that
 ``from os import environ as env`` and ``dict(os.environ)`` are seen as well.
 
-A read counts if a line of the user's code is on the stack. It is attributed to the innermost one.
-Variables count only if that line reads them itself, possibly through the standard library: which
-variables a library reads is part of the library, and its version is in the key. Libraries, the
-interpreter and the system's own folders are left out for the same reason.
+A read counts if a line of the user's code is on the stack; it is attributed to the innermost one.
+In threads that a library starts, where no line is on the stack, reads inside the project count.
+Libraries, the interpreter and the system's own folders are left out: their files are in the key.
 
 Out of reach are files that a C or Rust library opens by itself, unless Python code looked at them
 first (``os.path.isfile``) or they are still mapped when the stage ends, variables read by
-``getenv`` in C, and processes other than forks.
+``getenv`` in C or when a preloaded library was imported, and processes other than forks.
 """
 
 from __future__ import annotations
@@ -20,20 +19,29 @@ import _collections_abc
 import importlib
 import json
 import os
+import pathlib
 import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from stat import S_ISDIR
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from buildsys.system.files import Stamp, listing_digest, stamp
+from buildsys.workers.job import MAX_READS
 
 FILE, LISTING, VARIABLE, MODULE = "file", "listing", "variable", "module"
 ALL_VARIABLES = "*"
-MAX_READS = 5000  # an amount that a report and a check of freshness can bear
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_WRITTEN = "written"
+# kinds of code; that of the standard library reads on behalf of its caller
+_USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
 # a toolchain's interpreter imports this package through a link
 _OWN_CODE = tuple(
     {f"{file.parents[2]}{os.sep}" for file in (Path(__file__), Path(__file__).resolve())}
@@ -45,8 +53,7 @@ _STANDARD = tuple({
 } | {f"{os.path.dirname(os.__file__)}{os.sep}"})  # fmt: skip # noqa: PTH120
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
 _CACHES = ("/torchinductor_", "/.triton/", "/.cache/torch/kernels/", "/fontconfig/")
-_ACCESS = os.O_WRONLY | os.O_RDWR
-# read by functions of the standard library for its own purposes: where a folder is, how to sort
+# read by functions of libraries for their own purposes: where a folder is, how to sort
 _STANDARD_VARIABLES = re.compile(
     r"HOME|PATH|TMPDIR|TEMP|TMP|USER|LOGNAME|USERNAME|COLUMNS|LINES|TERM|TZ|LANG|LANGUAGE|LC_.*"
     r"|PYTHON.*|NO_COLOR|FORCE_COLOR|.*_PROXY|.*_proxy|XDG_.*"
@@ -57,8 +64,10 @@ _ENVIRONMENT_CODE = (
     "<frozen os>",
     "<frozen _collections_abc>",
 )
-_LISTINGS = ("os.listdir", "os.scandir")
-_OPENED = ("ctypes.dlopen", "sqlite3.connect")
+# audit event -> position of the path that it makes or removes
+_MADE = {
+    "os.link": 1, "os.mkdir": 0, "os.remove": 0, "os.rename": 1, "os.rmdir": 0, "os.symlink": 1,
+}  # fmt: skip
 
 
 class Read(NamedTuple):
@@ -66,11 +75,18 @@ class Read(NamedTuple):
 
     kind: str
     name: str  # absolute path, variable or top-level module
-    where: str  # file:line, relative to the project
-    # mtime, ctime, size and inode of a file before it was read; None: missing, or written by the
-    # stage itself
-    stamp: tuple[int, int, int, int] | None = None
-    written: bool = False  # by the stage itself, before or after
+    where: str  # file:line, relative to the project; "" if no line of the user's reads it itself
+    # before the read: stamp of a file, digest of a listing; None: missing
+    before: Stamp | str | None = None
+    written: bool = False  # a file, or in a folder, that the stage itself writes
+
+
+class _Caller(NamedTuple):
+    """The code that reads something."""
+
+    line: str = ""  # file:line of the innermost user code
+    direct: bool = True  # only the standard library is in between
+    ours: bool = False  # buildsys is on the stack up to there
 
 
 class ReadRecorder:
@@ -78,26 +94,40 @@ class ReadRecorder:
 
     def __init__(self, project: Path, ignored: tuple[str, ...] = ()) -> None:
         """Prepare a recorder. ``ignored`` are folders of the job itself, ending in a slash."""
-        self._project = f"{project}{os.sep}"
-        self._resolved = f"{os.path.realpath(project)}{os.sep}"
+        self._roots = tuple({f"{project}{os.sep}", f"{os.path.realpath(project)}{os.sep}"})
         prefixes = {sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix)}
-        roots = tuple(f"{prefix}{os.sep}" for prefix in prefixes if len(prefix) > 1)
-        # a virtual environment often lies in the project, never the other way round
-        libraries = tuple(root for root in roots if not self._project.startswith(root))
-        self._ignored = (*_STANDARD, *_SYSTEM, *_OWN_CODE, *libraries, *ignored)
+        installed = tuple(f"{prefix}{os.sep}" for prefix in prefixes if len(prefix) > 1)
+        # a virtual environment is often inside the project, sometimes the project inside a prefix
+        inside = tuple(prefix for prefix in installed if prefix.startswith(self._roots))
+        self._ignored = (*_STANDARD, *_OWN_CODE, *inside, *ignored)
+        self._ignored_outside = (*_SYSTEM, *installed)
         self._seen: set[tuple[str, str]] = set()
+        self._kinds: dict[str, str] = {}  # of code, by its file
+        self._copying: set[CodeType] = set()  # code of libraries that reads all variables
+        self._products: set[str] = set()  # paths that the stage itself made
         self._busy = threading.local()  # the recorder's own work is not recorded
+        self._thread = threading.get_ident()
         self._on = False
-        self._counts = {False: 0, True: 0}  # of reads, of writes
+        self._lines = 0
         self._file = os.memfd_create("reads", os.MFD_CLOEXEC)
+        self._handlers: dict[str, Callable[[tuple[Any, ...], FrameType], None]] = {
+            "open": self._on_open,
+            "os.listdir": self._on_listing,
+            "os.scandir": self._on_listing,
+            "import": lambda args, frame: self._on_import(args[0], frame),
+            "ctypes.dlopen": lambda args, frame: self._on_path(FILE, args[0], frame),
+            "sqlite3.connect": self._on_database,
+        }
+        for event, position in _MADE.items():
+            self._handlers[event] = partial(self._on_made, position)
 
     def start(self) -> None:
         """Start to record. An audit hook cannot be removed again."""
-        sys.addaudithook(self._audit)
         self._replace_functions()
         for mapping in (os.environ, os.environb):
             mapping.__class__ = _recording_class(type(mapping), self._on_variable)
         self._on = True
+        sys.addaudithook(self._audit)
 
     def stop(self) -> list[Read]:
         """Stop recording and return all reads, those of forked processes included."""
@@ -110,31 +140,51 @@ class ReadRecorder:
         written: set[str] = set()
         for line in lines:
             with suppress(ValueError, TypeError):  # cut off by the end of a forked process
-                kind, name, where, stamp = json.loads(line)
-                if kind == "written":
-                    written.add(name)
-                else:
-                    found = Read(kind, name, where, tuple(stamp) if stamp else None)
-                    reads.setdefault((kind, name), found)
-        return [
-            read._replace(written=True) if read.name in written else read for read in reads.values()
-        ]
+                kind, name, where, before = json.loads(line)
+                if kind == _WRITTEN:
+                    written |= {name, os.path.dirname(name)}  # noqa: PTH120
+                elif not getattr(reads.get((kind, name)), "where", ""):
+                    reads[kind, name] = Read(kind, name, where, before)
+        return [read._replace(written=read.name in written) for read in reads.values()]
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, mode, flags = args
-            if not isinstance(path, int):
-                self._on_path(FILE, path, sys._getframe(), writes=_is_write(mode, flags))
-        elif event in _LISTINGS:
-            if not isinstance(args[0], int):
-                self._on_path(LISTING, args[0] or ".", sys._getframe())
-        elif event == "import":
-            self._on_import(args[0], sys._getframe())
-        elif event in _OPENED and args[0]:
-            self._on_path(FILE, args[0], sys._getframe())
+        handler = self._handlers.get(event)
+        if handler is not None and self._on and not getattr(self._busy, "yes", False):
+            handler(args, sys._getframe(1))
 
-    def _on_path(self, kind: str, path: object, frame: FrameType, *, writes: bool = False) -> None:
-        if not self._on or getattr(self._busy, "yes", False):
+    def _on_open(self, args: tuple[Any, ...], frame: FrameType) -> None:
+        path, mode, flags = args
+        if isinstance(mode, str):
+            product = "w" in mode or "x" in mode
+            reads, writes = "r" in mode, product or "a" in mode or "+" in mode
+        else:
+            access = flags & os.O_ACCMODE
+            product = bool(flags & os.O_TRUNC or (flags & os.O_CREAT and flags & os.O_EXCL))
+            reads, writes = not product and access != os.O_WRONLY, access != os.O_RDONLY
+        if reads:
+            self._on_path(FILE, path, frame)
+        if writes:
+            self._on_path(_WRITTEN, path, frame, product=product)
+
+    def _on_listing(self, args: tuple[Any, ...], frame: FrameType) -> None:
+        # the import system lists every folder of the module path
+        if not frame.f_code.co_filename.startswith("<frozen importlib"):
+            self._on_path(LISTING, args[0] or ".", frame)
+
+    def _on_database(self, args: tuple[Any, ...], frame: FrameType) -> None:
+        name = os.fsdecode(args[0])
+        if name.startswith("file:"):
+            name = unquote(urlsplit(name).path)
+        if name not in ("", ":memory:"):
+            self._on_path(FILE, name, frame)
+            self._on_path(_WRITTEN, name, frame)  # SQLite may write, without another event
+
+    def _on_made(self, position: int, args: tuple[Any, ...], frame: FrameType) -> None:
+        if args[-1] == -1:  # otherwise relative to an open folder
+            self._on_path(_WRITTEN, args[position], frame, product=True)
+
+    def _on_path(self, kind: str, path: object, frame: FrameType, *, product: bool = False) -> None:
+        if path is None or isinstance(path, int):
             return
         self._busy.yes = True
         try:
@@ -142,79 +192,85 @@ class ReadRecorder:
             name = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type] # noqa: PTH100
             if kind is FILE and name.endswith(".pyc"):
                 name = _source_of(name)
-            key = ("written" if writes else kind, name)
+            key = (kind, name)
             if key in self._seen or name.startswith(self._ignored):
                 return
-            if ("written", name) in self._seen:  # a product of the stage itself
+            inside = name.startswith(self._roots)
+            if not inside and name.startswith(self._ignored_outside):
                 return
-            if any(folder in name for folder in _CACHES) or _in_library(name):
+            left_out = (part in name for part in (*_CACHES, *_LIBRARIES))
+            if name in self._products or any(left_out):
                 return
-            line = self._user_line(frame, skip_import=kind is LISTING)
-            if not line:
+            caller = self._caller(frame)
+            in_thread = not caller.ours and threading.get_ident() != self._thread
+            if not caller.line and not (inside and in_thread):
                 return
             self._seen.add(key)
-            stamp = None
-            if kind is FILE and not writes:
-                with suppress(OSError, ValueError):
-                    found = os.stat(name)  # noqa: PTH116
-                    inode = found.st_ino & 0x7FFF_FFFF_FFFF_FFFF
-                    stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_size, inode
-            self._write(key[0], name, line, stamp)
+            if product:
+                self._products.add(name)
+            before: Stamp | str | None = None
+            if kind is not _WRITTEN:
+                before = stamp(name) if kind is FILE else listing_digest(name)
+            self._write(kind, name, caller.line, before)
         except (TypeError, ValueError, OSError, RecursionError):
             pass  # whatever cannot be a path fails in the stage itself
         finally:
             self._busy.yes = False
 
-    def _on_variable(self, name: str, frame: FrameType | None) -> None:
+    def _on_variable(self, name: str, frame: FrameType) -> None:
         key = (VARIABLE, name)
         if not self._on or key in self._seen:
             return
-        line = self._user_line(frame, direct=True)
-        if line and not (_STANDARD_VARIABLES.fullmatch(name) and _is_indirect(frame)):
+        reader: FrameType | None = frame
+        while reader is not None and reader.f_code.co_filename in _ENVIRONMENT_CODE:
+            reader = reader.f_back
+        caller = self._caller(reader)
+        if reader is None or not caller.line:
+            return
+        for_library = reader.f_code.co_filename.startswith((*_STANDARD, "<frozen"))
+        if (for_library or not caller.direct) and _STANDARD_VARIABLES.fullmatch(name):
+            return
+        if caller.direct:
             self._seen.add(key)
-            self._write(VARIABLE, name, line, None)
+            self._write(VARIABLE, name, caller.line, None)
+        elif name == ALL_VARIABLES:
+            self._copying.add(reader.f_code)
+        elif reader.f_code not in self._copying and ("", name) not in self._seen:
+            self._seen.add(("", name))
+            self._write(VARIABLE, name, "", None)
 
-    def _on_import(self, name: object, frame: FrameType | None) -> None:
+    def _on_import(self, name: object, frame: FrameType) -> None:
         if not self._on or not isinstance(name, str) or name[:1] == ".":
             return
         key = (MODULE, top := name.partition(".")[0])
         if key in self._seen or top in sys.stdlib_module_names or top == "buildsys":
             return
-        line = self._user_line(frame, direct=True)
-        if line:
+        caller = self._caller(frame)
+        if caller.line and caller.direct:
             self._seen.add(key)
-            self._write(MODULE, top, line, None)
+            self._write(MODULE, top, caller.line, None)
 
-    def _write(self, kind: str, name: str, where: str, stamp: object) -> None:
-        self._counts[kind == "written"] += 1
-        # one read too many is enough; forgotten writes only make a file look changed
-        if self._counts[False] <= MAX_READS + 1 and self._counts[True] <= 10 * MAX_READS:
-            os.write(self._file, json.dumps((kind, name, where, stamp)).encode() + b"\n")
+    def _write(self, kind: str, name: str, where: str, before: object) -> None:
+        self._lines += 1
+        if self._lines <= MAX_READS + 1:  # one too many is enough
+            os.write(self._file, json.dumps((kind, name, where, before)).encode() + b"\n")
 
-    def _user_line(
-        self, frame: FrameType | None, *, direct: bool = False, skip_import: bool = False
-    ) -> str:
-        """Return ``file:line`` of the innermost frame in user code, "" without one.
-
-        ``direct``: only the standard library may be in between. ``skip_import``: not on behalf of
-        the import system, which lists every folder of the module path.
-        """
-        first = True
+    def _caller(self, frame: FrameType | None) -> _Caller:
+        direct, ours = True, False
         while frame is not None:
             file = frame.f_code.co_filename
-            if file[:1] == "<":  # frozen modules of the import system; exec; generated code
-                if skip_import and first and file.startswith("<frozen importlib"):
-                    return ""
-            elif file.startswith(_OWN_CODE) or _in_library(file):
-                if direct and file != __file__:
-                    return ""
-            elif not file.startswith(_STANDARD):
-                for root in (self._project, self._resolved):
+            kind = self._kinds.get(file)
+            if kind is None:
+                kind = self._kinds[file] = _kind_of(file)
+            if kind is _USER:
+                for root in self._roots:
                     file = file.removeprefix(root)
-                return f"{file}:{frame.f_lineno}"
-            first = first and file == __file__
+                return _Caller(f"{file}:{frame.f_lineno}", direct, ours)
+            if kind is not _NEUTRAL:
+                direct = False
+            ours = ours or kind is _OURS
             frame = frame.f_back
-        return ""
+        return _Caller("", direct, ours)
 
     def _replace_functions(self) -> None:
         """See functions without an audit event: ``os.stat`` and imports of loaded modules.
@@ -225,48 +281,43 @@ class ReadRecorder:
         real_stat, real_import = os.stat, importlib.import_module
 
         def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
-            if self._on and not isinstance(path, int) and options.get("dir_fd") is None:
-                self._on_stat(path, sys._getframe(1), real_stat)
-            return real_stat(path, *args, **options)
+            frame = sys._getframe(1)
+            if not self._on or getattr(self._busy, "yes", False) or options.get("dir_fd"):
+                return real_stat(path, *args, **options)
+            try:
+                found = real_stat(path, *args, **options)
+            except OSError:
+                self._on_path(FILE, path, frame)
+                raise
+            if not S_ISDIR(found.st_mode):  # only a folder's existence counts; listings are seen
+                self._on_path(FILE, path, frame)
+            return found
 
         def import_module(name: str, package: str | None = None) -> Any:
             self._on_import(name, sys._getframe(1))
             return real_import(name, package)
 
         os.stat = stat
+        accessor = getattr(pathlib, "_NormalAccessor", None)
+        if accessor is not None:  # Python 3.10 has a reference of its own
+            accessor.stat = staticmethod(stat)
         importlib.import_module = import_module
-
-    def _on_stat(self, path: Any, frame: FrameType, real_stat: Any) -> None:
-        if getattr(self._busy, "yes", False):
-            return
-        is_folder = False
-        with suppress(OSError, ValueError, TypeError):
-            is_folder = real_stat(path).st_mode & 0o170000 == 0o040000
-        if not is_folder:  # of a folder, only its existence is asked for; listings are seen
-            self._on_path(FILE, path, frame)
 
     def _add_mapped_files(self) -> None:
         """Add files still mapped, such as weights opened by a library in C or Rust."""
         with suppress(OSError, ValueError):
             with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123
-                names = {line.rstrip("\n").partition("/")[2] for line in stream}
-            for name in sorted(filter(None, names)):
-                path = f"/{name}"
-                key = (FILE, path)
-                known = key in self._seen or ("written", path) in self._seen
-                if known or path.startswith(self._ignored) or _in_library(path):
+                names = {f"/{line.rstrip().partition('/')[2]}" for line in stream}
+            for name in sorted(names):
+                known = (FILE, name) in self._seen or name in self._products
+                if known or not name.startswith(self._roots) or name.startswith(self._ignored):
                     continue
-                if path.endswith(" (deleted)") or not path.startswith(
-                    (self._project, self._resolved)
-                ):
-                    continue
-                found = os.stat(path)  # noqa: PTH116
-                stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
-                self._seen.add(key)
-                self._write(FILE, path, "", stamp)
+                before = stamp(name)
+                if before is not None and not any(part in name for part in _LIBRARIES):
+                    self._write(FILE, name, "", before)
 
 
-def _recording_class(base: type, on_variable: Any) -> type:
+def _recording_class(base: type, on_variable: Callable[[str, FrameType], None]) -> type:
     """Return a subclass of the class of ``os.environ`` reporting what is read."""
 
     class _Environ(base):  # type: ignore[misc]
@@ -285,25 +336,16 @@ def _recording_class(base: type, on_variable: Any) -> type:
     return _Environ
 
 
-def _is_indirect(frame: FrameType | None) -> bool:
-    """Return True if the standard library reads a variable, not only ``os``."""
-    while frame is not None and frame.f_code.co_filename in (*_ENVIRONMENT_CODE, __file__):
-        frame = frame.f_back
-    file = frame.f_code.co_filename if frame is not None else ""
-    return file.startswith((*_STANDARD, "<frozen"))
-
-
-def _is_write(mode: object, flags: object) -> bool:
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax")  # r+ reads what is there
-    if not isinstance(flags, int):
-        return False
-    new = flags & os.O_TRUNC or (flags & os.O_CREAT and flags & os.O_EXCL)
-    return bool(new) or flags & _ACCESS == os.O_WRONLY
-
-
-def _in_library(path: str) -> bool:
-    return any(f"/{folder}/" in path for folder in _LIBRARY_FOLDERS)
+def _kind_of(file: str) -> str:
+    """Return the kind of code in a file."""
+    # exec; modules of the import system; generated code
+    if file == __file__ or file[:1] == "<" or any(part in file for part in _CACHES):
+        return _NEUTRAL
+    if file.startswith(_OWN_CODE):
+        return _OURS
+    if any(part in file for part in _LIBRARIES):
+        return _LIBRARY
+    return _NEUTRAL if file.startswith(_STANDARD) else _USER
 
 
 def _source_of(path: str) -> str:
@@ -314,8 +356,3 @@ def _source_of(path: str) -> str:
         return source_from_cache(path)
     except ValueError:
         return path
-
-
-def reads_to_json(reads: list[Read]) -> list[list[object]]:
-    """Return reads as JSON values."""
-    return [list(read) for read in reads]

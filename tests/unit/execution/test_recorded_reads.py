@@ -12,11 +12,11 @@ import pytest
 from tiny_project import EXPORT, actions, make_executor, make_project
 
 from buildsys.errors import StageError
+from buildsys.execution import recorded_reads
 from buildsys.execution.executor import Executor
-from buildsys.execution.recorded_reads import MAX_READS
 from buildsys.execution.stale_reasons import format_reasons
 from buildsys.store.object_store import Store
-from buildsys.system.files import stamp
+from buildsys.system.files import listing_digest, stamp
 
 CONFIG = "config.json"
 
@@ -30,8 +30,9 @@ def project(root: Path) -> Path:
 
 def read(kind: str, name: str, line: int = 12, *, written: bool = False) -> list[Any]:
     """Return a read as the recorder reports it."""
-    before = stamp(name) if kind == "file" else None
-    return [kind, name, f"net.py:{line}", before and list(before), written]
+    before: Any = stamp(name) if kind == "file" else None
+    before = listing_digest(name) if kind == "listing" else before and list(before)
+    return [kind, name, f"net.py:{line}", before, written]
 
 
 def executor_for(
@@ -143,8 +144,11 @@ def test_a_read_in_the_key_is_no_read_outside_it(project: Path) -> None:
     executor.close()
 
 
-def test_a_file_written_meanwhile_is_read_again_or_fails(project: Path) -> None:
-    executor, ran = executor_for(project, FILE)
+@pytest.mark.parametrize("what", [FILE, ("listing", "data")])
+def test_what_changes_after_the_read_is_read_again_or_fails(
+    project: Path, what: tuple[str, str]
+) -> None:
+    executor, ran = executor_for(project, what)
     pool = executor._pool
     run = pool.run
 
@@ -152,6 +156,7 @@ def test_a_file_written_meanwhile_is_read_again_or_fails(project: Path) -> None:
         reply = run(job, **keywords)
         if len(ran) < writes:
             (project / CONFIG).write_text(f"written after run {len(ran)}")
+            (project / "data" / f"{len(ran)}.npy").write_text("")
         return reply
 
     pool.run = and_write  # type: ignore[method-assign]
@@ -159,7 +164,8 @@ def test_a_file_written_meanwhile_is_read_again_or_fails(project: Path) -> None:
     executor.run(EXPORT)
     assert ran == [EXPORT, EXPORT]
     writes = 9
-    with pytest.raises(StageError, match="was written repeatedly"):
+
+    with pytest.raises(StageError, match=f"{what[1]} was written repeatedly"):
         executor.run(EXPORT, force=True)
     executor.close()
 
@@ -240,11 +246,71 @@ def test_a_declared_read_is_in_the_key(project: Path, monkeypatch: pytest.Monkey
         assert built(project, *reads, **options) == [EXPORT]
 
 
-def test_too_many_reads_are_never_up_to_date(project: Path) -> None:
-    many = [("file", f"data/{i}.npy") for i in range(MAX_READS + 1)]
+@pytest.mark.parametrize("name", ["config.json", "data/"])
+def test_a_declared_file_that_changes_meanwhile_is_not_recorded(project: Path, name: str) -> None:
+    executor, _ = executor_for(project, declared=(name,))
+    pool = executor._pool
+    run = pool.run
+
+    def and_write(job: Any, **keywords: Any) -> Any:
+        reply = run(job, **keywords)
+        (project / CONFIG).write_text("2")
+        (project / "data" / "a.npy").write_text("2")
+        return reply
+
+    pool.run = and_write  # type: ignore[method-assign]
+    with pytest.raises(StageError, match="changed while export:m ran; nothing was published"):
+        executor.run(EXPORT)
+    executor.close()
+
+
+def test_too_many_reads_are_never_up_to_date(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_reads, "_MAX_PARTS", 10)
+    many = [("file", f"data/{i}.npy") for i in range(11)]
     assert built(project, *many) == [EXPORT]
-    assert reasons(project) == ["net.py:12 reads more than 5000 files outside the key"]
+    assert reasons(project) == ["net.py:12 reads more files than can be followed outside the key"]
     assert built(project, *many) == [EXPORT]
+
+
+def test_many_declared_files_are_followed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_reads, "_MAX_PARTS", 10)
+    for i in range(11):
+        (project / f"data/{i}.npy").write_text("1")
+    many = [("file", f"data/{i}.npy") for i in range(11)]
+    assert built(project, *many, declared=("data/",), strict=True) == [EXPORT]
+    assert built(project, *many, declared=("data/",), strict=True) == []
+
+
+def test_a_file_without_permission_to_read_fails_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(CONFIG))
+    assert built(project, FILE) == [EXPORT]
+    assert built(project, FILE) == []
+
+
+def test_variables_of_libraries_are_followed_without_a_report(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, _ = executor_for(project, strict=True)
+    run = executor._pool.run
+
+    def with_reads(job: Any, **keywords: Any) -> Any:
+        reads = [
+            ["variable", name, "", None, False] for name in ("CACHE_DIR", "TERM", "TORCH_LOGS")
+        ]
+        return replace(run(job, **keywords), reads=reads)
+
+    executor._pool.run = with_reads  # type: ignore[method-assign]
+    executor.run(EXPORT)
+    executor.close()
+    monkeypatch.setenv("TERM", "other")
+    monkeypatch.setenv("TORCH_LOGS", "dynamo")
+    assert reasons(project) == []
+    monkeypatch.setenv("CACHE_DIR", "other")
+    assert reasons(project) == ["read $CACHE_DIR added"]
 
 
 def test_a_named_pipe_does_not_block(project: Path) -> None:
@@ -271,6 +337,28 @@ class _Remote:
         for file in files:
             store.add(file, [self.store.object_path(file.digest).read_bytes()])  # type: ignore
         return True
+
+
+def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path: Path) -> None:
+    remote = _Remote()
+    executor, _ = executor_for(project, FILE, remote=remote)
+    executor.run(EXPORT)
+    executor.close()
+    other = tmp_path / "elsewhere" / "project"
+    other.parent.mkdir()
+    make_project(other)
+    (other / CONFIG).write_text("1")
+    (other / "other.json").write_text("1")
+    built(other, ("file", "other.json"))
+    (other / "other.json").write_text(
+        "2"
+    )  # the local record no longer matches, the shared one does
+    executor, ran = executor_for(other, FILE, remote=remote)
+    executor.run(EXPORT)
+    assert ran == []
+    assert list(executor.examine(EXPORT).key.reads) == ["read:config.json"]  # type: ignore[union-attr]
+    assert executor.is_fresh(EXPORT)
+    executor.close()
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -100,24 +100,41 @@ def test_an_edited_shared_library_is_seen(site: Path) -> None:
     assert identity(site) != before
 
 
-def test_deep_modules_of_large_libraries_are_only_read_if_thorough(
+def test_writing_deep_into_a_large_library_is_only_seen_if_thorough(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(package_files, "_MANY_MODULES", 1)
-    before, top = identity(site), identity(site, thorough=False)
+    texts = settled(site, monkeypatch)
+    before = identity(site, texts)
+    assert identity(site, texts, thorough=False) == before
     (site / "tool/deep/part.py").write_text("y = 2\n")
-    assert identity(site) != before
-    assert identity(site, thorough=False) == top == before
+    assert identity(site, texts) != before
+    assert identity(site, texts, thorough=False) == before
     (site / "tool/__init__.py").write_text("x = 2\n")
-    assert identity(site, thorough=False) != top
+    assert identity(site, texts, thorough=False) != before
+
+
+def test_a_module_replaced_deep_in_a_large_library_is_seen(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package_files, "_MANY_MODULES", 1)
+    texts = settled(site, monkeypatch)
+    before = identity(site, texts, thorough=False)
+    (site / "tool/deep/new.py").write_text("y = 2\n")
+    (site / "tool/deep/new.py").replace(site / "tool/deep/part.py")
+    edited = identity(site, texts, thorough=False)
+    assert edited != before
+    assert identity(site) == edited
+
+
+def settled(site: Path, monkeypatch: pytest.MonkeyPatch) -> Texts:
+    """Return a text cache that keeps what is found for files written just now."""
+    monkeypatch.setattr(files, "SETTLE_NS", -(10**12))
+    return Texts()
 
 
 def test_nothing_is_read_again_without_changes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = Texts()
-    old = (site / "tool/__init__.py").stat().st_mtime - 100
-    for path in site.rglob("*.py"):
-        os.utime(path, (old, old))
-    monkeypatch.setattr(files, "SETTLE_NS", -(10**12))  # the files are settled
+    texts = settled(site, monkeypatch)
     before = identity(site, texts)
     monkeypatch.setattr(package_files, "_modules_in", None)
     monkeypatch.setattr(package_files, "_edited", None)

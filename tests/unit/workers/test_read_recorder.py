@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from buildsys.system.files import listing_digest
 
 _DRIVER = """
 import json, runpy, sys
 from pathlib import Path
-from buildsys.workers.server.read_recorder import ReadRecorder
+from buildsys.workers.server import read_recorder
 project = Path(sys.argv[1])
-recorder = ReadRecorder(project, (f"{project}/out/",))
+recorder = read_recorder.ReadRecorder(project, (f"{project}/out/",))
 sys.path.insert(0, str(project))
 recorder.start()
 import net
@@ -27,8 +30,18 @@ Found = dict[tuple[str, str], str]
 def recorded(project: Path, code: str, **variables: str) -> Found:
     """Return (kind, name) -> file:line of what a module reads when it is imported."""
     (project / "net.py").write_text(code)
+    found = {}
+    for kind, name, where, *_ in run(project, **variables):
+        name = name.removeprefix(f"{project}/")
+        if name != "net.py":
+            found[kind, name] = where
+    return found
+
+
+def run(project: Path, driver: str = _DRIVER, **variables: str) -> list[list[Any]]:
+    """Return all reads of a project's module when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-c", _DRIVER, str(project)],
+        [sys.executable, "-c", driver, str(project)],
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "SCALE": "2", **variables},
         cwd=project,
         capture_output=True,
@@ -37,12 +50,8 @@ def recorded(project: Path, code: str, **variables: str) -> Found:
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("READS")]
-    found = {}
-    for kind, name, where, *_ in json.loads(line.removeprefix("READS")):
-        name = name.removeprefix(f"{project}/")
-        if name != "net.py":
-            found[kind, name] = where
-    return found
+    reads: list[list[Any]] = json.loads(line.removeprefix("READS"))
+    return reads
 
 
 @pytest.fixture
@@ -92,6 +101,36 @@ def test_variables_of_libraries_are_theirs(project: Path) -> None:
 @pytest.mark.parametrize(
     "code",
     [
+        'os.environ.get("SCALE")',
+        'os.getenv("SCALE")',
+        'def get():\n    return os.environ["SCALE"]',
+    ],
+)
+def test_a_variable_read_by_a_library_has_no_line(project: Path, code: str) -> None:
+    found = recorded(project, *install(project, code))
+    assert found["variable", "SCALE"] == ""
+    assert ("variable", "*") not in found
+
+
+@pytest.mark.parametrize(
+    "code", ["dict(os.environ)", "os.environ.copy()", 'os.getenv("HOME")', "list(os.environ)"]
+)
+def test_a_library_that_copies_the_environment_depends_on_no_name(project: Path, code: str) -> None:
+    found = recorded(project, *install(project, code))
+    assert [name for kind, name in found if kind == "variable"] == []
+
+
+def install(project: Path, code: str) -> tuple[str]:
+    """Install a library; return a network that uses it."""
+    site = project.parent / "site-packages"
+    site.mkdir()
+    (site / "lib.py").write_text(f"import os\nget = str\n{code}\n")
+    return (f"import sys\nsys.path.append({str(site)!r})\nimport lib; lib.get()\n",)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
         '#\nopen("config.json").read()',
         'import pathlib\npathlib.Path("config.json").read_text()',
         'import os\nos.open("config.json", os.O_RDONLY)',
@@ -101,11 +140,57 @@ def test_variables_of_libraries_are_theirs(project: Path) -> None:
         'import shutil\nshutil.copyfile("config.json", "out.json")',
         'import os\nos.path.isfile("config.json")',
         '#\nexec("open(\\"config.json\\").read()")',
+        '#\nopen("config.json", "r+").read()',
+        'import os\nos.open("config.json", os.O_RDWR)',
+        'import sqlite3\nsqlite3.connect("config.json")',
+        'import sqlite3\nsqlite3.connect("file:config.json?mode=ro", uri=True)',
         'import threading\nt = threading.Thread(target=lambda: open("config.json")); t.start(); t.join()',  # noqa: E501
     ],
 )
 def test_a_file_is_seen_in_every_form(project: Path, code: str) -> None:
     assert recorded(project, code)["file", "config.json"] == "net.py:2"
+
+
+def test_a_file_read_by_threads_of_a_library_is_seen(project: Path) -> None:
+    code = (
+        "import concurrent.futures as futures, pathlib\n"
+        "with futures.ThreadPoolExecutor() as pool:\n"
+        "    list(pool.map(pathlib.Path.read_text, [pathlib.Path('config.json')]))\n"
+    )
+    assert recorded(project, code)["file", "config.json"] == ""
+
+
+def test_a_project_in_a_system_folder_is_no_part_of_the_system(project: Path) -> None:
+    (project / "net.py").write_text("open('config.json').read(); open('../system.txt').read()")
+    (project.parent / "system.txt").write_text("")
+    system = f"read_recorder._SYSTEM = ({str(project.parent)!r} + '/',)"
+    found = run(project, _DRIVER.replace("\nrecorder", f"\n{system}\nrecorder", 1))
+    assert [Path(name).name for _, name, *_ in found if not name.endswith(".py")] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('config.json').read(); open('config.json', 'w').write('2')",
+        "open('config.json', 'r+').write('2')",
+        "open('config.json').read(); open('new', 'w').close(); os.replace('new', 'config.json')",
+        "open('config.json').read(); os.remove('config.json')",
+    ],
+)
+def test_a_file_read_and_written_by_the_stage_is_marked(project: Path, code: str) -> None:
+    (project / "net.py").write_text(f"import os\n{code}\n")
+    (read,) = [read for read in run(project) if read[1].endswith("config.json")]
+    assert read[4] is True
+
+
+def test_a_listing_is_compared_with_its_state_before_the_read(project: Path) -> None:
+    (project / "net.py").write_text("import os\nos.listdir('data')\n")
+    before = listing_digest(str(project / "data"))
+    (read,) = [read for read in run(project) if read[0] == "listing"]
+    assert read[3:] == [before, False]
+    (project / "net.py").write_text("import os\nos.listdir('data'); open('data/b', 'w').close()\n")
+    (read,) = [read for read in run(project) if read[0] == "listing"]
+    assert read[3:] == [before, True]
 
 
 def test_a_file_read_by_a_forked_process_is_seen(project: Path) -> None:
@@ -179,7 +264,9 @@ def test_the_system_and_the_interpreter_are_not_reads(project: Path) -> None:
         "open('/proc/self/status').read(); open('/dev/null').read(); open(os.__file__).read()\n"
         "import numpy, yaml\nopen(numpy.__file__).read()\n"
     )
-    assert [name for kind, name in recorded(project, code) if kind != "module"] == []
+    found = recorded(project, code)
+    assert [name for kind, name in found if kind not in ("module", "variable")] == []
+    assert {where for (kind, _), where in found.items() if kind == "variable"} <= {""}  # numpy's
 
 
 def test_the_environment_stays_the_same_object(project: Path) -> None:

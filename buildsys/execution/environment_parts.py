@@ -1,0 +1,121 @@
+"""Parts of an action key for its environment: libraries, devices and variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from buildsys.plan.action import Action, ToolchainRef
+from buildsys.system import devices, versions
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
+from buildsys.system.package_files import package_identities
+from buildsys.system.text_cache import TextCache
+
+TOOL = "tool:"
+FILES = " (files)"  # ends the label of a distribution's identity
+# stages list their dependencies among these libraries; their other requirements do not count
+_KNOWN_LIBRARIES = [
+    "ml-dtypes", "numpy", "onnx", "onnxruntime", "onnxscript", "torch", "torchvision",
+]  # fmt: skip
+Parts = dict[str, str]
+
+
+class EnvironmentParts:
+    """The environments of actions, each examined once per instance."""
+
+    def __init__(self, project: str, texts: TextCache) -> None:
+        self._project = Path(project)
+        self._texts = texts
+        self._facts: dict[tuple[object, ...], Parts] = {}
+        # versions of the distributions with a module, or its folder outside of all libraries
+        self._providers: dict[tuple[ToolchainRef | None, str], tuple[Parts, str | None]] = {}
+        self._packages: dict[tuple[str, tuple[str, ...], bool], str] = {}
+
+    def of_action(self, action: Action) -> Parts:
+        """Return the parts for libraries, devices and variables that an action names."""
+        toolchain = action.toolchain
+        wanted = action.tools, action.peer_tools, toolchain, action.devices, action.environment
+        if wanted not in self._facts:
+            tools = self._tool_parts(action.tools, action.runs_in)
+            variables = dict(versions.environment_facts(action.environment, os.environ))
+            if toolchain is not None:  # a peer may have tools and variables of the same names
+                peer = f"{toolchain.name}/" if action.peer_tools else ""
+                for label, value in self._tool_parts(action.peer_tools, toolchain).items():
+                    name = label.removeprefix(TOOL)
+                    both = name.removesuffix(FILES) in action.tools
+                    tools[f"{TOOL}{peer if both else ''}{name}"] = value
+                variables |= {f"{peer}{name}": value for name, value in toolchain.env}
+            self._facts[wanted] = {
+                **tools,
+                **{f"device:{n}": v for n, v in devices.device_facts(action.devices).items()},
+                **{f"env:{name}": value for name, value in variables.items()},
+            }
+        return self._facts[wanted]
+
+    def of_imports(self, action: Action, names: Collection[str]) -> Parts:
+        """Return the identities of distributions that user code imports.
+
+        Only theirs are looked at thoroughly: they are small, and edited more often than ours.
+        """
+        known = [name for name in names if name in _KNOWN_LIBRARIES]
+        others = [name for name in names if name not in _KNOWN_LIBRARIES]
+        parts = self._identities(known, action.runs_in)
+        return parts | self._identities(others, action.runs_in, thorough=True)
+
+    def of_distributions(self, action: Action, names: Collection[str]) -> Parts:
+        """Return the versions and identities of distributions that user code imports."""
+        return self._versions(names, action.runs_in) | self.of_imports(action, names)
+
+    def of_module(self, action: Action, module: str) -> tuple[Parts, str | None]:
+        """Return the versions of the distributions with a module, or its folder."""
+        wanted = action.runs_in, module
+        if wanted not in self._providers:
+            path = self._module_path(action.runs_in)
+            providing = versions.distributions_of(
+                module, self._texts, known=_KNOWN_LIBRARIES, path=path
+            )
+            # without a distribution, files alone identify a module in site-packages
+            root = versions.source_root(module, path, in_libraries=not providing)
+            self._providers[wanted] = self._versions(providing, action.runs_in), root
+        return self._providers[wanted]
+
+    def _tool_parts(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
+        return self._versions(names, toolchain) | self._identities(names, toolchain)
+
+    def _versions(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:
+        found = versions.tool_versions(names, self._located(toolchain), self._texts)
+        return {f"{TOOL}{name}": version for name, version in found.items()}
+
+    def _identities(
+        self, names: Collection[str], toolchain: ToolchainRef | None, *, thorough: bool = False
+    ) -> Parts:
+        """Return the identities of distributions, whose versions say too little."""
+        if not names:
+            return {}
+        path = self._module_path(toolchain)
+        own = tuple(sys.path) if path is None else path
+        found: Parts = {}
+        for name in names:
+            wanted = name, own, thorough
+            if wanted not in self._packages:
+                identities = package_identities([name], own, self._texts, thorough=thorough)
+                self._packages[wanted] = identities.get(name, "")
+            if self._packages[wanted]:
+                found[f"{TOOL}{name}{FILES}"] = self._packages[wanted]
+        return found
+
+    def _module_path(self, toolchain: ToolchainRef | None) -> tuple[str, ...] | None:
+        located = self._located(toolchain)
+        return versions.module_path(located, self._texts) if located else None
+
+    def _located(self, toolchain: ToolchainRef | None) -> Toolchain | None:
+        if toolchain is None:
+            return None
+        return locate_toolchain(*toolchain, self._project, os.environ)
+
+
+def variables_of(action: Action) -> Mapping[str, str]:
+    """Return the environment variables that an action sees."""
+    return {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
