@@ -222,6 +222,8 @@ class KeyBuilder:
 
     def _code_of(self, modules: tuple[str, ...]) -> dict[str, str | None]:
         """Return the digests of our ``modules`` and their imports by name."""
+        if not modules:
+            return {}
         if modules not in self._code:
             own = [name for name in modules if name.partition(".")[0] == _PACKAGE]
             loaded, digest = self._loaded_code
@@ -303,7 +305,7 @@ def own_code(folder: str = "") -> Iterator[str]:
     for entry in os.scandir(folder or f"{_CODE_ROOT}/{_PACKAGE}"):
         if entry.name.endswith(".py"):
             yield entry.path
-        elif entry.is_dir():
+        elif entry.name != "__pycache__" and entry.is_dir():
             yield from own_code(entry.path)
 
 

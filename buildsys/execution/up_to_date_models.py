@@ -182,15 +182,15 @@ class _Moment:
         self._build = build
         self._keys = keys
         self._known: dict[str, str] = {}  # environment -> digest
-        code = {path: stamp(path) for path in sorted(own_code())}
-        self._newest_ns = max(max(found[0], found[1]) for found in code.values() if found)
+        code = [(path, _plain_stamp(path)) for path in sorted(own_code())]
+        self._newest_ns = max(max(found[:2]) for _, found in code if found)
         # the boot of the machine and the state common to all models
         self.valid_in = f"{boot_id()} {_digest((code, is_strict(), trust))}"
 
     def state(self, environments: str, files: Iterable[str]) -> _State:
         """Return the state of a model's environments and files."""
-        stamps = [stamp(self._build + name) for name in files]
-        newest_ns = max((max(found[0], found[1]) for found in stamps if found), default=0)
+        stamps = [_plain_stamp(self._build + name) for name in files]
+        newest_ns = max((max(found[:2]) for found in stamps if found), default=0)
         lines = environments.split("\n")
         for line in lines:
             if line not in self._known:
@@ -226,6 +226,11 @@ def action_in(line: str) -> tuple[Action, Reads]:
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
     )
     return action, recorded
+
+
+def _plain_stamp(path: str) -> tuple[int, ...]:
+    """Return a stamp with a short text: with its names, formatting takes as long as the stat."""
+    return tuple(stamp(path) or ())
 
 
 def _digest(value: object) -> str:

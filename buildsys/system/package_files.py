@@ -56,33 +56,45 @@ def _identity(folder: str, texts: TextCache, *, thorough: bool) -> str:
     of_record = stamp(record)
     if of_record is None:
         return ""
-    name = f"{_SCHEMA}:{record}:{tuple(of_record)}"
+    name = f"{_SCHEMA}:{'all' if thorough else 'watched'}:{record}:{tuple(of_record)}"
     text = texts.get(name)
     if text is None:
         entries = _modules_in(record)
-        digest = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()
-        texts.set(name, text := json.dumps([digest[:32], _watched(entries), list(entries)]))
-    digest, watched, modules = json.loads(text)
-    if not modules:  # scripts, data, or a link to an editable source
+        digest = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()[:32]
+        # scripts, data or a link to an editable source have no identity
+        paths = list(entries) if thorough else _watched(entries)
+        texts.set(name, text := "\n".join((digest if entries else "", *paths)))
+    digest, *paths = text.split("\n")
+    if not digest:
         return ""
     root = os.path.dirname(folder)  # noqa: PTH120
     begun_ns = time.time_ns()
-    looked_at = [stamp(f"{root}/{each}") for each in (modules if thorough else watched)]
-    state = hashlib.sha256(repr(looked_at).encode()).hexdigest()
+    state = _state(root, paths)
     known = texts.get(f"{name}:{state}")
     if known is None:
         entries = _modules_in(record)
-        stamps = {module: stamp(f"{root}/{module}") for module in entries}
+        stamps = {each: stamp(f"{root}/{each}") for each in (*paths, *entries)}
         edited = sorted(_edited(root, entries, stamps, of_record))
-        known = str(digest)
+        known = digest
         if edited:
             known = hashlib.sha256(json.dumps([digest, edited]).encode()).hexdigest()[:32]
         # a file written just now can be written again under the same times
-        if all(
-            each is None or each.is_settled(begun_ns) for each in (*looked_at, *stamps.values())
-        ):
+        if all(each is None or each.is_settled(begun_ns) for each in stamps.values()):
             texts.set(f"{name}:{state}", known)
     return known
+
+
+def _state(root: str, paths: Iterable[str]) -> str:
+    """Return a digest of stamps, computed in every run."""
+    found: list[tuple[int, ...]] = []
+    for path in paths:
+        try:
+            at = os.stat(f"{root}/{path}")  # noqa: PTH116
+        except OSError:
+            found.append(())
+        else:
+            found.append((at.st_mtime_ns, at.st_ctime_ns, at.st_size))
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def _watched(modules: Collection[str]) -> list[str]:
@@ -118,8 +130,8 @@ def _edited(
 
     A shared library is only read if its size or time differs: torch's have gigabytes.
     """
-    for name, found in stamps.items():
-        digest, size = entries[name]
+    for name, (digest, size) in entries.items():
+        found = stamps[name]
         if found is None:
             yield [name, ABSENT]
             continue
