@@ -91,7 +91,7 @@ class Executor:
         self._timing_caches = timing_caches
         self._threads = threads
         self._on_event = on_event
-        self._db = StateDb(state / "state.db", notify)
+        self._db = pool.texts = StateDb(state / "state.db", notify)
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
         self._stopped = False

@@ -1,7 +1,7 @@
 """The environment of a worker server: its variables and its fingerprint.
 
-A server with an equal fingerprint can be reused. The fingerprint misses an edit of a module deep
-inside torch, as keys do; ``doit workers --stop`` is for those who edit torch.
+A server with an equal fingerprint can be reused. The fingerprint misses what is written into a
+module deep inside a large library, as keys do; ``doit workers --stop`` is for those who do that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import buildsys
 from buildsys.system.files import Stamp, stamp
 from buildsys.system.interpreters.interpreter import Interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.package_files import package_identities
+from buildsys.system.text_cache import TextCache
 from buildsys.workers.server_kinds import ServerKind
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -123,11 +125,13 @@ def fingerprint(
     environment: Mapping[str, str],
     folder: Path,
     interpreter: Interpreter | None = None,
+    texts: TextCache | None = None,
 ) -> str:
     """Return a SHA-256 over everything a server started now depends on.
 
     ``folder`` is the project's folder of worker logs: projects do not share servers.
-    ``interpreter`` describes ``python`` unless that is this process's interpreter.
+    ``interpreter`` describes ``python`` unless that is this process's interpreter. ``texts`` caches
+    facts about preloaded libraries, whose edited modules would stay in the memory of a server.
     """
     if interpreter is None:
         version, path, standard = sys.version, tuple(sys.path), str(Path(os.__file__).parent)
@@ -140,8 +144,7 @@ def fingerprint(
     named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
     unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter
-    # edited modules of these would be in the memory of a server
-    preloaded = {name.partition(".")[0] for name in kind.preload} - {"torch"}
+    preloaded = sorted({name.partition(".")[0] for name in kind.preload})
     parts = {
         "schema": _SCHEMA,
         "kind": [kind.name, kind.preload, kind.without],
@@ -150,9 +153,12 @@ def fingerprint(
         "folder": [str(folder), _folder_mark(folder)],
         "code": [(path, stamp(path)) for path in server_modules()],
         "modules": {
-            entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry, preloaded))
+            entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry))
             for entry in entries
         },
+        "preloaded": None
+        if texts is None
+        else package_identities(preloaded, tuple(entries), texts),
         "libraries": stamp(_LIBRARY_CACHE),
         "environment": sorted(environment.items()),
         "process": _inherited_state(),
@@ -166,8 +172,8 @@ def server_modules() -> list[str]:
     return sorted(f"{folder}/{n}" for folder, _, names in found for n in names if n.endswith(".py"))
 
 
-def _modules(folder: str, preloaded: Container[str]) -> Iterator[tuple[str, Stamp | None]]:
-    """Yield a stamp of everything importable in a folder, with all modules of some packages."""
+def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
+    """Yield a stamp of everything importable in a folder."""
     try:
         with os.scandir(folder) as found:
             names = sorted(item.name for item in found)
@@ -184,11 +190,6 @@ def _modules(folder: str, preloaded: Container[str]) -> Iterator[tuple[str, Stam
             init = stamp(f"{path}/__init__.py")
             if init is not None:
                 yield name, init
-            if init is not None and name in preloaded:
-                for place, _, files in sorted(os.walk(path)):
-                    for file in sorted(files):
-                        if file.endswith((".py", ".so")):
-                            yield f"{place}/{file}", stamp(f"{place}/{file}")
 
 
 def _inherited_state() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.system.interpreters.interpreter import Interpreter, check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import Process
+from buildsys.system.text_cache import TextCache
 from buildsys.workers import registry
 from buildsys.workers.client.environment import fingerprint, server_environment, split_environment
 from buildsys.workers.client.server_handle import ServerHandle
@@ -29,11 +30,17 @@ _BACKLOG = 128  # connections waiting while a server still loads libraries
 
 
 def start_server(
-    kind: ServerKind, *, python: str, folder: Path, toolchain: Toolchain | None = None
+    kind: ServerKind,
+    *,
+    python: str,
+    folder: Path,
+    toolchain: Toolchain | None = None,
+    texts: TextCache | None = None,
 ) -> ServerHandle:
     """Return a server for jobs of one kind, preferably a running one.
 
     ``folder`` receives its log. ``python`` is the interpreter of ``toolchain`` if that is given.
+    ``texts`` caches facts about its libraries.
     Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +55,7 @@ def start_server(
     if shared is not None and (interpreter is not None or python == sys.executable):
         # a full disk or a lock that is never released: an own server needs neither
         with contextlib.suppress(OSError):
-            return launch.find_or_start_shared(shared, idle_s)
+            return launch.find_or_start_shared(shared, idle_s, texts)
     control, remote = socket.socketpair()
     try:
         process = launch.spawn({"control": remote.fileno(), "parent": os.getpid()}, remote)
@@ -71,7 +78,9 @@ class _Launch:
     per_job: Mapping[str, str]  # those sent with each job
     interpreter: Interpreter | None  # None: that of this process
 
-    def find_or_start_shared(self, folder: Path, idle_s: float) -> ServerHandle:
+    def find_or_start_shared(
+        self, folder: Path, idle_s: float, texts: TextCache | None
+    ) -> ServerHandle:
         """Connect to the server with the same fingerprint, or start it."""
         digest = fingerprint(
             self.kind,
@@ -79,6 +88,7 @@ class _Launch:
             environment=self.lasting,
             folder=self.log.parent,
             interpreter=self.interpreter,
+            texts=texts,
         )
         address = registry.address(folder, digest)
         with registry.locked(folder):

@@ -17,6 +17,7 @@ from buildsys.workers.protocol import JobNotStartedError
 from buildsys.workers.server_kinds import LIGHT, TORCH, ServerKind, server_kind_of, toolchain_of
 
 if TYPE_CHECKING:
+    from buildsys.system.text_cache import TextCache
     from buildsys.workers.client.server_handle import ServerHandle
 
 
@@ -42,6 +43,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     """
 
     def __init__(self, state: Path, *, python: str = sys.executable) -> None:
+        self.texts: TextCache | None = None  # of facts about libraries
         self._folder = state / "workers"
         self._python = python
         self._servers: dict[tuple[object, ...], ServerHandle] = {}
@@ -128,7 +130,9 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
 
             python = self._python if toolchain is None else str(toolchain.python)
             try:
-                server = start_server(kind, python=python, folder=self._folder, toolchain=toolchain)
+                server = start_server(
+                    kind, python=python, folder=self._folder, toolchain=toolchain, texts=self.texts
+                )
             except OSError as error:
                 file = f": {error.filename}" if error.filename else ""
                 raise StageError(

@@ -119,3 +119,34 @@ def test_a_recreated_folder_changes_the_fingerprint(
     (tmp_path / "workers" / ".mark").unlink()
     assert mark() != first
     assert [file.name for file in (tmp_path / "workers").iterdir()] == [".mark"]
+
+
+class Texts(dict[str, str]):
+    """A text cache in memory."""
+
+    def set(self, name: str, text: str) -> None:
+        self[name] = text
+
+
+def test_an_edited_module_of_a_preloaded_library_changes_the_fingerprint(
+    library: Path, tmp_path: Path
+) -> None:
+    (library / "package/deep.py").write_text("x = 1")
+    record = "package/__init__.py,sha256=a,0\npackage/deep.py,sha256=b,5\n"
+    (library / "some-1.0.dist-info").rename(library / "package-1.0.dist-info")
+    (library / "package-1.0.dist-info/RECORD").write_text(record)
+    (tmp_path / "workers").mkdir()
+
+    def mark(*preload: str) -> str:
+        return fingerprint(
+            ServerKind("bare", preload=preload),
+            python=sys.executable,
+            environment={"PYTHONPATH": str(library)},
+            folder=tmp_path / "workers",
+            texts=Texts(),
+        )
+
+    first = mark("package.deep"), mark()
+    (library / "package/deep.py").write_text("x = 2")
+    assert mark("package.deep") != first[0]
+    assert mark() == first[1]
