@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_project
@@ -320,8 +321,8 @@ def test_every_part_of_a_key_is_covered(tmp_path: Path) -> None:
         tmp_path,
         tmp_path,
         {},
-        pool=None,
-        store=Store(tmp_path / "store"),  # type: ignore[arg-type]
+        pool=SimpleNamespace(),  # type: ignore[arg-type]
+        store=Store(tmp_path / "store"),
     )
     assert actions
     for action in actions:
