@@ -479,13 +479,14 @@ class KeyProject:
             target: dict(record.parts) for target, record in found.items() if record is not None
         }
 
-    def build(self) -> list[str]:
-        """Build all stale targets in the order of doit -n 2, model by model; return them."""
+    def build(self, *names: str) -> list[str]:
+        """Build stale targets, of these models or all, in the order of doit -n 2; return them."""
         forget_facts()
         session = self.session()
         models: dict[str, list[str]] = {action.model: [] for action in session.actions.values()}
         for target, action in session.actions.items():
             models[action.model].append(target)
+        chosen = [models[name] for name in names or models]
         looking = Lock()  # as in doit, where one thread looks and the others run
 
         def bring_up_to_date(targets: list[str]) -> list[str]:
@@ -498,11 +499,7 @@ class KeyProject:
             return ran
 
         with ThreadPoolExecutor(2) as threads:
-            ran = [
-                target
-                for found in threads.map(bring_up_to_date, models.values())
-                for target in found
-            ]
+            ran = [target for found in threads.map(bring_up_to_date, chosen) for target in found]
         session.executor.close()
         return ran
 
