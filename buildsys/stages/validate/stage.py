@@ -25,7 +25,7 @@ from buildsys.workers.job import Job, StageResult
 GRAPHS = ("exported", "simplified")
 _STABLE = (
     "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
-    " scores: trained weights, or for a python source randomize: true"
+    " scores: trained weights, or those of a python source, with or without randomize: true"
 )
 _OTHER_SIZES = (
     "a size is fixed inside the graph, or a branch depends on it; the warnings of export:{model}"
