@@ -433,6 +433,30 @@ def test_a_percentile_and_a_batch_size_affect_the_calibration() -> None:
     assert images.options["exclude"] == []
 
 
+def test_other_dimensions_of_a_batch_keep_their_size() -> None:
+    dims = {**MANIFEST["dims"], "length": {"min": 1, "opt": 5, "max": 9}}
+    inputs = {"x": {"shape": ["batch", "length"]}}
+    calibration = {**MANIFEST["calibration"], "batch_size": 2}
+    actions = plan(inputs=inputs, dims=dims, calibration=calibration)
+    assert actions["calibrate:net"].options["dims"] == {"batch": 2, "length": 5}
+
+
+def test_an_input_made_by_surgery_has_no_data_of_the_network() -> None:
+    calibrate = plan(calibration={"data": {}})["calibrate:net"]
+    assert calibrate.options["calibration"]["data"] == {"z": None}
+
+
+def test_a_builder_may_write_no_calibration_cache() -> None:
+    engine = {"backend": "tensorrt", "name": "trt", "precision": "int8", "typing": "weak"}
+    assert plan(engines=[engine])["engine:net:trt"].outputs["calibration"].optional
+
+
+def test_every_target_is_described() -> None:
+    for target, action in plan().items():
+        assert all(name in action.doc for name in (action.model, action.variant.split("_")[-1]))
+        assert len(action.doc) > len(target)
+
+
 def test_compiled_torch_baselines_depend_on_triton() -> None:
     bench = {"baselines": ["torch_compile"]}
     actions = plan(bench=bench, surgery=[], calibration={}, engines=MANIFEST["engines"][:2])
