@@ -59,6 +59,7 @@ def compare_outputs(
     for name in expected.keys() - compared.keys():
         whole = compare(actual[name], expected[name], tolerance, name in assembled)
         policy = policies.get(name, _AUTO)
+        _require_axis(name, policy, expected[name].shape)
         if policy["policy"] != "auto":
             whole = _apply_policy(policy, whole, actual[name], expected[name], tolerance)
         compared[name] = whole
@@ -125,6 +126,14 @@ def _apply_policy(
     return whole.as_failed(a, b, (failure.problem,), failure.index)
 
 
+def _require_axis(name: str, policy: Policy, shape: tuple[int, ...]) -> None:
+    """Check the axis of a policy. Raises: StageError: the output has no such axis."""
+    axis = policy.get("axis")
+    if axis is not None and not -len(shape) <= axis < len(shape):
+        problem = f"output {name} has shape {list(shape)}, but its comparison has axis {axis}"
+        raise StageError(problem, f"correct outputs.{name}.compare")
+
+
 def _rtol(policy: Policy, tolerance: Tolerance) -> float:
     limit = tolerance.get("rtol") if policy.get("rtol") is None else policy["rtol"]
     return limit or 0.0
@@ -150,7 +159,7 @@ def _elementwise(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
 def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
     """Compare each slice of an axis relative to its own largest magnitude."""
     rtol = _rtol(policy, tolerance)
-    axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else y.ndim - 1
+    axis = policy["axis"] % y.ndim
     others = tuple(i for i in range(y.ndim) if i != axis)
     distance = _distances(x, y)
     errors, scales = distance.max(axis=others), _sizes(y).max(axis=others)
@@ -167,7 +176,7 @@ def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
 
 def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
     """Compare the k largest entries of each row and their values; ties may swap."""
-    axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else y.ndim - 1
+    axis = policy["axis"]
     x, y = (np.moveaxis(values, axis, -1).reshape(-1, y.shape[axis]) for values in (x, y))
     k = min(policy["k"], y.shape[1])
     slack = _rtol(policy, tolerance) * _sizes(y).max(axis=1, keepdims=True)
@@ -181,6 +190,7 @@ def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure
 
 def _tokens(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
     """Compare the largest entry of each row of the last axis; ties may swap."""
+    x, y = np.atleast_1d(x), np.atleast_1d(y)
     slack = _rtol(policy, tolerance) * _sizes(y).max(axis=-1)
     chosen = np.take_along_axis(y, x.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return _share_of_equal(chosen >= y.max(axis=-1) - slack, policy, "tokens differ")
@@ -197,7 +207,7 @@ def _share_of_equal(equal: Array, policy: Policy, what: str) -> _Failure | None:
 
 def _set(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
     """Compare the rows of an axis in any order."""
-    axis = policy["axis"] % y.ndim if -y.ndim <= policy["axis"] < y.ndim else 0
+    axis = policy["axis"] % y.ndim
     sides = [values.reshape(int(np.prod(y.shape[:axis])), y.shape[axis], -1) for values in (x, y)]
     limits = _rtol(policy, tolerance) * _sizes(sides[1]).max(axis=(0, 1)) + (policy["atol"] or 0.0)
     for rows_x, rows_y in zip(*sides, strict=True):

@@ -203,6 +203,12 @@ def _comparisons(view: ManifestView) -> Problems:
                 text = f'output "{name}" has a policy, and is matched with "{boxes}"'
                 yield view.problem(path, text, f"remove outputs.{name}.compare")
             matched.setdefault(name, str(boxes))
+        shape, axis = view.get("outputs", boxes, "shape"), policy.get("axis")
+        rank = len(shape) if isinstance(shape, list) else 0
+        if rank and isinstance(axis, int) and not -rank <= axis < rank:
+            path = ("outputs", boxes, "compare", "axis")
+            text = f"axis {axis} is outside the shape of the output ({rank} dimensions)"
+            yield view.problem(path, text, "name one of its axes")
         for role in ("label", "score"):
             if policy.get(f"{role}s") is not None and policy.get(f"{role}_column") is not None:
                 path = ("outputs", boxes, "compare", f"{role}_column")

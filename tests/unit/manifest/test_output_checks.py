@@ -27,6 +27,11 @@ CASES = [
         "outputs.y.compare.axes: unknown field; did you mean axis?",
     ),
     (
+        "y: {shape: [batch, 4], compare: {policy: per_channel, axis: 2}}",
+        "outputs.y.compare.axis: axis 2 is outside the shape of the output (2 dimensions);"
+        " name one of its axes",
+    ),
+    (
         "y: {compare: {policy: detections, iou: 2}}",
         "outputs.y.compare.iou: expected at most 1, found 2",
     ),
