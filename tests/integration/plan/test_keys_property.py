@@ -230,11 +230,7 @@ class Model:
             if part.label.startswith("weights"):
                 return [world["tensor"], world["saved"]] if world["weights"] else []
             block = [world["block"]] if world["imports"] else []
-            data = (
-                [world["array"]]
-                if action.stage == "reference" and "npz" in (world["data"] or {})
-                else []
-            )
+            data = [world["array"]] if "npz" in (world["data"] or {}) else []
             return [world["imports"], world["comment"], *block, *data]
         if part.origin == "inputs":
             inputs = {ref.path: self._root / "build" / ref.path for ref in action.inputs.values()}
@@ -257,9 +253,8 @@ class Model:
             ]
         if name == "verify" and action.stage == "convert":
             return [spec["verify"]["cases"], spec["verify"][action.variant]]
-        if (
-            name == "inputs" and action.stage != "reference"
-        ):  # their data is for the golden inputs alone
+        # their data is for golden inputs and example inputs
+        if name == "inputs" and action.stage not in ("export", "reference", "bench"):
             return {key: {**tensor, "data": None} for key, tensor in spec["inputs"].items()}
         return spec[name]
 

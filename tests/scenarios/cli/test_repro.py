@@ -78,7 +78,7 @@ def test_a_model_is_built_twice_and_nothing_else_is_touched(
     ):
         assert line in ran.out
     assert "DIFFERENT" not in ran.out
-    assert ran.out.endswith("reproducible: all 7 artifacts are byte-equal\n")
+    assert ran.out.endswith("reproducible: all 9 artifacts are byte-equal\n")
     assert "first build, 1 of 4: export:a …\n" in ran.err
     assert "second build, 4 of 4: engine:a:ort passed" in ran.err
 
