@@ -131,7 +131,7 @@ def test_a_dependence_on_the_folder_is_found(ready: ReadyProject, tmp_path: Path
     assert "initializer floor: values: " in line
     assert "at element 1" in line
     assert ran.out.endswith(
-        "not reproducible: 1 of 6 artifacts differ, "
+        "not reproducible: 1 of 8 artifacts differ, "
         "first surgery:a:after_export surgery/after_export/model.onnx\n"
     )
     assert not list(folder.iterdir())
@@ -139,7 +139,8 @@ def test_a_dependence_on_the_folder_is_found(ready: ReadyProject, tmp_path: Path
 
 def test_a_model_that_cannot_be_built_ends_with_2(ready: ReadyProject, tmp_path: Path) -> None:
     folder = temporary_folder(ready, tmp_path)
-    ready.edit(VALUES, "    hold = ", "    raise RuntimeError('the disk is gone')\n    hold = ")
+    start = "    if os.access("
+    ready.edit(VALUES, start, f"    raise RuntimeError('the disk is gone')\n{start}")
     ran = ready.doit("repro", "a", "reference")
     assert ran.code == 2, ran.out + ran.err
     assert "reference:a could not be built: " in ran.out
@@ -175,9 +176,8 @@ def test_an_interrupted_comparison_leaves_no_files(
     ready: ReadyProject, tmp_path: Path, number: signal.Signals, to_all: bool, code: int
 ) -> None:
     folder = temporary_folder(ready, tmp_path)
-    ready.edit(
-        VALUES, "    hold = ", "    print('sleeping', flush=True)\n    time.sleep(600)\n    hold = "
-    )
+    start = "    if os.access("
+    ready.edit(VALUES, start, f"    print('sleeping', flush=True)\n    time.sleep(600)\n{start}")
     process = ready.start("repro", "a")
     try:
         logs = "*/a/project/build/a/reference/reference.log"
