@@ -40,7 +40,7 @@ class ModelPlan:
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         self.further = further_cases(spec, self.exported)
         if self.unsimplified.golden_folder != self.exported.golden_folder and self.further:
-            # surgery computes golden tensors of its own cases only
+            # surgery computes golden tensors for the shape cases only
             self.further = {**self.further, "sizes": [], "values": []}
         self.operators = CustomOperators(spec)
         self.assembled = f"{self.name}/simplify/assembled.json"  # outputs made of unlike parts

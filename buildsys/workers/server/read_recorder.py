@@ -299,7 +299,7 @@ class ReadRecorder:
 
         os.stat = stat
         accessor = getattr(pathlib, "_NormalAccessor", None)
-        if accessor is not None:  # Python 3.10 has a reference of its own
+        if accessor is not None:  # a separate reference in Python 3.10
             accessor.stat = staticmethod(stat)
         importlib.import_module = import_module
 

@@ -339,7 +339,8 @@ class _Remote:
         return True
 
 
-def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path: Path) -> None:
+def shared_with(project: Path, tmp_path: Path, config: str) -> tuple[_Remote, Path]:
+    """Return a shared cache with a build of ``project``, and another project with ``config``."""
     remote = _Remote()
     executor, _ = executor_for(project, FILE, remote=remote)
     executor.run(EXPORT)
@@ -347,7 +348,12 @@ def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path:
     other = tmp_path / "elsewhere" / "project"
     other.parent.mkdir()
     make_project(other)
-    (other / CONFIG).write_text("1")
+    (other / CONFIG).write_text(config)
+    return remote, other
+
+
+def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path: Path) -> None:
+    remote, other = shared_with(project, tmp_path, "1")
     (other / "other.json").write_text("1")
     built(other, ("file", "other.json"))
     (other / "other.json").write_text(
@@ -365,14 +371,7 @@ def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path:
 def test_a_shared_record_counts_only_with_the_same_reads(
     project: Path, tmp_path: Path, *, same: bool
 ) -> None:
-    remote = _Remote()
-    executor, _ = executor_for(project, FILE, remote=remote)
-    executor.run(EXPORT)
-    executor.close()
-    other = tmp_path / "elsewhere" / "project"
-    other.parent.mkdir()
-    make_project(other)
-    (other / CONFIG).write_text("1" if same else "2")
+    remote, other = shared_with(project, tmp_path, "1" if same else "2")
     executor, ran = executor_for(other, FILE, remote=remote)
     executor.run(EXPORT)
     assert ran == ([] if same else [EXPORT])
