@@ -30,6 +30,13 @@ def option(name: str, text: str, *, flag: bool = False, **more: Any) -> dict[str
     return {"name": name, "long": name.replace("_", "-"), "help": text, **kind, **more}
 
 
+def positive_integer(name: str, given: str) -> int:
+    """Return the value of an option. Raises: UsageError: it is not a positive integer."""
+    if not given.isdecimal() or int(given) < 1:
+        raise UsageError(f"{name} expects a positive integer, found {given!r}")
+    return int(given)
+
+
 JSON = option("json", "print one JSON document", flag=True)
 
 

@@ -14,6 +14,7 @@ from buildsys.cli.command import (
     Options,
     ProjectCommand,
     option,
+    positive_integer,
     print_answer,
     unknown_name,
 )
@@ -66,8 +67,8 @@ class Inspect(ProjectCommand):
             raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
         if not options["svg"] and (options["begin"] or options["end"] or depth):
             raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
-        if depth and not (depth.isdecimal() and int(depth) > 0):
-            raise UsageError(f"--depth expects a positive integer, found {depth!r}")
+        if depth:
+            positive_integer("--depth", depth)
         session = Session.read_only(root)
         model, graph = named_graph(session, "inspect", names[0].removeprefix(PREFIX))
         head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}

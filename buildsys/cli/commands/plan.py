@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json
+from buildsys.cli.command import JSON, Options, ProjectCommand, option, positive_integer, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import Session
-from buildsys.errors import StageError, UsageError
+from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
 from buildsys.execution.freshness import FRESH, STALE, Explanation
 from buildsys.execution.recorded_reads import Reads
@@ -55,12 +55,10 @@ class Plan(ProjectCommand):
         if options["since"] is not None:
             print_since(root, names, options["since"], as_json=options["json"])
             return 0
-        jobs = options["jobs"]
-        if not jobs.isdecimal() or int(jobs) < 1:
-            raise UsageError(f"-n expects a positive integer, found {jobs!r}")
+        jobs = positive_integer("-n", options["jobs"])
         session = Session.read_only(root)
         explained = session.explain(session.select(names))
-        print_plan(session, list(explained.values()), jobs=int(jobs), as_json=options["json"])
+        print_plan(session, list(explained.values()), jobs=jobs, as_json=options["json"])
         return 0
 
 

@@ -15,6 +15,7 @@ from buildsys.cli.command import (
     Options,
     ProjectCommand,
     option,
+    positive_integer,
     print_answer,
 )
 from buildsys.cli.console.rows import format_table
@@ -39,7 +40,7 @@ class Stress(ProjectCommand):
     doc_purpose = "compare a model's graphs with PyTorch at more sizes and inputs"
     doc_usage = "MODEL"
     options = (
-        option("count", "number of sizes and inputs", short="n", type=int, default=50),
+        option("count", "number of sizes and inputs", short="n", default="50"),
         option("seed", "first seed; default: a new one in each run"),
         JSON,
     )
@@ -48,8 +49,7 @@ class Stress(ProjectCommand):
         """Return 1 if any output differs, or nothing was compared."""
         session = Session.read_only(root)
         model = session.one_model("stress", names)
-        if options["count"] < 1:
-            raise UsageError(f"-n expects a positive integer, found {options['count']}")
+        count = positive_integer("-n", options["count"])
         seed = _seed(options["seed"])
         actions = session.actions.of(model)
         validate, reference = actions[f"validate:{model}"], actions[f"reference:{model}"]
@@ -60,7 +60,7 @@ class Stress(ProjectCommand):
         spec = session.project.models[model].data
         exported = graph_points(spec).exported
         found = _run_stage(session, validate, reference, {
-            "count": options["count"], "seed": seed, "spans": size_ranges(spec, exported),
+            "count": count, "seed": seed, "spans": size_ranges(spec, exported),
         })  # fmt: skip
         document = {"schema": SCHEMA, "model": model, "seed": seed, **found}
         print_answer(options, document, _lines(model, document))

@@ -50,5 +50,7 @@ def test_stress_finds_what_validate_did_not_compare(project: ProjectFolder) -> N
     assert right.code == 0, right.out
     assert "lin: 5 runs compared, no run differs (repeat with --seed " in right.out
 
-    assert "-n expects a positive integer" in project.doit("stress", "lin", "-n", "0").err
+    for count in ("0", "two"):
+        expected = f"-n expects a positive integer, found '{count}'"
+        assert expected in project.doit("stress", "lin", "-n", count).err
     assert "--seed expects an integer" in project.doit("stress", "lin", "--seed", "x").err
