@@ -77,6 +77,20 @@ def form(words: str, accepts: Function[[Any], bool]) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _every_stage(value: object) -> object:
+    """Return the stages of ``true`` and ``false``."""
+    return (get_args(Stage) if value else ()) if isinstance(value, bool) else value
+
+
+_STAGES_SCHEMA = {"type": "array", "items": {"type": "string", "enum": [*get_args(Stage)]}}
+Stages = Annotated[
+    tuple[Stage, ...],
+    BeforeValidator(_every_stage),
+    form("true, false or a list of stages", lambda value: isinstance(value, (bool, tuple))),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, _STAGES_SCHEMA]}),
+]
+
+
 def _is_dim(value: object) -> bool:
     if isinstance(value, str):
         return bool(re.fullmatch(WORD_PATTERN, value))

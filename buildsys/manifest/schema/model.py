@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from buildsys.manifest.schema.base import DimName, Name, Seconds, Spec, Stage, TensorName, section
+from buildsys.manifest.schema.base import (
+    DimName,
+    Name,
+    Seconds,
+    Spec,
+    Stage,
+    Stages,
+    TensorName,
+    section,
+)
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec, Source
 from buildsys.manifest.schema.operators import OperatorSpec, SymbolicSpec, TranslationSpec
@@ -31,6 +40,10 @@ class ModelSpec(Spec):
 
     model: Name = Field(description="Name of the model in targets and paths.")
     description: str = Field("", description="One sentence about the model, for the report.")
+    owner: str = Field(
+        "", max_length=200, description="Person or team to ask, for reports and nightly runs."
+    )
+    tags: tuple[Name, ...] = Field((), description="Labels that `--tag` selects models by.")
     source: Source = Field(description="Origin of the network: torchvision, python or onnx.")
     inputs: dict[TensorName, InputSpec] = Field(min_length=1, description="Inputs in graph order.")
     call: CallSpec | None = Field(
@@ -65,3 +78,6 @@ class ModelSpec(Spec):
     bench: BenchSpec = section()
     report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")
+    flaky: Stages = Field(
+        (), description="Stages that a nightly run repeats once after a failure; true: all."
+    )

@@ -8,8 +8,16 @@ from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
 
 _GRAPH_STAGES = ("export", "surgery", "simplify", "convert")  # their graphs are described
-_HIDDEN = ("timeout", "toolchains")  # decide no result
-_RARE = ("symbolics", "translations", "ops", "surgery", "calibration")  # hidden if empty
+_HIDDEN = ("timeout", "toolchains", "flaky")  # decide no result
+_RARE = (
+    "owner",
+    "tags",
+    "symbolics",
+    "translations",
+    "ops",
+    "surgery",
+    "calibration",
+)  # hidden if empty
 
 
 def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:

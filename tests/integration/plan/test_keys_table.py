@@ -313,6 +313,10 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     ),
     "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
+    "tags and owner": lambda bench, patch: bench.project.append(
+        NET, "tags: [nightly]\nowner: vision team\n"
+    ),
+    "flaky": lambda bench, patch: bench.project.append(NET, "flaky: true\n"),
     "env torch": variable("ATEN_CPU_CAPABILITY", "default"),
     "env read": variable("KEYED_SCALE"),
     "env onnxruntime": variable("ORT_DISABLE_FLASH_ATTENTION"),

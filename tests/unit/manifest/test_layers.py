@@ -36,6 +36,18 @@ def test_a_manifest_overrides_extends_and_those_override_defaults(project):
     assert "export.training" not in model.origins
 
 
+def test_flaky_true_names_every_stage_and_tags_replace_those_of_a_base(project):
+    project.write("configs/project.yaml", "defaults: {tags: [cpu], owner: vision team}")
+    project.model("tags: [nightly, gpu]\nflaky: true")
+    project.model("flaky: [bench]", name="other")
+    models = project.load().models
+    assert models["net"].data["tags"] == ["nightly", "gpu"]
+    assert models["other"].data["tags"] == ["cpu"]
+    assert models["other"].data["owner"] == "vision team"
+    assert models["other"].data["flaky"] == ["bench"]
+    assert {"operators", "export", "report"} < set(models["net"].data["flaky"])
+
+
 def test_several_bases_and_a_chain(project):
     project.write("configs/common/a.yaml", "export: {opset: 11}\nbench: {min_samples: 3}\n")
     project.write("configs/common/b.yaml", "extends: a.yaml\nexport: {opset: 12}\n")

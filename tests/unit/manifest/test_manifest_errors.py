@@ -67,6 +67,16 @@ FIELDS = [
         '6:17: engines.0.use: unknown engine preset "rtx"; presets: ort-cpu, ort-fp16, rtx-fp16',
     ),
     ("engines: [ort-cpu, ort-cpu]", None),
+    ("tags: nightly", '6:7: tags: expected a list, found "nightly"'),
+    (
+        "tags: [nightly, two words]",
+        "6:17: tags.1: expected a name of letters, digits and _ . + - that starts with a letter or "
+        'digit, found "two words"',
+    ),
+    ("tag: [nightly]", "6:1: tag: unknown field; did you mean tags?"),
+    ("owner: [a, b]", "6:8: owner: expected a string, found a list"),
+    ("flaky: sometimes", '6:8: flaky: expected true, false or a list of stages, found "sometimes"'),
+    ("flaky: [bench, benhc]", '6:16: flaky.1: unknown value "benhc"; did you mean bench?'),
     ("engines: ort-cpu", '6:10: engines: expected a list, found "ort-cpu"'),
     (
         "engines: [3]",

@@ -73,6 +73,7 @@ def test_no_two_targets_write_the_same_file() -> None:
         ({"verify": {"fp16": {"rtol": 0.5}}}, {"convert:net:fp16", "verify:net:rtx16"}),
         ({"verify": {"fp32": {"rtol": 0.5}}}, {"verify:net:ort"}),
         ({"description": "a net"}, set()),
+        ({"tags": ("nightly",), "owner": "vision team", "flaky": True}, set()),
         ({"timeout": {"export": "1min"}}, set()),
         (
             {
