@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +39,7 @@ def positive_integer(name: str, given: str) -> int:
 
 
 JSON = option("json", "print one JSON document", flag=True)
+TAG = option("tag", "only models with this tag; may be repeated", type=list, default=[])
 
 
 class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type information
@@ -48,7 +50,8 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
     @property
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
         """Doit's name for the options."""
-        return (opt_dodo, *self.options)
+        # doit adds values to the default of an option with a list
+        return (opt_dodo, *({**one, "default": copy(one["default"])} for one in self.options))
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Do the work, print to stdout and return the exit code."""

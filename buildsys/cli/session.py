@@ -16,12 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from buildsys.cli.command import unknown_name
-from buildsys.cli.target_names import full_name, matching
-from buildsys.errors import BuildsysError, UsageError, with_hint
+from buildsys.cli.target_names import TargetNames
+from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
-from buildsys.plan.project_plan import ProjectPlan, model_of
+from buildsys.plan.project_plan import ProjectPlan
 
 if TYPE_CHECKING:
     from buildsys.execution.executor import Executor, Outcome
@@ -45,7 +44,7 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-class Session:
+class Session(TargetNames):
     """Targets of a project, and their executor.
 
     Models are planned when they are first needed. All methods may be called from the threads of
@@ -55,8 +54,8 @@ class Session:
     jobs: ClassVar[int] = 1  # of ``doit -n``; known before the project is loaded
 
     def __init__(self, project: Project) -> None:
-        self.project = project
-        self.actions = ProjectPlan(project.models, builder_versions(project.root, project.state))
+        versions = builder_versions(project.root, project.state)
+        super().__init__(project, ProjectPlan(project.models, versions))
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
@@ -213,112 +212,6 @@ class Session:
             with self._idle:
                 self._busy -= 1
                 self._idle.notify_all()
-
-    def needed(self, targets: Iterable[str]) -> dict[str, None]:
-        """Return targets and all their dependencies, planning no other model."""
-        reached: dict[str, None] = {}
-        waiting = list(targets)
-        while waiting:
-            target = waiting.pop()
-            if target not in reached:
-                reached[target] = None
-                action = self.actions[target]
-                waiting += (*action.after, *action.order)
-        return reached
-
-    def in_order(self, targets: Collection[str]) -> list[str]:
-        """Return ``targets`` in build order, planning only their models."""
-        models = set(map(model_of, targets))
-        return [
-            target
-            for model in self.project.models
-            if model in models
-            for target in self.actions.of(model)
-            if target in targets
-        ]
-
-    def members(self, name: str) -> list[str]:
-        """Return the targets of a target, group or stage name."""
-        if name in self.actions:
-            return [name]
-        model = name.partition(":")[2]
-        return self.members_among(name, self.actions.of(model) if model else self.actions)
-
-    def members_among(self, name: str, targets: Iterable[str]) -> list[str]:
-        """Return the members of a group among ``targets``."""
-        stage, _, model = name.partition(":")
-        return [
-            target
-            for target in targets
-            if (stage == "build" or target.startswith(f"{stage}:"))
-            and (not model or model_of(target) == model)
-        ]
-
-    def select(self, names: Sequence[str], *others: Session) -> set[str]:
-        """Return the targets of names, here or in other sessions.
-
-        Raises: UsageError: a name is ambiguous or matches nothing.
-        """
-        chosen: set[str] = set()
-        sessions = (self, *others)
-        for name in names or ["build"]:
-            found = {target for session in sessions for target in session.targets_of(name)}
-            if not found and name != "build":
-                known: dict[str, None] = {}
-                for session in sessions:
-                    actions, models = session.actions.values(), session.project.models
-                    groups = [f"build:{model}" for model in models]
-                    groups += [f"{action.stage}:{action.model}" for action in actions]
-                    stages = (action.stage for action in actions)
-                    known |= dict.fromkeys(("build", *groups, *session.actions, *stages, *models))
-                listed = "`doit list --all` lists all targets"
-                raise unknown_name("target", name, known, listed)
-            chosen |= found
-        return chosen
-
-    def targets_of(self, name: str) -> list[str]:
-        """Return the targets of a name or pattern as typed, [] for an unknown one.
-
-        Raises: UsageError: the name is ambiguous.
-        """
-        if "*" in name:
-            return matching(name, self.actions)
-        full = self.full_name(name)
-        return [] if full is None else self.members(full)
-
-    def full_name(self, name: str) -> str | None:
-        """Return the full name of a target or group, None for an unknown one.
-
-        Raises: UsageError: the name is ambiguous.
-        """
-        return full_name(name, self.project.models, self.actions)
-
-    def full_names(self, names: Iterable[str]) -> list[str]:
-        """Return names for doit: patterns as targets, unknown names unchanged.
-
-        Raises: UsageError: a name is ambiguous, or a pattern matches nothing.
-        """
-        found: dict[str, None] = {}
-        for name in names:
-            if "*" in name:
-                found |= dict.fromkeys(self.targets_of(name) or self.select([name]))
-            else:
-                found[self.full_name(name) or name] = None
-        return list(found)
-
-    def one_model(self, command: str, names: Sequence[str]) -> str:
-        """Return the one model that a command line names.
-
-        Raises: UsageError: no model, several, or an unknown one.
-        """
-        known = list(self.project.models)
-        listed = f"models: {', '.join(known) or 'none yet'}"
-        found = {model_of(target) for name in names for target in self.targets_of(name)}
-        if len(names) != 1 or len(found) > 1:
-            raise UsageError(f"{command} takes the name of one model", listed)
-        if not found:
-            raise unknown_name("model", names[0], known, listed)
-        return found.pop()
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
         """Return the state of targets and dependencies, in build order."""

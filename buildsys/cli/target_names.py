@@ -6,12 +6,19 @@ engine, MODEL and ``build:MODEL`` a whole model, STAGE that stage of all models.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
+from buildsys.cli.command import unknown_name
 from buildsys.errors import UsageError
-from buildsys.plan.project_plan import ProjectPlan
+from buildsys.plan.project_plan import ProjectPlan, model_of
+from buildsys.report.formatting import first_names
 
+if TYPE_CHECKING:
+    from buildsys.manifest.project import Project, ResolvedModel
+
+_SHOWN = 12  # tags or models
 STAGE_DOCS = {
     "build": "everything of every model (the default)",
     "operators": "build functions and libraries of custom operators",
@@ -27,6 +34,129 @@ STAGE_DOCS = {
     "bench": "benchmark the engines",
     "report": "write the reports",
 }
+
+
+class TargetNames:
+    """The targets of a project by name and tag. Models are planned when they are first needed."""
+
+    def __init__(self, project: Project, actions: ProjectPlan) -> None:
+        self.project = project
+        self.actions = actions
+
+    def needed(self, targets: Iterable[str]) -> dict[str, None]:
+        """Return targets and all their dependencies, planning no other model."""
+        reached: dict[str, None] = {}
+        waiting = list(targets)
+        while waiting:
+            target = waiting.pop()
+            if target not in reached:
+                reached[target] = None
+                action = self.actions[target]
+                waiting += (*action.after, *action.order)
+        return reached
+
+    def in_order(self, targets: Collection[str]) -> list[str]:
+        """Return ``targets`` in build order, planning only their models."""
+        models = set(map(model_of, targets))
+        return [
+            target
+            for model in self.project.models
+            if model in models
+            for target in self.actions.of(model)
+            if target in targets
+        ]
+
+    def members(self, name: str) -> list[str]:
+        """Return the targets of a target, group or stage name."""
+        if name in self.actions:
+            return [name]
+        model = name.partition(":")[2]
+        return self.members_among(name, self.actions.of(model) if model else self.actions)
+
+    def members_among(self, name: str, targets: Iterable[str]) -> list[str]:
+        """Return the members of a group among ``targets``."""
+        stage, _, model = name.partition(":")
+        return [
+            target
+            for target in targets
+            if (stage == "build" or target.startswith(f"{stage}:"))
+            and (not model or model_of(target) == model)
+        ]
+
+    def select(
+        self, names: Sequence[str], *others: TargetNames, tags: Sequence[str] = ()
+    ) -> set[str]:
+        """Return the targets of names and tags, here or in other projects.
+
+        Raises: UsageError: a name is ambiguous or matches nothing, or a tag is unknown.
+        """
+        chosen: set[str] = set()
+        projects = (self, *others)
+        tagged = _tagged_models(tags, [one.project.models for one in projects])
+        everything = [f"build:{model}" for model in tagged] if tags else ["build"]
+        for name in names or everything:
+            found = {target for one in projects for target in one.targets_of(name)}
+            if not found and name != "build":
+                known: dict[str, None] = {}
+                for one in projects:
+                    actions, models = one.actions.values(), one.project.models
+                    groups = [f"build:{model}" for model in models]
+                    groups += [f"{action.stage}:{action.model}" for action in actions]
+                    stages = (action.stage for action in actions)
+                    known |= dict.fromkeys(("build", *groups, *one.actions, *stages, *models))
+                listed = "`doit list --all` lists all targets"
+                raise unknown_name("target", name, known, listed)
+            chosen |= _with_tags(found, tagged, tags, name) if tags else found
+        return chosen
+
+    def targets_of(self, name: str) -> list[str]:
+        """Return the targets of a name or pattern as typed, [] for an unknown one.
+
+        Raises: UsageError: the name is ambiguous.
+        """
+        if "*" in name:
+            return matching(name, self.actions)
+        full = self.full_name(name)
+        return [] if full is None else self.members(full)
+
+    def full_name(self, name: str) -> str | None:
+        """Return the full name of a target or group, None for an unknown one.
+
+        Raises: UsageError: the name is ambiguous.
+        """
+        return full_name(name, self.project.models, self.actions)
+
+    def full_names(self, names: Iterable[str], tags: Sequence[str] = ()) -> list[str]:
+        """Return names for doit: patterns as targets, unknown names unchanged.
+
+        Raises: UsageError: a name is ambiguous, a pattern matches nothing, or a tag is unknown.
+        """
+        found: dict[str, None] = {}
+        for name in names:
+            if tags and name == "build":
+                models = _tagged_models(tags, [self.project.models])
+                found |= dict.fromkeys(f"build:{model}" for model in models)
+            elif tags:
+                found |= dict.fromkeys(self.in_order(self.select([name], tags=tags)))
+            elif "*" in name:
+                found |= dict.fromkeys(self.targets_of(name) or self.select([name]))
+            else:
+                found[self.full_name(name) or name] = None
+        return list(found)
+
+    def one_model(self, command: str, names: Sequence[str]) -> str:
+        """Return the one model that a command line names.
+
+        Raises: UsageError: no model, several, or an unknown one.
+        """
+        known = list(self.project.models)
+        listed = f"models: {', '.join(known) or 'none yet'}"
+        found = {model_of(target) for name in names for target in self.targets_of(name)}
+        if len(names) != 1 or len(found) > 1:
+            raise UsageError(f"{command} takes the name of one model", listed)
+        if not found:
+            raise unknown_name("model", names[0], known, listed)
+        return found.pop()
 
 
 def full_name(name: str, models: Collection[str], actions: ProjectPlan) -> str | None:
@@ -80,4 +210,37 @@ def matching(pattern: str, actions: ProjectPlan) -> list[str]:
         spellings += [f"{model}:{variant}"] if stage == "engine" else []
         if any(fnmatchcase(one, pattern) for one in spellings):
             found.append(target)
+    return found
+
+
+def _tagged_models(
+    tags: Sequence[str], projects: Iterable[Mapping[str, ResolvedModel]]
+) -> dict[str, None]:
+    """Return the models with one of ``tags``. Raises: UsageError: no model has a tag."""
+    if not tags:
+        return {}
+    found: dict[str, None] = {}
+    used: set[str] = set()
+    for models in projects:
+        for name, model in models.items():
+            own = model.data["tags"]
+            used.update(own)
+            found |= {} if set(tags).isdisjoint(own) else {name: None}
+    for tag in tags:
+        if tag not in used:
+            listed = (
+                f"tags: {first_names(sorted(used), _SHOWN)}" if used else "no manifest has tags"
+            )
+            raise unknown_name("tag", tag, sorted(used), listed)
+    return found
+
+
+def _with_tags(
+    targets: Iterable[str], tagged: Collection[str], tags: Sequence[str], name: str
+) -> set[str]:
+    """Return the targets of ``tagged`` models. Raises: UsageError: there are none."""
+    found = {target for target in targets if model_of(target) in tagged}
+    if not found:
+        hint = f"models with it: {first_names(list(tagged), _SHOWN)}"
+        raise UsageError(f"nothing of {name!r} has the tag {' or '.join(tags)}", hint)
     return found

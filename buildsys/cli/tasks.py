@@ -61,7 +61,7 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
         _connect_database(session)
         names = DoitCommand.names
         try:
-            names[:] = session.full_names(names)
+            names[:] = session.full_names(names, DoitCommand.tags)
         except UsageError as error:
             raise InvalidCommand(printable(str(error))) from None
         selection = None

@@ -23,7 +23,7 @@ from doit.cmd_list import List as DoitList
 from doit.dependency import DatabaseException
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
-from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, options_first
+from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, TAG, drop_unwritten, options_first
 from buildsys.errors import BuildsysError
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
@@ -35,6 +35,7 @@ class DoitCommand:
     dep_manager: Any  # doit's; None until its database is open
     # on the command line; replaced by full names once the project is loaded
     names: ClassVar[list[str]] = []
+    tags: ClassVar[list[str]] = []  # of ``--tag``
 
     def other_names(self) -> Sequence[str]:
         """Return suggestions for an unknown target, besides targets."""
@@ -47,7 +48,9 @@ class DoitCommand:
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """Run the command; suggest the nearest names for an unknown one."""
-        DoitCommand.names = args
+        DoitCommand.names, DoitCommand.tags = args, params.get("tag") or []
+        if DoitCommand.tags and not args:
+            args.append("build")  # replaced by the models with these tags
         try:
             return super().execute(params, args)  # type: ignore[misc]  # of doit, next in the bases
         except KeyboardInterrupt:
@@ -74,7 +77,7 @@ class DoitCommand:
             hint = f"nearest: {', '.join(near)}" if near else hint
             raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
         finally:
-            DoitCommand.names = []
+            DoitCommand.names, DoitCommand.tags = [], []
         return self.execute(params, args)  # with a new database
 
 
@@ -112,8 +115,15 @@ class List(DoitCommand, DoitList):  # type: ignore[misc]
     doc_purpose = "list models and stages, or all targets"
     groups_only: ClassVar[bool] = False  # while it lists neither targets nor their state
 
+    @property
+    def cmd_options(self) -> tuple[dict[str, Any], ...]:
+        """Doit's options, and ours."""
+        return (*DoitList.cmd_options, {**TAG, "default": []})
+
     def execute(self, params: Any, args: list[str]) -> Any:
         """List groups without making a task of every target."""
+        if params["tag"] and params["subtasks"] and not args:
+            args.append("*")
         List.groups_only = not (args or params["subtasks"] or params["status"])
         try:
             return super().execute(params, args)

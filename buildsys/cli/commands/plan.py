@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, option, positive_integer, print_json
+from buildsys.cli.command import (
+    JSON,
+    TAG,
+    Options,
+    ProjectCommand,
+    option,
+    positive_integer,
+    print_json,
+)
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import Session
@@ -46,6 +54,7 @@ class Plan(ProjectCommand):
     doc_usage = "[TARGET ...]"
     options = (
         JSON,
+        TAG,
         option("since", "compare with a git revision", default=None),
         option("jobs", "number of targets at a time", long="", short="n", default="1"),
     )
@@ -53,11 +62,12 @@ class Plan(ProjectCommand):
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print the targets of the next run, or differences from a revision."""
         if options["since"] is not None:
-            print_since(root, names, options["since"], as_json=options["json"])
+            tags, as_json = options["tag"], options["json"]
+            print_since(root, names, options["since"], tags=tags, as_json=as_json)
             return 0
         jobs = positive_integer("-n", options["jobs"])
         session = Session.read_only(root)
-        explained = session.explain(session.select(names))
+        explained = session.explain(session.select(names, tags=options["tag"]))
         print_plan(session, list(explained.values()), jobs=jobs, as_json=options["json"])
         return 0
 
@@ -125,7 +135,9 @@ def _summary(steps: Sequence[Explanation], times: Mapping[str, Any], jobs: int) 
     return f"{count}; usual time: {', '.join(parts)}"
 
 
-def print_since(root: Path, names: Sequence[str], revision: str, *, as_json: bool) -> None:
+def print_since(
+    root: Path, names: Sequence[str], revision: str, *, tags: Sequence[str] = (), as_json: bool
+) -> None:
     """Print the targets with differences since a git revision.
 
     Raises: UsageError: a name or the revision is unknown, or its manifests are wrong.
@@ -135,7 +147,7 @@ def print_since(root: Path, names: Sequence[str], revision: str, *, as_json: boo
     now = Session.read_only(root)
     with project_at(now.project, revision) as there:
         before = Session(there.project)
-        chosen = now.select(names, before)
+        chosen = now.select(names, before, tags=tags)
         found = [one for one in _differences(before, now) if one.target in chosen]
     if as_json:
         states = {DOWNSTREAM: "behind"}  # its name in JSON since the first version

@@ -11,7 +11,7 @@ from doit.cmd_run import Run as DoitRun
 from doit.dependency import SqliteDB
 from doit.runner import ERROR as TASK_ERROR
 
-from buildsys.cli.command import INTERRUPTED
+from buildsys.cli.command import INTERRUPTED, TAG
 from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.interruption import on_interruption
@@ -33,6 +33,11 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
     doc_purpose = "build targets"
     # during a run; called once the project is loaded
     requested: ClassVar[Callable[[], Requested] | None] = None
+
+    @property
+    def cmd_options(self) -> tuple[dict[str, Any], ...]:
+        """Doit's options, and ours."""
+        return (*DoitRun.cmd_options, {**TAG, "default": []})
 
     def get_reporters(self) -> dict[str, Any]:
         """Return doit's reporters, with our JSON reporter."""

@@ -149,10 +149,13 @@ class Doit:
         self.actions: dict[str, Callable[[], Any]] = {}
         self.reasons: dict[str, str] = {}
         self.models: tuple[str, ...] = ("net",)
+        self.tags: dict[str, list[str]] = {}  # by model
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         """Return the exit code and all that was printed."""
         self.session, self.executor = make_session(self.root, *self.models)
+        for model, tags in self.tags.items():
+            self.session.project.models[model].data["tags"] = tags
         self.executor.fresh, self.executor.actions, self.executor.reasons = (
             self.fresh,
             self.actions,
