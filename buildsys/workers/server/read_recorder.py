@@ -38,7 +38,7 @@ from buildsys.workers.job import MAX_READS
 
 FILE, LISTING, VARIABLE, MODULE = "file", "listing", "variable", "module"
 ALL_VARIABLES = "*"
-_WRITTEN = "written"
+_WRITTEN, _FOLDER = "written", "folder"  # by the stage itself; the second is new
 # kinds of code; that of the standard library reads on behalf of its caller
 _USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
@@ -65,9 +65,7 @@ _ENVIRONMENT_CODE = (
     "<frozen _collections_abc>",
 )
 # audit event -> position of the path that it makes or removes
-_MADE = {
-    "os.link": 1, "os.mkdir": 0, "os.remove": 0, "os.rename": 1, "os.rmdir": 0, "os.symlink": 1,
-}  # fmt: skip
+_MADE = {"os.remove": 0, "os.rename": 1, "os.rmdir": 0}
 
 
 class Read(NamedTuple):
@@ -104,7 +102,8 @@ class ReadRecorder:
         self._seen: set[tuple[str, str]] = set()
         self._kinds: dict[str, str] = {}  # of code, by its file
         self._copying: set[CodeType] = set()  # code of libraries that reads all variables
-        self._products: set[str] = set()  # paths that the stage itself made
+        self._products: set[str] = set()  # files that the stage itself made
+        self._has_links = False  # made by the stage, which may remove them
         self._busy = threading.local()  # the recorder's own work is not recorded
         self._thread = threading.get_ident()
         self._on = False
@@ -116,10 +115,15 @@ class ReadRecorder:
             "os.scandir": self._on_listing,
             "import": lambda args, frame: self._on_import(args[0], frame),
             "ctypes.dlopen": lambda args, frame: self._on_path(FILE, args[0], frame),
+            "os.link": self._on_hard_link,
+            "os.mkdir": self._on_folder,
+            "os.symlink": self._on_symlink,
             "sqlite3.connect": self._on_database,
         }
         for event, position in _MADE.items():
             self._handlers[event] = partial(self._on_made, position)
+        # of the clock that stamps files
+        self._started_ns = os.fstat(self._file).st_ctime_ns
 
     def start(self) -> None:
         """Start to record. An audit hook cannot be removed again."""
@@ -138,14 +142,31 @@ class ReadRecorder:
             lines = stream.read().splitlines()
         reads: dict[tuple[str, str], Read] = {}
         written: set[str] = set()
+        folders: list[str] = []
         for line in lines:
             with suppress(ValueError, TypeError):  # cut off by the end of a forked process
                 kind, name, where, before = json.loads(line)
-                if kind == _WRITTEN:
+                if kind in (_WRITTEN, _FOLDER):
                     written |= {name, os.path.dirname(name)}  # noqa: PTH120
+                    folders += [f"{name}{os.sep}"] if kind == _FOLDER else []
                 elif not getattr(reads.get((kind, name)), "where", ""):
                     reads[kind, name] = Read(kind, name, where, before)
-        return [read._replace(written=read.name in written) for read in reads.values()]
+        made = (*folders,)
+        return [
+            read._replace(written=read.name in written)
+            for read in reads.values()
+            if not self._is_temporary(read, made)
+        ]
+
+    def _is_temporary(self, read: Read, made: tuple[str, ...]) -> bool:
+        """Return True for a file or folder that the stage made and removed again.
+
+        A library in C makes files without an event, but not before the stage started.
+        """
+        if read.kind not in (FILE, LISTING) or os.path.lexists(read.name):
+            return False
+        young = isinstance(read.before, list) and read.before[1] > self._started_ns
+        return young or f"{read.name}{os.sep}".startswith(made)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         handler = self._handlers.get(event)
@@ -183,6 +204,21 @@ class ReadRecorder:
         if args[-1] == -1:  # otherwise relative to an open folder
             self._on_path(_WRITTEN, args[position], frame, product=True)
 
+    def _on_hard_link(self, args: tuple[Any, ...], frame: FrameType) -> None:
+        if args[2:] == (-1, -1):
+            self._on_path(FILE, args[0], frame)
+            self._on_path(_WRITTEN, args[1], frame, product=True)
+
+    def _on_symlink(self, args: tuple[Any, ...], frame: FrameType) -> None:
+        if args[-1] == -1:
+            self._has_links = True
+            self._on_path(_WRITTEN, args[1], frame)
+
+    def _on_folder(self, args: tuple[Any, ...], frame: FrameType) -> None:
+        # `os.makedirs(exist_ok=True)` also tries to make those that exist
+        if args[-1] == -1 and not os.path.lexists(args[0]):
+            self._on_path(_FOLDER, args[0], frame)
+
     def _on_path(self, kind: str, path: object, frame: FrameType, *, product: bool = False) -> None:
         if path is None or isinstance(path, int):
             return
@@ -192,30 +228,37 @@ class ReadRecorder:
             name = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type] # noqa: PTH100
             if kind is FILE and name.endswith(".pyc"):
                 name = _source_of(name)
-            key = (kind, name)
-            if key in self._seen or name.startswith(self._ignored):
-                return
-            inside = name.startswith(self._roots)
-            if not inside and name.startswith(self._ignored_outside):
-                return
-            left_out = (part in name for part in (*_CACHES, *_LIBRARIES))
-            if name in self._products or any(left_out):
-                return
-            caller = self._caller(frame)
-            in_thread = not caller.ours and threading.get_ident() != self._thread
-            if not caller.line and not (inside and in_thread):
-                return
-            self._seen.add(key)
-            if product:
-                self._products.add(name)
-            before: Stamp | str | None = None
-            if kind is not _WRITTEN:
-                before = stamp(name) if kind is FILE else listing_digest(name)
-            self._write(kind, name, caller.line, before)
+            self._record(kind, name, frame, product=product)
+            if self._has_links and kind in (FILE, LISTING):
+                self._record(kind, os.path.realpath(name), frame)
         except (TypeError, ValueError, OSError, RecursionError):
             pass  # whatever cannot be a path fails in the stage itself
         finally:
             self._busy.yes = False
+
+    def _record(self, kind: str, name: str, frame: FrameType, *, product: bool = False) -> None:
+        key = (kind, name)
+        if key in self._seen or name.startswith(self._ignored):
+            return
+        inside = name.startswith(self._roots)
+        if not inside and name.startswith(self._ignored_outside):
+            return
+        left_out = (part in name for part in (*_CACHES, *_LIBRARIES))
+        if name in self._products or any(left_out):
+            return
+        caller = self._caller(frame)
+        in_thread = not caller.ours and threading.get_ident() != self._thread
+        if not caller.line and not (inside and in_thread):
+            if kind not in (_WRITTEN, _FOLDER):
+                return
+            product = False  # of a library: user code that reads it later depends on it
+        self._seen.add(key)
+        if product:
+            self._products.add(name)
+        before: Stamp | str | None = None
+        if kind in (FILE, LISTING):
+            before = stamp(name) if kind is FILE else listing_digest(name)
+        self._write(kind, name, caller.line, before)
 
     def _on_variable(self, name: str, frame: FrameType) -> None:
         key = (VARIABLE, name)
@@ -251,7 +294,8 @@ class ReadRecorder:
             self._write(MODULE, top, caller.line, None)
 
     def _write(self, kind: str, name: str, where: str, before: object) -> None:
-        self._lines += 1
+        if kind not in (_WRITTEN, _FOLDER):
+            self._lines += 1
         if self._lines <= MAX_READS + 1:  # one too many is enough
             os.write(self._file, json.dumps((kind, name, where, before)).encode() + b"\n")
 

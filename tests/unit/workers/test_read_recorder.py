@@ -258,6 +258,60 @@ def test_own_products_are_not_reads(project: Path) -> None:
     assert recorded(project, code) == {}
 
 
+_C_WRITER = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+def write_in_c(path):
+    descriptor = libc.creat(path.encode(), 0o600)
+    libc.write(descriptor, b"made in C", 9)
+    libc.close(descriptor)
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "with tempfile.TemporaryDirectory() as d: write_in_c(d + '/x'); open(d + '/x').read()",
+        "with tempfile.TemporaryDirectory() as d: os.path.exists(d + '/x'); os.listdir(d)",
+        "write_in_c('made'); open('made').read(); libc.unlink(b'made')",
+        "write_in_c('made'); open('made').read(); write_in_c('made'); os.remove('made')",
+    ],
+)
+def test_temporary_files_written_in_c_are_not_reads(project: Path, code: str) -> None:
+    assert recorded(project, f"import tempfile{_C_WRITER}{code}\n") == {}
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "os.symlink(os.path.abspath('config.json'), d + '/x')",
+        "os.symlink(os.path.abspath('.'), d + '/p'); os.link(d + '/p/config.json', d + '/x')",
+        "os.link('config.json', d + '/x')",
+    ],
+)
+def test_a_file_read_through_a_removed_link_is_seen(project: Path, link: str) -> None:
+    code = (
+        f"import os, tempfile\nwith tempfile.TemporaryDirectory(dir='.') as d:\n"
+        f"    {link}\n    open(d + '/x').read()\n"
+    )
+    found = recorded(project, code)
+    assert list(found) == [("file", "config.json")]
+
+
+def test_a_folder_that_existed_is_no_product(project: Path) -> None:
+    code = "import os\nos.makedirs('data', exist_ok=True)\nos.listdir('data')\n"
+    assert recorded(project, code)["listing", "data"] == "net.py:3"
+
+
+def test_many_written_files_hide_no_read(project: Path) -> None:
+    """Files written do not count for the limit of reads."""
+    limit = "read_recorder.MAX_READS = 3"
+    code = "for i in range(9): open(f'out{i}', 'w').close()\nopen('config.json').read()\n"
+    (project / "net.py").write_text(code)
+    found = run(project, _DRIVER.replace("\nrecorder", f"\n{limit}\nrecorder", 1))
+    assert [Path(name).name for _, name, *_ in found] == ["config.json"]
+
+
 def test_the_system_and_the_interpreter_are_not_reads(project: Path) -> None:
     code = (
         "import os, json, inspect, email, locale\n"
