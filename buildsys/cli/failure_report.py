@@ -179,8 +179,9 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
         measured={"seconds": 0.0},
         toolchain={"python": platform.python_version()},
     )
-    texts = {"result": result, "markdown": render(content)}
-    return {**kept, **{ref.path: texts[role].encode() for role, ref in report.outputs.items()}}
+    texts = {"result": result, "markdown": render(content)}  # pictures would be of another graph
+    written = {ref.path: texts[role] for role, ref in report.outputs.items() if role in texts}
+    return {**kept, **{path: text.encode() for path, text in written.items()}}
 
 
 def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]:
@@ -188,7 +189,7 @@ def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]
 
     They are checked one by one, as a run may have been killed between two files.
     """
-    for ref in report.outputs.values():
+    for ref in (ref for role, ref in report.outputs.items() if role in ("result", "markdown")):
         kept = str(PurePosixPath(ref.path).with_stem(KEPT))
         for path in (ref.path, kept):
             try:

@@ -12,10 +12,11 @@ from typing import Any
 from buildsys.manifest.operator_choice import chosen_kind, implementations
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.checks import checks_of, contradictions
-from buildsys.report.engines import engine_lines, engine_provenance
+from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import first_names
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, worst_error
+from buildsys.report.recommendation import recommend
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import (
@@ -118,6 +119,7 @@ def _assemble(
     checks = checks_of(results)
     doubts = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
+    engines, bench = engine_lines(results, manifest), timings(results)
     source = _section(manifest, "source")
     kinds = (kind for kind in ("torchvision", "python", "onnx") if kind in source)
     # the last surgery that changed the ports, else the export
@@ -154,9 +156,9 @@ def _assemble(
         custom_operators=tuple(_operator_lines(manifest)),
         conversions=tuple(map(conversion_line, of_type(results, ConvertResult))),
         checks=checks,
-        engines=engine_lines(results, manifest),
+        engines=engines,
         engine_provenance=engine_provenance(results, manifest),
-        bench=timings(results),
+        bench=bench,
         gpu_timings=gpu_timings(results),
         gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
@@ -170,6 +172,10 @@ def _assemble(
             ),
         ),
         provenance=_provenance(manifest, results),
+        layers=layer_lines(results),
+        recommendation=recommend(
+            engines, bench, [check for check in checks if check.target.startswith("verify:")]
+        ),
     )
 
 

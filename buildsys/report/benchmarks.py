@@ -46,6 +46,7 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             batch=figures.get("batch"),
             samples=own.get("count"),
             **{name: own.get(name) for name in _FIGURES},
+            p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
             speedup=(
                 figures.get("speedup")
                 if name == engine_contender(figures.get("contenders", {}))

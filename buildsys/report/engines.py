@@ -10,7 +10,7 @@ from buildsys.report import formatting
 from buildsys.report.key_figures import executed_precision
 from buildsys.report.results.engine import BuildEnvironment, EngineResult, TimingCache
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
-from buildsys.report.results.report import EngineLine, EngineProvenance
+from buildsys.report.results.report import EngineLine, EngineProvenance, LayerLine
 
 _LIBRARIES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _SHOWN_DIGITS = 16
@@ -67,6 +67,23 @@ def engine_lines(
         )
 
     return tuple(map(line, of_type(results, EngineResult)))
+
+
+def layer_lines(results: Iterable[AnyResult]) -> tuple[LayerLine, ...]:
+    """Return the slowest layers of every engine, the slowest first."""
+    return tuple(
+        LayerLine(
+            engine=result.variant,
+            name=layer.get("name", ""),
+            kind=layer.get("kind", ""),
+            precision=layer.get("precision") or "",
+            time_ms=layer.get("time_ms"),
+            share=layer.get("share"),
+            nodes=tuple(layer.get("nodes", [])),
+        )
+        for result in of_type(results, EngineResult)
+        for layer in result.content.get("slowest_layers", [])
+    )
 
 
 def engine_provenance(

@@ -27,6 +27,11 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{min(decimals, 9)}f}"
 
 
+def interval(ends: Sequence[float] | None) -> str:
+    """Return the ends of an interval: 2.08 to 2.13."""
+    return " to ".join(map(significant, ends)) if ends and len(ends) == 2 else NOTHING
+
+
 def size(size_bytes: float | None) -> str:
     """Return bytes in decimal units: 102 MB."""
     if size_bytes is None:

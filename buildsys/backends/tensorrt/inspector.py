@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from buildsys.backends.interface import shares
@@ -38,6 +38,8 @@ _COMPUTES_NOTHING = re.compile(
     r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I
 )
 _MOST_OF_THE_TIME = 0.5
+_SLOWEST, _MOST_NODES = 20, 50  # layers in the result file, and nodes of each
+_NODE = re.compile(r"\[ONNX Layer: ([^\x1e]*)\]")  # in a layer's metadata
 DTYPE_OF_PRECISION = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
 }  # fmt: skip
@@ -50,6 +52,7 @@ class EngineLayer(NamedTuple):
     kind: str
     dtype: str | None
     is_fused: bool = False  # a whole part of the network
+    nodes: tuple[str, ...] = ()  # of the ONNX graph
 
 
 def read_layers(text: str, precision: str) -> list[EngineLayer]:
@@ -94,6 +97,8 @@ def precision_facts(
         timed = {dtype: round(share, 4) for dtype, share in shares(by_time).items()}
         facts["precision_shares"] = {"layers": by_layer, **({"time": timed} if timed else {})}
         facts["precision_of"] = "engine"
+    if times_ms:
+        facts["slowest_layers"] = list(_slowest(layers, times_ms))
     if layers and (not by_layer or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
         much = (
             f"{timed['unknown']:.0%} of the engine's time is" if by_layer else "the whole engine is"
@@ -107,6 +112,19 @@ def precision_facts(
         if precision != "fp32":  # a builder keeps fp32 unless it may use less
             facts["warnings"] = [text]
     return facts
+
+
+def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield the slowest layers with their share of the time, the slowest first."""
+    known = {each.name: each for each in layers}
+    total = sum(times_ms.values())
+    for name in sorted(times_ms, key=lambda name: -times_ms[name])[:_SLOWEST]:
+        layer = known.get(name, EngineLayer(name, "layer", None))
+        yield {
+            "name": name, "kind": layer.kind, "precision": layer.dtype,
+            "time_ms": round(times_ms[name], 6), "nodes": list(layer.nodes[:_MOST_NODES]),
+            "share": round(times_ms[name] / total, 4) if total else 0.0,
+        }  # fmt: skip
 
 
 def precision_problem(precision: str, found: Mapping[str, float], least: float) -> str:
@@ -132,8 +150,9 @@ def _read_layer(entry: Any, wanted: str) -> EngineLayer:
         return EngineLayer(str(entry), "layer", None)
     kind = str(entry.get("LayerType", "layer"))
     name = str(entry.get("Name", ""))
+    nodes = tuple(_NODE.findall(str(entry.get("Metadata", ""))))
     if _COMPUTES_NOTHING.search(kind) or _COMPUTES_NOTHING.search(str(entry.get("Origin", ""))):
-        return EngineLayer(name, kind, None)
+        return EngineLayer(name, kind, None, nodes=nodes)
     ports = [port for side in ("Inputs", "Outputs") for port in entry.get(side) or ()]
     formats = [port.get("Format/Datatype", "") for port in ports if isinstance(port, dict)]
     words = [match[1] for text in formats for match in _TYPE.finditer(str(text))]
@@ -144,4 +163,4 @@ def _read_layer(entry: Any, wanted: str) -> EngineLayer:
     is_fused = kind == "Myelin" or "ForeignNode[" in name
     if is_fused and dtype and (dtype == "float32" or _RANK(dtype) > _RANK(wanted)):
         dtype = None  # the type at its ends says nothing about its inside
-    return EngineLayer(name, kind, dtype, is_fused)
+    return EngineLayer(name, kind, dtype, is_fused, nodes)

@@ -244,4 +244,4 @@ class BenchSpec(Spec):
 class ReportSpec(Spec):
     """Files of the report."""
 
-    formats: tuple[Literal["json", "markdown"], ...] = Field(("json", "markdown"))
+    formats: tuple[Literal["json", "markdown", "html"], ...] = Field(("json", "markdown", "html"))

@@ -27,6 +27,9 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
     outputs = {"result": FileRef(f"{name}/report/report.json")}
     if "markdown" in spec["report"]["formats"]:
         outputs["markdown"] = FileRef(f"{name}/report/report.md")
+    pictures = _pictures(graphs) if "html" in spec["report"]["formats"] else {}
+    for title in pictures:
+        outputs[f"picture.{title}"] = FileRef(f"{name}/report/{title}.svg", optional=True)
     hidden = {*_HIDDEN, *(section for section in _RARE if not spec.get(section))}
     hidden |= set() if model.needs_calibration else {"quantize"}
     hidden |= {"convert"} if spec["convert"] == {"tool": "builtin"} else set()
@@ -35,7 +38,7 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
         shown["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
     return Action(
         **model.fields("report"),
-        options={"manifest": shown},
+        options={"manifest": shown, "pictures": pictures},
         inputs={
             **{action.target: action.outputs["result"] for action in results},
             **{f"graph:{action.target}": action.outputs["model"] for action in graphs},
@@ -46,3 +49,11 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
         tools=("onnx",),
         doc=f"report on {name}",
     )
+
+
+def _pictures(graphs: Sequence[Action]) -> dict[str, str]:
+    """Return the graphs to draw: title -> target."""
+    first = next((one.target for one in graphs if one.stage == "export"), None)
+    last = next((one.target for one in reversed(graphs) if one.stage != "convert"), None)
+    found = {"exported": first, "simplified": last if last != first else None}
+    return {title: target for title, target in found.items() if target is not None}

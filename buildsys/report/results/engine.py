@@ -54,6 +54,17 @@ class TimingCache(TypedDict, total=False):
     grown_digest: str
 
 
+class SlowLayer(TypedDict, total=False):
+    """One of the slowest layers."""
+
+    name: str
+    kind: str
+    precision: str | None
+    time_ms: float
+    share: float  # of the engine's time
+    nodes: list[str]  # of the ONNX graph
+
+
 class EngineFile(TypedDict):
     """A file of the engine's folder."""
 
@@ -81,6 +92,7 @@ class EngineResult(ResultHeader, total=False):
     layers: int | dict[str, int] | list[Any]  # older versions wrote a count or a list
     engine_layers: dict[str, int]
     precision_shares: PrecisionShares
+    slowest_layers: list[SlowLayer]
     precision_unknown: str
     precision_of: str
     not_described: str

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,6 +25,7 @@ from buildsys.report.results.export import ExportResult
 from buildsys.report.results.header import ResultHeader
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reference import ReferenceResult
+from buildsys.report.results.report import Report
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 from buildsys.report.results.validate import ValidateResult
@@ -110,6 +111,16 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
     return Result(target, status, content, reason, content.get("hint", ""), file)
 
 
+def read_report(path: Path) -> Report | None:
+    """Return the report in a result file, None if there is none or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    report = _convert(found, Report)
+    return report if isinstance(report, Report) else None
+
+
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
     """Return the results of one stage, given its result type."""
     return [result for result in results if RESULT_TYPES.get(result.stage) is kind]
@@ -132,6 +143,8 @@ def _convert(value: Any, kind: Any) -> Any:
             (name, entries[name], kind) for name, kind in _fields(kind).items() if name in entries
         )
         return _without_wrong((name, _convert(entry, kind)) for name, entry, kind in fields)
+    if is_dataclass(kind):
+        return _instance(value, kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if type(value) in arguments:
@@ -139,10 +152,13 @@ def _convert(value: Any, kind: Any) -> Any:
         choices = (_convert(value, choice) for choice in arguments)
         found = next((choice for choice in choices if choice is not _WRONG_TYPE), _WRONG_TYPE)
         return None if found is _WRONG_TYPE and NoneType in arguments else found
-    if origin is dict:
+    if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             return _WRONG_TYPE
         return _without_wrong((str(name), _convert(v, arguments[1])) for name, v in value.items())
+    if origin is tuple:
+        entries = _convert(value, list[arguments[0]])  # type: ignore[valid-type]
+        return entries if entries is _WRONG_TYPE else tuple(entries)
     if origin is list:
         if arguments[0] is str and isinstance(value, str):
             return [value] if value else []
@@ -153,6 +169,17 @@ def _convert(value: Any, kind: Any) -> Any:
         found_entries = (_convert(entry, arguments[0]) for entry in value)
         return [entry for entry in found_entries if entry is not _WRONG_TYPE]
     return _scalar(value, kind)
+
+
+def _instance(value: Any, kind: Any) -> Any:
+    """Return a dataclass; ``_WRONG_TYPE`` without one of the fields that have no default."""
+    if not isinstance(value, Mapping):
+        return _WRONG_TYPE
+    fields = ((name, one) for name, one in _fields(kind).items() if name in value)
+    try:
+        return kind(**_without_wrong((name, _convert(value[name], one)) for name, one in fields))
+    except TypeError:
+        return _WRONG_TYPE
 
 
 def _scalar(value: Any, kind: Any) -> Any:

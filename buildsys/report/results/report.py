@@ -235,6 +235,7 @@ class TimingLine:
     max_ms: float | None
     throughput_per_s: float | None
     speedup: float | None
+    p50_interval_ms: tuple[float, ...] | None = None  # low and high, of the median
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,42 @@ class GpuState:
     power_w: str
     temperature_c: str
     throttle: str
+
+
+@dataclass(frozen=True)
+class LayerLine:
+    """One layer of an engine with its share of the engine's time."""
+
+    engine: str
+    name: str
+    kind: str
+    precision: str  # "" if unknown
+    time_ms: float | None
+    share: float | None
+    nodes: tuple[str, ...]  # of the ONNX graph
+
+
+@dataclass(frozen=True)
+class ErrorMargin:
+    """The error closest to its limit, or furthest above it."""
+
+    measure: str  # relative error, absolute error, cosine, top-1
+    value: float | None  # NaN: not finite
+    limit: float
+    used: float  # share of the limit; above 1 it is exceeded
+    place: str  # case and output
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The engine to ship, and the fastest contender of all."""
+
+    engine: str  # "" if no engine can be shipped
+    why: str  # sentences
+    case: str = ""
+    timing: TimingLine | None = None  # of the engine
+    fastest: TimingLine | None = None  # an engine or a baseline
+    margin: ErrorMargin | None = None  # of the engine
 
 
 @dataclass(frozen=True)
@@ -315,6 +352,8 @@ class Report:
     warnings: tuple[str, ...]
     provenance: Provenance
     notice: str = ""  # explains a report on a run that failed
+    layers: tuple[LayerLine, ...] = ()  # the slowest of each engine
+    recommendation: Recommendation | None = None
 
 
 def as_json(report: Report) -> dict[str, Any]:

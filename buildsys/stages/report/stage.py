@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from onnx import ModelProto
+
 from buildsys.onnx_graphs.inspection.describe import report_facts
+from buildsys.onnx_graphs.inspection.drawing.svg import draw
+from buildsys.onnx_graphs.inspection.load import plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
 from buildsys.report.markdown.document import render
@@ -22,11 +26,23 @@ def run(job: Job) -> StageResult:
         if role.startswith(_GRAPH):
             target = role.removeprefix(_GRAPH)
             job.progress(f"counting the graph of {target}")
-            graphs[target] = report_facts(
-                load_model(path, external_data=False), opt_sizes(manifest)
-            )
+            graph = load_model(path, external_data=False)
+            graphs[target] = report_facts(graph, opt_sizes(manifest))  # drops the large weights
+            for title, drawn in job.options.get("pictures", {}).items():
+                if drawn == target:
+                    _draw(graph, title, job)
     results = {target: path for target, path in job.inputs.items() if not target.startswith(_GRAPH)}
     report = assemble(job.model, manifest, results, graphs)
     if "markdown" in job.outputs:
         job.outputs["markdown"].write_text(render(report), encoding="utf-8")
     return StageResult(figures=as_json(report))
+
+
+def _draw(graph: ModelProto, title: str, job: Job) -> None:
+    """Write the picture of a graph; without one the report stays complete."""
+    try:
+        svg, _ = draw(plain_model(with_shapes(graph)).body, f"{job.model}, {title}")
+    except Exception as error:  # a graph of any kind: no picture is worth a failed report
+        job.progress(f"the {title} graph cannot be drawn: {error}")
+        return
+    job.outputs[f"picture.{title}"].write_text(svg, encoding="utf-8")

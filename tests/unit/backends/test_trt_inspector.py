@@ -205,3 +205,18 @@ def test_an_engine_of_known_types_has_no_warning() -> None:
         "precision_of": "engine",
     }
     assert precision_facts([], {}, "fp16") == {"engine_layers": {}}
+
+
+def test_the_slowest_layers_name_their_nodes_and_share() -> None:
+    layers = read_layers(answer("fp16"), "fp16")
+    times = {"/conv1 + /relu1": 3.0, "/conv0 + /relu0": 0.5, "unknown": 0.5}
+    first, *_, last = precision_facts(layers, times, "fp16")["slowest_layers"]
+    assert first == {
+        "name": "/conv1 + /relu1",
+        "kind": "CaskConvolution",
+        "precision": "float16",
+        "time_ms": 3.0,
+        "share": 0.75,
+        "nodes": ["/conv1", "/relu1"],
+    }
+    assert (last["name"], last["precision"], last["nodes"]) == ("unknown", None, [])

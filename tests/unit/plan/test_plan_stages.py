@@ -221,7 +221,10 @@ WRITTEN = {
     "verify:net:ort": {"verify": "result:ort.json"},
     "bench:net:ort": {"bench": "result:ort.json"},
     "engine:net:rtx": {"engine/rtx": f"{RTX_ENGINE} result:engine.json"},
-    "report:net": {"report": "result:report.json markdown:report.md"},
+    "report:net": {
+        "report": "result:report.json markdown:report.md picture.exported:exported.svg"
+        " picture.simplified:simplified.svg"
+    },
 }
 
 

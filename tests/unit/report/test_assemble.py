@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
+from html_page import Page, page_of
 from tiny_results import NO_GPU, Results
 
 from buildsys.manifest.schema.engines import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
 from buildsys.report.engines import NOT_SETTINGS, ONNXRUNTIME_DEFAULTS
-from buildsys.report.markdown.document import render
+from buildsys.report.html.pages import render_model
 from buildsys.report.results.report import Report, as_json
 
 NAN = float("nan")
@@ -254,9 +254,8 @@ def test_engine_provenance_lists_libraries_and_settings(results: Results) -> Non
         "build": "prepare 100 ms, build 4.00 s, read back 100 ms",
         "timing cache": f"{'d' * 16}…, started with shared timings, 1.50 kB added",
     }
-    text = render(report_on(results))
-    assert "### Engine `rtx-fp16`" in text
-    assert "- precision of the layers: 90.0 % float16, 10.0 % float32" in text
+    page = Page(render_model(page_of(report_on(results), results)))
+    assert "precision of the layers 90.0 % float16, 10.0 % float32" in page.text
 
 
 def test_defaults_of_onnxruntime_are_those_of_the_manifest() -> None:
@@ -290,9 +289,9 @@ def test_verify_is_reported_per_profile(results: Results) -> None:
         ("rtx-fp16, profile 1", "opt", "batch 8"),
         ("rtx-fp16, profile 1", "batch=12", "batch 12"),
     ]
-    text = render(report_on(results))
-    assert re.search(r"\| rtx-fp16, profile 1 +\| opt \(batch 8\) +\|", text)
-    assert re.search(r"\| rtx-fp16, profile 1 +\| batch=12 +\|", text)
+    rows = [row[:2] for row in Page(render_model(page_of(report_on(results), results))).rows]
+    assert ["rtx-fp16, profile 1", "opt (batch 8)"] in rows
+    assert ["rtx-fp16, profile 1", "batch=12"] in rows
 
 
 def test_a_profile_without_comparisons_is_never_passed(results: Results) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from html_page import Page
 
 from buildsys.report.assemble import assemble
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
-from buildsys.report.markdown.measurements import bench
+from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.reader import Result, parse
 
@@ -47,14 +48,14 @@ def result() -> Result[BenchResult]:
     return Result("bench:m:trt", "passed", parse(content, BenchResult))
 
 
-def markdown(result: Result[BenchResult]) -> str:
+def page_of(result: Result[BenchResult]) -> Page:
     report = replace(
         assemble("m", {}, {}, {}),
         bench=timings([result]),
         gpu_timings=gpu_timings([result]),
         gpu_states=gpu_states([result]),
     )
-    return "\n".join(bench(report))
+    return Page(render_model(ModelPage(report, "2026-11-22T13:30:00Z")))
 
 
 def test_the_engine_is_first_with_both_clocks_and_its_memory(result: Result[BenchResult]) -> None:
@@ -65,15 +66,14 @@ def test_the_engine_is_first_with_both_clocks_and_its_memory(result: Result[Benc
         "torch",
         "torch_cuda_graph",
     ]
-    text = markdown(result)
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()]
-    assert ["`trt`", "opt", "engine", "0.575", "0.581", "0.672", "0.739"] in [
-        cells[:7] for cells in rows
+    page = page_of(result)
+    text = page.text
+    assert ["trt", "opt", "engine", "0.575", "0.581", "0.672", "0.739"] in [
+        row[:7] for row in page.rows
     ]
-    table = text.partition("### On the GPU")[2]
-    row = next(line for line in table.splitlines() if "engine, CUDA graph" in line)
-    assert "0.502" in row
-    assert "0.509" in row
+    row = next(row for row in page.rows if row[2:3] == ["engine, CUDA graph"])
+    assert row[3] == "0.502"
+    assert row[5] == "0.509"
     assert "64.3 MB" in text
     assert "159 MB" in text
     assert "1905 / 1980 / 1980 MHz" in text
@@ -85,14 +85,16 @@ def test_an_unreadable_gpu_has_a_reason(result: Result[BenchResult]) -> None:
     result.content["cases"]["opt"]["gpu"] = {"missing": "NVML answers with error 3"}
     (state,) = gpu_states([result])
     assert state.throttle == "not known: NVML answers with error 3"
-    assert "—" in markdown(result)
+    assert ["trt", "opt", "—", "—", "—", "—", "—", "not known: NVML answers with error 3"] in (
+        page_of(result).rows
+    )
 
 
 def test_engines_on_a_cpu_have_no_gpu_table() -> None:
     cases: BenchResult = {"cases": {"opt": {"contenders": {"engine": {"p50_ms": 1.0}}}}}
     result = Result("bench:m:ort", "passed", cases)
     assert gpu_timings([result]) == ()
-    assert "On the GPU" not in markdown(result)
+    assert "on the GPU" not in page_of(result).text
 
 
 def test_only_the_engine_has_a_speedup_and_missing_baselines_have_a_reason(

@@ -1,41 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
-
+from hostile_text import with_hostile_names
+from html_page import Page, page_of
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from tiny_results import Results
 
 from buildsys.report.assemble import assemble
+from buildsys.report.html.pages import render_model
 from buildsys.report.markdown.document import render
-
-HOSTILE = (
-    "``` `` <img src=x onerror=alert(1)> ]]> &lt;b&gt; | ![i](http://x) [l](http://x)"
-    "\x1b[2J\x07\u202e\n\n```\n# heading\n<script>alert(1)</script>\n~~~\n"
-)
-# checked against fixed sets of names before a report is made
-FIXED = {"model", "stage", "target", "status", "built", "verified", "timed", "when", "log"}
-
-
-def with_hostile_names(value: Any) -> Any:
-    """Add hostile text to every free text of a report."""
-    if isinstance(value, str):
-        return value and value + HOSTILE
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            field.name: with_hostile_names(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.name not in FIXED
-        }
-        return dataclasses.replace(value, **changes)
-    if isinstance(value, Mapping):
-        return {
-            with_hostile_names(key) if isinstance(key, str) else key: with_hostile_names(entry)
-            for key, entry in value.items()
-        }
-    return tuple(map(with_hostile_names, value)) if isinstance(value, (list, tuple)) else value
 
 
 def tokens_of(text: str) -> list[Token]:
@@ -53,3 +26,15 @@ def test_no_name_adds_markup_or_control_characters_to_a_report(results: Results)
         count = sum(token.type == kind for token in attacked)
         assert count == sum(token.type == kind for token in plain), kind
     assert not set("\x1b\x07\u202e") & set(text)
+
+
+def test_no_name_adds_an_element_or_attribute_to_a_page(results: Results) -> None:
+    results.failed("validate:tiny", "off", hint="choose\nfirst\nsecond")
+    page = page_of(assemble("tiny", results.manifest, results.inputs, {}), results)
+    plain, attacked = Page(render_model(page)), Page(render_model(with_hostile_names(page)))
+    known = {(tag, frozenset(attributes)) for tag, attributes in plain.elements}
+    known.add(("title", frozenset()))  # the full text of a shortened one
+    assert {(tag, frozenset(attributes)) for tag, attributes in attacked.elements} <= known
+    assert plain.links == attacked.links == [link for link in plain.links if link[:1] in "#i"]
+    assert not set("\x1b\x07\u202e") & set(attacked.source)
+    assert "<script>alert(1)</script>" in attacked.text

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from html_page import Page, page_of
 from markdown_it import MarkdownIt
 from tiny_results import NO_GPU, Results
 
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
-from buildsys.report.markdown.document import render
+from buildsys.report.html.pages import render_model
 from buildsys.report.results.report import as_json
 from buildsys.stages.report.stage import run
 from buildsys.workers.job import Job
@@ -29,6 +30,11 @@ def job_for(results: Results, folder: Path, *, markdown: bool = True) -> Job:
 def markdown_of(results: Results, folder: Path) -> str:
     run(job_for(results, folder))
     return (folder / "report.md").read_text(encoding="utf-8")
+
+
+def html_of(results: Results) -> Page:
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    return Page(render_model(page_of(report, results)))
 
 
 def spread(results: Results) -> None:
@@ -101,15 +107,10 @@ def test_the_verdict_is_on_top(results: Results, tmp_path: Path) -> None:
     assert lines[2].startswith("**FAILED: validate:tiny: output scores in case max is not a number")
 
 
-def test_a_failure_names_output_case_index_and_both_values(
-    results: Results, tmp_path: Path
-) -> None:
+def test_a_failure_names_output_case_index_and_both_values(results: Results) -> None:
     spread(results)
-    text = markdown_of(results, tmp_path / "report")
-    row = next(line for line in text.splitlines() if "not a number \\| here" in line)
-    assert all(
-        part in row for part in ("simplified", "max", "`scores`", "`[3, 7]`", "`nan`", "`0.25`")
-    )
+    row = next(row for row in html_of(results).rows if "not a number | here" in row)
+    assert row[:-1] == ["simplified", "max", "scores", "[3, 7]", "nan", "0.25"]
 
 
 def test_missing_targets_have_reason_and_remedy(results: Results, tmp_path: Path) -> None:
@@ -118,16 +119,17 @@ def test_missing_targets_have_reason_and_remedy(results: Results, tmp_path: Path
     both = "`verify:tiny:rtx-fp16`, `bench:tiny:rtx-fp16` — not run: "
     assert f"- {both}{NO_GPU[0]}.\n  What to do: {NO_GPU[1]}." in text
     engine = next(line for line in text.splitlines() if line.startswith("| `rtx-fp16`"))
-    assert [cell.strip() for cell in engine.split("|")[-3:-1]] == ["not run", "not run"]
+    cells = [cell.strip() for cell in engine.split("|")]
+    assert (cells[5], cells[7]) == ("not run", "not run")
     assert "passed" not in engine
 
 
-def test_folded_and_removed_operators_are_listed(results: Results, tmp_path: Path) -> None:
-    text = markdown_of(results, tmp_path / "report")
-    assert "2 of 2 batch norms were folded by the exporter: BatchNormalization 2 → 0" in text
-    assert "- Simplification: 13 → 10 nodes (removed 2 Slice, 1 Shape)." in text
-    slices = next(line for line in text.splitlines() if line.startswith("| `Slice`"))
-    assert [cell.strip() for cell in slices.split("|")[2:-1]] == ["2", "0", "-2"]
+def test_folded_and_removed_operators_are_listed(results: Results) -> None:
+    page = html_of(results)
+    assert "2 of 2 batch norms were folded by the exporter: BatchNormalization 2 → 0" in page.text
+    assert "13 nodes, 112 kB" in page.text
+    assert "10 nodes, 112 kB" in page.text
+    assert ["Slice", "2", "0", "-2"] in page.rows
 
 
 @pytest.mark.parametrize("change", ["nothing", "no gpu", "everything"])
@@ -145,6 +147,8 @@ def test_every_row_has_all_columns(results: Results, tmp_path: Path, change: str
             row.count("<td") == columns for row in table.partition("<tbody>")[2].split("</tr>")[:-1]
         )
     assert "&amp;lt;" not in html
+    page = html_of(results)
+    assert all(len(set(widths)) == 1 for widths in page.row_widths)
 
 
 def test_only_the_worst_of_many_comparisons_are_shown(results: Results, tmp_path: Path) -> None:
@@ -153,10 +157,11 @@ def test_only_the_worst_of_many_comparisons_are_shown(results: Results, tmp_path
         for n in range(200)
     }
     results.passed("verify:tiny:ort-cpu", cases={"min": outputs})
-    text = markdown_of(results, tmp_path / "report")
-    assert "The 64 worst of 200 comparisons" in text
-    assert "`out199`" in text
-    assert "`out0`" not in text
+    page = html_of(results)
+    assert "The 64 worst of 200 comparisons" in page.text
+    shown = {row[2] for row in page.rows if len(row) == 8}
+    assert "out199" in shown
+    assert "out0" not in shown
     report = run(job_for(results, tmp_path / "report")).figures
     check = next(check for check in report["checks"] if check["target"] == "verify:tiny:ort-cpu")
     assert len(check["comparisons"]) == 200
@@ -164,8 +169,18 @@ def test_only_the_worst_of_many_comparisons_are_shown(results: Results, tmp_path
 
 def test_numbers_in_the_report_have_units(results: Results, tmp_path: Path) -> None:
     text = markdown_of(results, tmp_path / "report")
-    for part in ("p50 (ms)", "112 kB", "4.20 s", "throughput (/s)", "123 ms"):
+    for part in ("p50 (ms)", "118 kB", "1.50 s", "throughput (/s)"):
         assert part in text
+    page = html_of(results)
+    for part in ("p50 (ms)", "112 kB", "4.20 s", "items/s", "123 ms"):
+        assert part in page.text
+
+
+def test_markdown_is_one_screen(results: Results, tmp_path: Path) -> None:
+    spread(results)
+    lines = markdown_of(results, tmp_path / "report").splitlines()
+    assert sum(line.startswith("## ") for line in lines) == 3
+    assert len(lines) <= 50
 
 
 def test_json_and_markdown_have_the_same_verdict(results: Results, tmp_path: Path) -> None:
@@ -176,17 +191,14 @@ def test_json_and_markdown_have_the_same_verdict(results: Results, tmp_path: Pat
     )
 
 
-def test_custom_operators_are_listed_with_their_implementation(
-    results: Results, tmp_path: Path
-) -> None:
+def test_custom_operators_are_listed_with_their_implementation(results: Results) -> None:
     library = {"sources": ["plugins/ops/a.c"], "flags": []}
     results.manifest["ops"] = [
         {"op": "a::b", "function": None, "library": library, "plugin": None, "use": {}}
     ]
-    page = markdown_of(results, tmp_path / "report")
-    section = page.partition("## Custom operators")[2].partition("\n## ")[0]
-    assert "| `a::b`   | checks of the graph | `library plugins/ops/a.c` |" in section
-    assert "not implemented" in section  # for TensorRT
+    rows = html_of(results).rows
+    assert ["a::b", "checks of the graph", "library plugins/ops/a.c"] in rows
+    assert ["a::b", "engine rtx-fp16", "not implemented"] in rows
 
 
 def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
@@ -206,12 +218,8 @@ def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
         "simplify:tiny": {**figures, "macs": unknown},
     }
     report = assemble("tiny", results.manifest, results.inputs, graphs)
-    text = render(report)
-    lines = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in text.splitlines()
-        if line.startswith("|")
-    ]
+    page = Page(render_model(page_of(report, results)))
+    text, lines = page.text, page.rows
     formula = f"4.09 G {TIMES} batch + 5"
     assert [
         "export",
@@ -223,19 +231,14 @@ def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
         formula,
     ] in lines
     assert ["simplify", "ai.onnx 17, my.domain 1", "27,690", "9", "111 kB", "—", "—"] in lines
-    assert "- MACs at batch = 8: " in text
-    assert (
-        f"The MACs of simplify are unknown, because `MatMul` {TIMES}71 cannot be counted." in text
-    )
+    assert "MACs at batch = 8: " in text
+    assert f"The MACs of simplify are unknown, because MatMul {TIMES}71 cannot be counted." in text
     graph = as_json(report)["graph"]
     assert graph["macs_at"] == {"batch": 8}
     assert [stage["macs"] for stage in graph["stages"]] == [8 * 4_089_184_256 + 5, None]
 
 
-def test_a_comparison_without_verdict_is_not_within_limits(
-    results: Results, tmp_path: Path
-) -> None:
+def test_a_comparison_without_verdict_is_not_within_limits(results: Results) -> None:
     results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": {"relative": 0.5}}})
-    accuracy = markdown_of(results, tmp_path / "report").partition("## Accuracy")[2]
-    row = next(line for line in accuracy.splitlines() if "5.0e-01" in line)
-    assert row.split("|")[-2].strip() == "—"
+    row = next(row for row in html_of(results).rows if "5.0e-01" in row and len(row) == 8)
+    assert row[-1] == "—"

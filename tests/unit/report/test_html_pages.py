@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from html_page import Page, page_of
+from tiny_results import Results, contender
+
+from buildsys.report.assemble import TargetProblem, assemble, assemble_after_failure
+from buildsys.report.html.changes import PastBuild
+from buildsys.report.html.pages import (
+    EngineHistory,
+    GraphPicture,
+    IndexRow,
+    ModelPage,
+    index_row,
+    page_name,
+    render_index,
+    render_model,
+)
+from buildsys.report.results.reader import read_report
+from buildsys.report.results.report import Report, as_json
+
+GENERATED = "2026-11-22T13:30:00Z"
+
+
+def page(results: Results, **more: Any) -> ModelPage:
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    return dataclasses.replace(page_of(report, results), **more)
+
+
+def shown(one: ModelPage) -> Page:
+    return Page(render_model(one))
+
+
+def builds(*latencies: float, **newest: Any) -> EngineHistory:
+    """Return the history of benchmarks, newest first."""
+    timed = [
+        PastBuild(
+            f"2026-11-{22 - n:02d}T01:00:00Z",
+            "passed",
+            {"latency_p50_ms": value, "latency_interval_ms": [value * 0.99, value * 1.01]},
+            commit=f"abc{n:04d}",
+        )
+        for n, value in enumerate(latencies)
+    ]
+    timed[0] = dataclasses.replace(timed[0], **newest)
+    return EngineHistory("ort-cpu", timed=tuple(timed))
+
+
+def test_the_first_screen_has_verdict_engine_latency_and_error(results: Results) -> None:
+    results.without_gpu()
+    text = shown(page(results)).text.partition("Pipeline")[0]
+    assert "PARTIAL: 9 of 11 targets passed; 2 did not run" in text
+    assert "the best engine is ort-cpu. It is the only verified engine (case opt)." in text
+    assert "2.10 ms" in text
+    assert "3.0e-06 of 0.0001" in text
+    assert "There is no earlier build to compare with." in text
+
+
+def test_every_contender_is_listed_and_the_fastest_marked(results: Results) -> None:
+    case = {"dims": {"batch": 8}, "batch": 8, "speedup": 2.0}
+    contenders = {"torch": contender(4.2), "engine": contender(2.1), "torch_compile": contender(1)}
+    results.passed("bench:tiny:ort-cpu", cases={"opt": {**case, "contenders": contenders}})
+    del results.inputs["bench:tiny:rtx-fp16"]
+    rows = {row[1]: row for row in shown(page(results)).rows if len(row) == 9}
+    assert rows.keys() >= {"ort-cpu", "torch", "torch.compile fastest"}
+    assert (rows["torch"][-1], rows["ort-cpu"][-1]) == ("2.00\N{MULTIPLICATION SIGN}", "")
+
+
+@pytest.mark.parametrize(
+    ("latencies", "text"),
+    [
+        ((2.2, 2.0), "p50 of ort-cpu +10.0%: 2.00 → 2.20 ms"),
+        ((2.0, 2.01), "p50 of ort-cpu no significant change: 2.01 → 2.00 ms"),
+        ((1.0, 2.0), "p50 of ort-cpu -50.0%: 2.00 → 1.00 ms"),
+    ],
+)
+def test_changes_since_the_last_build(
+    results: Results, latencies: tuple[float, ...], text: str
+) -> None:
+    history = builds(*latencies, why="config:bench.duration", mark="tool:onnxruntime 1 → 2")
+    page_text = shown(page(results, history=(history,))).text
+    assert text in page_text
+    assert "built because config:bench.duration" in page_text
+    assert "environment tool:onnxruntime 1 → 2" in page_text
+
+
+def test_a_failed_build_in_the_history_is_not_compared(results: Results) -> None:
+    history = builds(9.0, 2.0, status="failed")
+    assert "p50 of ort-cpu" not in shown(page(results, history=(history,))).text
+
+
+def test_history_without_figures_is_ignored(results: Results) -> None:
+    past = PastBuild("", "passed", {"latency_p50_ms": math.nan, "latency_interval_ms": ["x", None]})
+    history = EngineHistory("ort-cpu", (past,) * 2, (past,) * 2, (past,) * 3)
+    assert "There is no earlier build" in shown(page(results, history=(history,))).text
+
+
+def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
+    results.failed("validate:tiny", "scores differ", hint="compare the graphs")
+    one = page(results)
+    rows = tuple(
+        dataclasses.replace(row, log="../tiny/validate/result.log") for row in one.pipeline
+    )
+    found = shown(dataclasses.replace(one, pipeline=rows))
+    first = found.text.partition("Pipeline")[0]
+    for text in (
+        "FAILED: validate:tiny: scores differ.",
+        "What to do: compare the graphs.",
+        "doit validate:tiny",
+        "Do not ship yet",
+    ):
+        assert text in first
+    assert "../tiny/validate/result.log" in found.links
+
+
+def test_a_page_after_a_failed_run_explains_itself(results: Results) -> None:
+    problems = {"export:tiny": TargetProblem("no such file", failed=True)}
+    report = assemble_after_failure("tiny", results.manifest, results.inputs, problems, "Old page")
+    assert "Old page." in shown(page_of(report, results)).text
+
+
+def test_models_without_results_or_engines_have_a_page(results: Results) -> None:
+    empty = assemble("m", {}, {}, {})
+    found = shown(ModelPage(empty, GENERATED))
+    assert "PARTIAL: there are no results to report" in found.text
+    for path in results.inputs.values():
+        path.unlink()
+    shown(page(results))
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_missing_numbers_leave_a_whole_page(results: Results, missing: float | None) -> None:
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    one = page_of(_without_numbers(report, missing), results)
+    history = builds(2.0, 2.1)
+    found = shown(dataclasses.replace(one, history=(history,), samples_ms={}))
+    assert all(len(set(widths)) == 1 for widths in found.row_widths)
+
+
+def _without_numbers(value: Any, missing: float | None) -> Any:
+    """Replace every number that may be unknown."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = get_type_hints(type(value))
+        changes = {}
+        for field in dataclasses.fields(value):
+            kinds = typing.get_args(hints[field.name])
+            old = getattr(value, field.name)
+            if isinstance(hints[field.name], types.UnionType) and float in kinds:
+                changes[field.name] = missing
+            elif isinstance(hints[field.name], types.UnionType) and int in kinds:
+                changes[field.name] = None
+            else:
+                changes[field.name] = _without_numbers(old, missing)
+        return dataclasses.replace(value, **changes)
+    if isinstance(value, tuple):
+        return tuple(_without_numbers(entry, missing) for entry in value)
+    return value
+
+
+def test_a_page_has_no_external_resource(results: Results) -> None:
+    one = page(results, history=(builds(2.0, 2.1, 2.2),))
+    for source in (render_model(one), render_index([index_row(one)], GENERATED)):
+        found = Page(source)
+        assert {tag for tag, _ in found.elements} & {"img", "iframe", "object", "embed"} == set()
+        for _, attributes in found.elements:
+            assert "src" not in attributes
+            assert not [name for name in attributes if name.startswith("on")]
+            assert ":" not in (attributes.get("href") or "").removeprefix("data:,")
+        style = re.findall(r"<style>(.*?)</style>", source, re.S)[0]
+        assert "url(" not in style
+        assert "@import" not in style
+
+
+def test_pictures_are_inside_or_linked(results: Results) -> None:
+    inside = GraphPicture("exported", svg='<svg class="p"></svg>')
+    found = shown(page(results, pictures=(inside, GraphPicture("simplified", link="../a b.svg"))))
+    assert ("svg", {"class": "p"}) in found.elements
+    assert "../a%20b.svg" in found.links
+
+
+def test_the_report_reads_its_own_json(results: Results, tmp_path: Path) -> None:
+    results.failed("validate:tiny", "off", graphs={"exported": {"opt": {"y": {"relative": 0.5}}}})
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"model": "tiny", **as_json(report)}))
+    assert repr(read_report(path)) == repr(report)
+    for text in ("", "[]", "{}", '{"model": "tiny"}', "[" * 100_000):
+        path.write_text(text)
+        assert read_report(path) is None
+    assert read_report(tmp_path / "missing.json") is None
+
+
+ROW = IndexRow(
+    "resnet", "resnet.html", "passed", "PASSED: all", "2026-11-22T10:00:00Z", "ort-cpu", 2.1,
+    "torch.compile", 45_000_000, (2.0, None, 2.1, 2.1), ("vision", "nightly"), "team",
+)  # fmt: skip
+
+
+def test_the_index_lists_failures_first_with_their_reason() -> None:
+    bad = IndexRow("zoo", "zoo.html", "failed", "FAILED: export:zoo: <no> file", "")
+    found = Page(render_index([ROW, bad], GENERATED))
+    assert found.links == ["zoo.html", "resnet.html"]
+    assert "FAILED: export:zoo: <no> file" in found.text
+    assert "2.10 ms" in found.text
+    assert "torch.compile is faster" in found.text
+    assert [f["value"] for _, f in found.elements if f.get("data-f") == "t"] == [
+        "nightly",
+        "vision",
+    ]
+
+
+def test_an_index_of_no_models_is_a_page() -> None:
+    assert "0 models" in Page(render_index([], GENERATED)).text
+
+
+def test_a_row_of_the_index_comes_from_the_page(results: Results) -> None:
+    results.without_gpu()
+    row = index_row(page(results, history=(builds(2.1, 2.0, 2.2),), tags=("a",), owner="me"))
+    assert (row.engine, row.p50_ms, row.size_bytes) == ("ort-cpu", 2.1, 118_000)
+    assert row.trend == (2.2, 2.0, 2.1)
+    assert (row.tags, row.owner, row.built) == (("a",), "me", "2026-11-22T01:00:00Z")
+
+
+def test_no_model_replaces_the_index() -> None:
+    names = {page_name(name) for name in ("index", "Index", "INDEX", "a")}
+    assert len(names) == 4
+    assert "index.html" not in {name.lower() for name in names}
+
+
+def test_reports_of_older_versions_are_read(results: Results, tmp_path: Path) -> None:
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    content = {"model": "tiny", **as_json(report)}
+    del content["recommendation"], content["layers"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(content))
+    found = read_report(path)
+    assert isinstance(found, Report)
+    assert found.recommendation is None
+    shown(page_of(found, results))

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny_results import Results, contender
+
+from buildsys.report.assemble import assemble
+from buildsys.report.formatting import TIMES
+from buildsys.report.results.report import Recommendation
+
+
+def recommendation(results: Results) -> Recommendation:
+    found = assemble("tiny", results.manifest, results.inputs, {}).recommendation
+    assert found is not None
+    return found
+
+
+def bench(results: Results, **p50_ms: float) -> None:
+    contenders: dict[str, Any] = {name: contender(time) for name, time in p50_ms.items()}
+    for name, time in p50_ms.items():
+        contenders[name]["p50_interval_ms"] = [time * 0.99, time * 1.01]
+    case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": None}
+    results.passed("bench:tiny:ort-cpu", cases={"opt": case})
+
+
+def test_the_fastest_verified_engine_is_recommended(results: Results) -> None:
+    found = recommendation(results)
+    assert (found.engine, found.case) == ("rtx-fp16", "opt")
+    assert found.why.startswith("It is the fastest of 2 verified engines (case opt).")
+    assert found.fastest == found.timing
+
+
+def test_a_faster_baseline_is_named(results: Results) -> None:
+    results.without_gpu()
+    bench(results, engine=2.0, torch=6.0, torch_compile=1.6)
+    found = recommendation(results)
+    assert found.engine == "ort-cpu"
+    assert found.why == (
+        f"It is the only verified engine (case opt). torch.compile is 1.25{TIMES} faster than this"
+        " engine (p50 1.60 ms)."
+    )
+    assert found.fastest is not None
+    assert found.fastest.contender == "torch_compile"
+
+
+def test_overlapping_intervals_are_no_difference(results: Results) -> None:
+    results.without_gpu()
+    bench(results, engine=2.0, torch=1.99)
+    assert "torch is equally fast (p50 1.99 ms)." in recommendation(results).why
+
+
+def test_an_engine_without_verification_is_not_recommended(results: Results) -> None:
+    results.without_gpu()
+    results.unavailable("verify:tiny:ort-cpu")
+    found = recommendation(results)
+    assert (found.engine, found.timing) == ("", None)
+    assert found.why == "No engine has been verified here; built: ort-cpu, rtx-fp16."
+    results.unavailable("engine:tiny:ort-cpu")
+    results.unavailable("engine:tiny:rtx-fp16")
+    assert recommendation(results).why == "No engine has been built."
+
+
+@pytest.mark.parametrize("status", ["failed", "noisy"])
+def test_a_benchmark_that_has_not_passed_decides_nothing(results: Results, status: str) -> None:
+    results.write(
+        "bench:tiny:rtx-fp16",
+        {"status": status, "cases": {"opt": {"contenders": {"engine": contender(0.1)}}}},
+    )
+    assert recommendation(results).engine == "ort-cpu"
+
+
+def test_without_benchmarks_the_smallest_engine_is_recommended(results: Results) -> None:
+    for engine in ("ort-cpu", "rtx-fp16"):
+        results.unavailable(f"bench:tiny:{engine}")
+    found = recommendation(results)
+    assert (found.engine, found.timing) == ("ort-cpu", None)
+    assert found.why == "It is the smallest verified engine; no benchmark has passed."
+
+
+def test_the_margin_is_that_of_the_output_closest_to_its_limit(results: Results) -> None:
+    results.without_gpu()
+    margin = recommendation(results).margin
+    assert margin is not None
+    assert (margin.measure, margin.value, margin.limit) == ("relative error", 3e-6, 1e-4)
+    assert margin.place == "case max, output scores"
+    assert margin.used == pytest.approx(0.03)
+
+
+def test_a_model_without_engines_has_no_recommendation(results: Results) -> None:
+    results.manifest["engines"] = []
+    for target in [one for one in results.inputs if one.count(":") == 2]:
+        del results.inputs[target]
+    assert assemble("tiny", results.manifest, results.inputs, {}).recommendation is None
