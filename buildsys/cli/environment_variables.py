@@ -34,6 +34,11 @@ def _check_folder(root: Path, environment: Mapping[str, str], name: str) -> None
         )
 
 
+def _check_file(root: Path, environment: Mapping[str, str], name: str) -> None:
+    if (root / environment[name]).is_dir():
+        raise UsageError(f"{name}={environment[name]} is a folder", "name a file, or unset it")
+
+
 def _check_url(root: Path, environment: Mapping[str, str], name: str) -> None:
     text = environment[name]
     if "://" not in text and not _SCHEME.match(text):
@@ -75,6 +80,12 @@ TOOLCHAIN = Variable(
 VARIABLES = (
     Variable("BUILDSYS_BUILD", "folder", "build folder instead of `build`", _check_folder),
     Variable("BUILDSYS_CONFIGS", "folder", "manifest folder instead of `configs`", _check_folder),
+    Variable(
+        "BUILDSYS_HISTORY",
+        "file",
+        "history of builds instead of `.buildsys/history.db`",
+        _check_file,
+    ),
     Variable(
         "BUILDSYS_INTERPRETER_LIMIT",
         "duration",

@@ -10,14 +10,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.execution.reachable_builds import PlannedBuilds, RecordsOf, planned_builds
+from buildsys.history.recorder import Checkout
 from buildsys.manifest.project import Project, load_project
 from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.report.formatting import plural
@@ -33,6 +34,39 @@ class Revision(NamedTuple):
     name: str  # as typed
     commit: str
     project: Project
+
+
+def read_checkout(root: Path, unversioned: Iterable[Path]) -> Checkout:
+    """Return the state of the git checkout around ``root``.
+
+    Changes in the ``unversioned`` folders do not count.
+    Raises: UsageError: there is no repository. OSError: there is no git.
+    """
+    git, root = _Git(root), root.resolve()
+    top = git.top.resolve()
+    folders = (folder.resolve() for folder in unversioned)
+    others = [os.path.relpath(folder, top) for folder in folders if folder.is_relative_to(top)]
+    paths = (":/", *(f":(top,exclude){name}" for name in others))
+    lines = git.text("status", "--porcelain=v2", "--branch", "--", *paths, problem="git status")
+    facts = dict(line[2:].split(" ", 1) for line in lines.splitlines() if line[:2] == "# ")
+    commit = facts.get("branch.oid", "").replace("(initial)", "")
+    is_dirty = any(line[:2] != "# " for line in lines.splitlines())
+    project = ""
+    with suppress(UsageError):  # no remote
+        project = _remote_name(git.text("remote", "get-url", "origin", problem="no remote"))
+        inside = root.relative_to(top).as_posix()
+        project += "" if inside == "." else f"//{inside}"
+    return Checkout(project, commit, is_dirty)
+
+
+def _remote_name(url: str) -> str:
+    """Return one name for all URLs of a remote, without user and password."""
+    _, scheme, address = url.rpartition("://")
+    host, slash, path = address.partition("/")
+    host = host.rpartition("@")[2]
+    if not scheme:
+        host = host.replace(":", "/", 1)  # git@host:path
+    return f"{host}{slash}{path}".rstrip("/").removesuffix(".git")
 
 
 @contextmanager

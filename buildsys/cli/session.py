@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +25,7 @@ from buildsys.plan.project_plan import ProjectPlan
 if TYPE_CHECKING:
     from buildsys.execution.executor import Executor, Outcome
     from buildsys.execution.freshness import Explanation
+    from buildsys.history.recorder import Recorder
     from buildsys.manifest.project import Project
     from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.client.pool import WorkerPool
@@ -115,6 +116,19 @@ class Session(TargetNames):
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
             on_event=lambda target, event: self.on_event(target, event),
+            make_recorder=self._make_recorder,
+        )
+
+    def _make_recorder(self) -> Recorder:
+        from buildsys.cli.git_revision import read_checkout
+        from buildsys.history.database import History, history_file
+        from buildsys.history.recorder import Recorder
+
+        project = self.project
+        return Recorder(
+            History(history_file(project.state)),
+            partial(read_checkout, project.root, (project.build, project.state)),
+            lambda model: project.models[model].text,
         )
 
     def is_fresh(self, target: str) -> bool:

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
@@ -39,6 +40,7 @@ from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
+    from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
     from buildsys.workers.client.pool import JobReply, WorkerPool
 
@@ -65,6 +67,7 @@ class Executor:
     ``threads`` is the number of processor threads per worker, 0 for all. ``on_event`` gets the
     target with the worker's events, ``{"event": "stale", "reason": text}`` before anything is
     restored or run, and ``{"event": "waiting", "holder": text, "elsewhere": in another process}``.
+    ``make_recorder`` is called before the first target that is not up to date.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Executor:
         threads: int = 0,
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
+        make_recorder: Callable[[], Recorder | None] = lambda: None,
     ) -> None:
         self._project = project_root
         self._build = build
@@ -91,6 +95,7 @@ class Executor:
         self._timing_caches = timing_caches
         self._threads = threads
         self._on_event = on_event
+        self._make_recorder = make_recorder
         self._db = pool.texts = StateDb(state / "state.db", notify)
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
@@ -143,6 +148,7 @@ class Executor:
             reasons = found.reasons or (Reason(ASKED_FOR),)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
+            _ = self._recorder  # it asks git in the meantime
             if not force and not key.missing and not self.ledger.is_forgotten(target):
                 record = self._restore(action, key, why)
                 if record is not None:
@@ -193,6 +199,8 @@ class Executor:
         try:
             self._background.close()
         finally:
+            if recorder := vars(self).get("_recorder"):
+                recorder.close()
             self._db.close()
 
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
@@ -237,6 +245,9 @@ class Executor:
             self._log(action).write_text(f"{text}\n", encoding="utf-8")
         self._signers.add(record, signer)
         self.ledger.add(record, restored=True, why=why, reads=key.reads)
+        ended = record.status, ledger.utc_now(), record.seconds, record.reason, why
+        run = HistoryEntry(action.target, key.digest, *ended)
+        self._record(action, key, run, record.figures, record.outputs, how=ledger.RESTORED)
         return record
 
     def _make(self, action: Action, key: ActionKey, why: str) -> Outcome:
@@ -256,6 +267,7 @@ class Executor:
                     run = HistoryEntry(target, key.digest, "error", started, 0.0, str(error), why)
                     if not self._stopped:
                         self.ledger.add_run(run)
+                        self._record(action, key, run)
                     raise
                 now = self._keys.build(action)
                 changed = self._keys.changed_file(action, key, now)
@@ -292,6 +304,7 @@ class Executor:
             error = StageError(f"{texts[0]}, which strict_reads forbids{more}", remedy(reads))
             run = HistoryEntry(action.target, key.digest, "error", started, 0.0, str(error), why)
             self.ledger.add_run(run)
+            self._record(action, key, run)
             raise error
         from buildsys.workers.result_file import format_figures  # not needed by most runs
 
@@ -353,9 +366,12 @@ class Executor:
                 (tree / name).unlink(missing_ok=True)
         sealed = self._publisher.digest_outputs(tree)
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
+        ended = status, started, reply.seconds, reply.reason, why
+        run = HistoryEntry(target, key.digest, *ended)
+        figures = {**reply.figures, "peak_rss_mib": reply.peak_rss_mib}
         if status == ledger.FAILED:
-            run = (target, key.digest, ledger.FAILED, started, reply.seconds, reply.reason, why)
-            self.ledger.add_run(HistoryEntry(*run), sealed)
+            self.ledger.add_run(run, sealed)
+            self._record(action, key, run, figures)
             details = f"details: {self._shown(self._build / main)}"
             raise CheckFailed(reply.reason, joined(reply.hint, details))
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
@@ -375,11 +391,43 @@ class Executor:
         )
         self._signers.add(record, BUILT_HERE)
         self.ledger.add(record, why=why, reads=key.reads)
+        self._record(action, key, run, figures, outputs)
         names = key.without_reads().digest if key.reads else ""
         self._background.submit(partial(self._cache.keep, action, record, names))
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return _outcome(record)
+
+    @cached_property
+    def _recorder(self) -> Recorder | None:
+        return self._make_recorder()
+
+    def _record(
+        self,
+        action: Action,
+        key: ActionKey,
+        run: HistoryEntry,
+        figures: Mapping[str, Any] = MappingProxyType({}),
+        outputs: Mapping[str, OutputFile | None] = MappingProxyType({}),
+        *,
+        how: str = "ran",
+    ) -> None:
+        """Add a run to the history, after the ledger has it."""
+        if self._recorder is None:
+            return
+        files = {role: outputs.get(ref.path) for role, ref in action.outputs.items()}
+        build = self._recorder.add(
+            {"model": action.model, "stage": action.stage, "variant": action.variant},
+            parts=key.parts,
+            figures=figures,
+            outputs={role: file.digest for role, file in files.items() if file is not None},
+            how=how,
+            **run._asdict(),
+        )
+        if build is not None and action.measures and run.status == ledger.PASSED and how == "ran":
+            # a benchmark has up to millions of samples
+            result = self._build / action.outputs[RESULT].path
+            self._background.submit(partial(self._recorder.add_measurements, build, result))
 
     def _log(self, action: Action) -> Path:
         return (self._build / action.outputs[RESULT].path).with_suffix(".log")

@@ -1,7 +1,7 @@
-"""The SQLite database of the state folder.
+"""SQLite databases of the state folder.
 
-All of its content can be made again. A damaged file is therefore set aside with a warning, which
-costs time but never correctness.
+A damaged file is set aside with a warning. The content of the build state can be made again, so
+that costs time but never correctness.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from buildsys.errors import StageError
 from buildsys.system.file_locks import locked
@@ -59,6 +59,29 @@ CREATE TABLE settled_targets (
 """
 
 
+class Schema(NamedTuple):
+    """Tables of a database, and the words of messages about it."""
+
+    version: int
+    tables: str
+    subject: str
+    remedy: str
+    lost: str  # without the file
+    # a number in the file's header: a newer file and one of another program are left as they are
+    application_id: int = 0
+    busy_timeout_s: float = BUSY_TIMEOUT_S
+
+
+BUILD_STATE = Schema(
+    VERSION,
+    TABLES,
+    "the build state",
+    "its folder must be writable and its disk not full; deleting the file is safe and costs a "
+    "rebuild",
+    "nothing is known of earlier builds",
+)
+
+
 def warn_on_stderr(message: str) -> None:
     """Print a warning as one plain line."""
     sys.stderr.write(f"buildsys: warning: {printable_line(message)}\n")
@@ -73,8 +96,14 @@ class StateDb:
     ``get`` and ``set`` make it a ``TextCache``.
     """
 
-    def __init__(self, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> None:
+    def __init__(
+        self,
+        path: Path,
+        notify: Callable[[str], None] = warn_on_stderr,
+        schema: Schema = BUILD_STATE,
+    ) -> None:
         self.path = path
+        self._schema = schema
         self._lock = path.with_name(path.name + ".lock")
         self._notify = notify
         self._texts: dict[str, str] = {}
@@ -93,7 +122,7 @@ class StateDb:
                     # commits that a killed process left in the write-ahead log are not seen:
                     # their targets are stale until the file can be written
                     with contextlib.suppress(sqlite3.Error):
-                        self._read_only = _open_read_only(self.path, "mode=ro&immutable=1")
+                        self._read_only = self._open_read_only("mode=ro&immutable=1")
                     if self._read_only is None:
                         raise
             return self._read_only.execute(query, values).fetchall()
@@ -156,24 +185,25 @@ class StateDb:
                 return work(self._open())
         except (sqlite3.DatabaseError, OSError) as error:
             self.close()
-            raise StageError(
-                f"cannot use the build state {self.path}: {error}",
-                "its folder must be writable and its disk not full; deleting the file is safe and "
-                "costs a rebuild",
-            ) from error
+            hint = "" if isinstance(error, sqlite3.NotSupportedError) else self._schema.remedy
+            problem = f"cannot use {self._schema.subject} {self.path}: {error}"
+            raise StageError(problem, hint) from error
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = _connect(self.path, timeout=BUSY_TIMEOUT_S)
+            schema = self._schema
+            connection = _connect(self.path, timeout=schema.busy_timeout_s)
             try:
                 connection.execute("PRAGMA synchronous=NORMAL")
-                if not _has_tables(connection):
+                if not self._has_tables(connection):
                     with locked(self._lock):  # two processes may create it at the same time
-                        if not _has_tables(connection):
+                        if not self._has_tables(connection):
                             connection.execute("PRAGMA journal_mode=WAL")
-                            version = f"PRAGMA user_version={VERSION};"
-                            connection.executescript(f"BEGIN IMMEDIATE; {TABLES} {version} COMMIT;")
+                            header = f"PRAGMA user_version={schema.version};"
+                            header += f"PRAGMA application_id={schema.application_id};"
+                            script = f"BEGIN IMMEDIATE; {schema.tables} {header} COMMIT;"
+                            connection.executescript(script)
             except sqlite3.DatabaseError:
                 self._inode = _inode(self.path)
                 connection.close()
@@ -198,9 +228,44 @@ class StateDb:
                 if path.exists():
                     path.rename(self.path.with_name(self.path.name + suffix + part))
             self._notify(
-                f"the build state {self.path} is not readable ({error}); "
+                f"{self._schema.subject} {self.path} is not readable ({error}); "
                 f"set aside as {self.path.name}{suffix}"
             )
+
+    def _open_read_only(self, mode: str) -> sqlite3.Connection:
+        """Open an existing file. Raises: sqlite3.Error: it is missing, damaged or empty."""
+        connection = _connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True)
+        try:
+            if not self._has_tables(connection):
+                raise sqlite3.DatabaseError("it has no tables")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _has_tables(self, connection: sqlite3.Connection) -> bool:
+        """Return True for an initialized database.
+
+        Raises: sqlite3.DatabaseError: another version. sqlite3.NotSupportedError: one to be left
+        as it is.
+        """
+        ours = self._schema
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if ours.application_id:
+            application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
+            is_empty = not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+            if application_id != ours.application_id and (version or not is_empty):
+                raise sqlite3.NotSupportedError(f"it is not {ours.subject}")
+            if version > ours.version:
+                raise sqlite3.NotSupportedError(
+                    f"a newer buildsys wrote it (schema {version}, this one reads {ours.version}); "
+                    "update buildsys"
+                )
+        if version not in (0, ours.version):
+            raise sqlite3.DatabaseError(
+                f"it has version {version}, this buildsys writes {ours.version}"
+            )
+        return version == ours.version
 
     def _is_current(self) -> bool:
         """Return True if the opened file is still at its path."""
@@ -215,32 +280,37 @@ class ReadOnlyStateDb(StateDb):
     """
 
     def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
-        """Return all rows of a query; none, with one warning, if damaged.
+        """Return all rows of a query; none, with one warning, if damaged."""
+        with self._guard:
+            try:
+                return self.query(query, values)
+            except (sqlite3.DatabaseError, OSError) as error:
+                self.close()
+                if self.path.exists():
+                    self._notify(
+                        f"{self._schema.subject} {self.path} cannot be read ({error}): "
+                        f"{self._schema.lost}"
+                    )
+            self._read_only = _connect(":memory:")
+            self._read_only.executescript(self._schema.tables).close()
+            return self._read_only.execute(query, values).fetchall()
+
+    def query(self, query: str, values: Sequence[object] = ()) -> list[Row]:
+        """Return all rows of a query. Raises: sqlite3.DatabaseError, OSError: it is not readable.
 
         Even to read a database with a write-ahead log, SQLite writes next to it. ``immutable``
         prevents that and is correct while there is no log, as then no process has the file open. If
         one way fails, the other may work.
         """
         with self._guard:
-            try:
-                if self._read_only is None and self.path.exists():
-                    modes = ["mode=ro&immutable=1", "mode=ro"]
-                    if self.path.with_name(self.path.name + "-wal").exists():
-                        modes.reverse()
-                    try:
-                        self._read_only = _open_read_only(self.path, modes[0])
-                    except sqlite3.OperationalError:
-                        self._read_only = _open_read_only(self.path, modes[1])
-                if self._read_only is not None:
-                    return self._read_only.execute(query, values).fetchall()
-            except (sqlite3.DatabaseError, OSError) as error:
-                self.close()
-                self._notify(
-                    f"the build state {self.path} cannot be read ({error}): "
-                    "nothing is known of earlier builds"
-                )
-            self._read_only = _connect(":memory:")
-            self._read_only.executescript(TABLES).close()
+            if self._read_only is None:
+                modes = ["mode=ro&immutable=1", "mode=ro"]
+                if self.path.with_name(self.path.name + "-wal").exists():
+                    modes.reverse()
+                try:
+                    self._read_only = self._open_read_only(modes[0])
+                except sqlite3.OperationalError:
+                    self._read_only = self._open_read_only(modes[1])
             return self._read_only.execute(query, values).fetchall()
 
     def write(self, statements: Iterable[Statement]) -> None:
@@ -249,26 +319,6 @@ class ReadOnlyStateDb(StateDb):
 
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode(errors='surrogatepass')):0{_CHECKSUM_LENGTH}x}"
-
-
-def _open_read_only(path: Path, mode: str) -> sqlite3.Connection:
-    """Open a database of this version. Raises: sqlite3.Error: it is missing, damaged or empty."""
-    connection = _connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
-    try:
-        if not _has_tables(connection):
-            raise sqlite3.DatabaseError("it has no tables")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _has_tables(connection: sqlite3.Connection) -> bool:
-    """Return True for an initialized database. Raises: sqlite3.DatabaseError: other version."""
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if version not in (0, VERSION):
-        raise sqlite3.DatabaseError(f"it has version {version}, this buildsys writes {VERSION}")
-    return version == VERSION
 
 
 def _inode(path: Path) -> int:

@@ -17,6 +17,7 @@ class Latencies(TypedDict, total=False):
     count: int
     mean_ms: float
     p50_ms: float
+    p50_interval_ms: list[float] | None  # confidence interval of the median: low, high
     p90_ms: float
     p95_ms: float
     p99_ms: float

@@ -139,6 +139,7 @@ def _environment(project: Project, root: Path, conditions: Conditions) -> dict[s
         "BUILDSYS_CONFIGS": str(configs.relative_to(project.root) if inside else configs),
         # benchmarks of this user still exclude each other
         "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder()),
+        "BUILDSYS_HISTORY": str(root / STATE_FOLDER / "history.db"),
         # nothing may come from a cache or a server of another build
         "BUILDSYS_STORE": str(root / STATE_FOLDER / "store"),
         "BUILDSYS_REMOTE": "",

@@ -1,0 +1,1 @@
+"""History of builds and benchmarks, comparison and gates."""

@@ -1,0 +1,160 @@
+"""Figures of a target that the history keeps, taken from its result file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from buildsys.history.database import GPU, HOST, Measurement
+from buildsys.report.results.bench import (
+    BenchResult,
+    ContenderResult,
+    Latencies,
+    engine_contender,
+)
+from buildsys.report.results.convert import ConvertResult
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.export import ExportResult
+from buildsys.report.results.header import ComparedCases
+from buildsys.report.results.reader import RESULT_TYPES, parse
+from buildsys.report.results.simplify import SimplifyResult
+from buildsys.report.results.validate import ValidateResult
+from buildsys.report.results.verify import VerifyResult
+
+RELATIVE = "relative"  # of checks; None: not finite
+MAIN_CASE = "opt"  # without it, the first case
+_LATENCIES = ("p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "variation")
+Figures = dict[str, Any]
+
+
+def build_figures(stage: str, result: Mapping[str, Any]) -> Figures:
+    """Return the figures of a result, as far as it has them."""
+    figures: Figures = {"peak_rss_mib": result.get("peak_rss_mib")}
+    if stage in _FIGURES:
+        figures |= _FIGURES[stage](parse(result, RESULT_TYPES[stage]))
+    return {name: one for name, one in figures.items() if one is not None or name == RELATIVE}
+
+
+def measurements(result: Mapping[str, Any]) -> list[Measurement]:
+    """Return the measurements in the result of a benchmark.
+
+    Samples that are not numbers are left out of ``samples_ms``, not of ``count``.
+    """
+    found = []
+    for case, figures in parse(result, BenchResult).get("cases", {}).items():
+        for name, contender in figures.get("contenders", {}).items():
+            for clock, latencies in _clocks(contender):
+                p50_ms = latencies.get("p50_ms")
+                if p50_ms is None or not math.isfinite(p50_ms):
+                    continue
+                samples_ms = [s for s in latencies.get("samples_ms", []) if math.isfinite(s)]
+                known: dict[str, Any] = {name: latencies.get(name) for name in _LATENCIES}
+                known["throughput_per_s"] = latencies.get("throughput_per_s")
+                found.append(
+                    Measurement(
+                        case,
+                        name,
+                        clock,
+                        latencies.get("count", len(samples_ms)),
+                        p50_ms,
+                        _interval(latencies),
+                        figures.get("dims", {}),
+                        figures.get("batch"),
+                        {name: value for name, value in known.items() if value is not None},
+                        samples_ms,
+                    )
+                )
+    return found
+
+
+def _clocks(contender: ContenderResult) -> Iterator[tuple[str, Latencies]]:
+    yield HOST, contender
+    if "gpu" in contender:
+        yield GPU, contender["gpu"]
+
+
+def _interval(latencies: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the interval of a median, None if it was not measured."""
+    match latencies.get("p50_interval_ms"):
+        case [float(low), float(high)] if math.isfinite(low) and math.isfinite(high):
+            return low, high
+        case _:
+            return None
+
+
+def _bench(result: BenchResult) -> Figures:
+    cases = result.get("cases", {})
+    name = MAIN_CASE if MAIN_CASE in cases else next(iter(cases), "")
+    case = cases.get(name, {})
+    contenders = case.get("contenders", {})
+    contender = engine_contender(contenders)
+    own = contenders.get(contender, {})
+    gpu = own.get("gpu", {})
+    medians = {one: p50 for one, c in contenders.items() if (p50 := c.get("p50_ms")) is not None}
+    return {
+        "case": name,
+        "contender": contender,
+        "latency_p50_ms": own.get("p50_ms"),
+        "latency_interval_ms": _interval(own),
+        "gpu_p50_ms": gpu.get("p50_ms"),
+        "gpu_interval_ms": _interval(gpu),
+        "throughput_per_s": own.get("throughput_per_s"),
+        "speedup": case.get("speedup"),
+        "fastest": min(medians, key=lambda one: medians[one], default=None),
+        "device_memory_bytes": own.get("device_memory_bytes"),
+        "noisy": result.get("noisy") or None,
+    }
+
+
+def _engine(result: EngineResult) -> Figures:
+    names = ("build_seconds", "device_memory_bytes", "engine_sha256")
+    return {"bytes": result.get("engine_bytes"), **{name: result.get(name) for name in names}}
+
+
+def _checked(cases: Mapping[str, ComparedCases]) -> Figures:
+    """Return the largest relative error with its place; None if it is not finite."""
+    errors = [
+        (math.inf if error is None or math.isnan(error) else error, (graph, case, output))
+        for graph, compared in cases.items()
+        for case, outputs in compared.items()
+        for output, comparison in outputs.items()
+        if (error := comparison.get("relative")) is not None or comparison.get("passed") is False
+    ]
+    if not errors:
+        return {}
+    error, place = max(errors)
+    relative = error if math.isfinite(error) else None
+    return {RELATIVE: relative, "relative_at": " ".join(filter(None, place))}
+
+
+def _export(result: ExportResult) -> Figures:
+    return {"bytes": result.get("bytes"), "nodes": result.get("nodes")}
+
+
+def _simplify(result: SimplifyResult) -> Figures:
+    after = result.get("after", {})
+    return {"bytes": after.get("bytes"), "nodes": after.get("nodes")}
+
+
+def _convert(result: ConvertResult) -> Figures:
+    return {"bytes": result.get("bytes_after")}
+
+
+def _validate(result: ValidateResult) -> Figures:
+    return _checked(result.get("graphs", {}))
+
+
+def _verify(result: VerifyResult) -> Figures:
+    return _checked({"": result.get("cases", {})})
+
+
+_FIGURES: Mapping[str, Callable[[Any], Figures]] = {
+    "bench": _bench,
+    "convert": _convert,
+    "engine": _engine,
+    "export": _export,
+    "simplify": _simplify,
+    "validate": _validate,
+    "verify": _verify,
+}

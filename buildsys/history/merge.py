@@ -1,0 +1,102 @@
+"""Import of the history of another machine: merged by id, idempotent."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from buildsys.errors import UsageError
+from buildsys.history.database import BUILD_COLUMNS, HISTORY, Build, History, read_build
+from buildsys.store.state_db import ReadOnlyStateDb, Row
+
+_AT_ONCE = 200  # builds in a transaction, so that builds in progress do not wait long
+_FUTURE_S = 60.0
+
+
+class Imported(NamedTuple):
+    """The result of an import."""
+
+    added: int
+    known: int  # recorded before
+    notes: tuple[str, ...]  # sentences on what looks wrong
+
+
+def import_history(history: History, file: Path, project: str = "") -> Imported:
+    """Add the builds of another history, of which nothing changes.
+
+    Of a damaged file, all readable builds are added.
+    Raises: UsageError: the file is no history, or not readable at all. StageError: our own history
+    cannot be written.
+    """
+    if file.exists() and history.path.exists() and file.samefile(history.path):
+        raise UsageError(f"{file} is the history of this project itself")
+    db = _OtherFile(file)
+    source = History(file, db=db)
+    try:
+        machines, added, known = history.machines(), 0, 0
+        projects, future = dict[str, int](), dict[str, int]()
+        for builds in db.builds():
+            before = history.known([build.id for build in builds])
+            history.copy(builds, source)
+            known += len(before)
+            for build in builds:
+                if build.id not in before:
+                    added += 1
+                    projects[build.project] = projects.get(build.project, 0) + 1
+                    if build.position > time.time() + _FUTURE_S:
+                        future[build.machine] = future.get(build.machine, 0) + 1
+    finally:
+        source.close()
+    notes = [
+        f"two machines are called {name}; their ids are {' and '.join(sorted(ids))}"
+        for name, ids in history.machines().items()
+        if len(ids) > len(machines.get(name, ())) and len(ids) > 1
+    ]
+    notes += [
+        f"{count} of the builds belong to another project, {other}"
+        for other, count in projects.items()
+        if project and other not in (project, "")
+    ]
+    notes += [
+        f"{count} builds of {machine} are dated in the future, as its clock was ahead"
+        for machine, count in future.items()
+    ]
+    if db.damaged:
+        notes.append(f"{file} is damaged: parts of it were not readable and are left out")
+    return Imported(added, known, tuple(notes))
+
+
+class _OtherFile(ReadOnlyStateDb):
+    """A history to import, which may be damaged in places."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, schema=HISTORY)
+        self.damaged = False
+
+    def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
+        """Return all rows of a query, none if they are damaged."""
+        try:
+            return self.query(query, values)
+        except sqlite3.DatabaseError:
+            self.damaged = True
+            return []
+
+    def builds(self) -> Iterator[list[Build]]:
+        """Yield the readable builds in groups. Raises: UsageError: there is no readable table."""
+        try:
+            if not self.path.is_file():
+                raise UsageError(f"there is no file {self.path}")
+            last = self.query("SELECT max(rowid) FROM builds")[0][0] or 0
+        except (sqlite3.DatabaseError, OSError) as error:
+            raise UsageError(f"cannot import {self.path}: {error}") from None
+        select = f"SELECT rowid, {BUILD_COLUMNS} FROM builds WHERE rowid > ? ORDER BY rowid LIMIT ?"  # noqa: S608
+        at = 0
+        while at < last:
+            rows = self.read(select, (at, _AT_ONCE))
+            found = [build for row in rows if (build := read_build(row[1:])) is not None]
+            self.damaged = self.damaged or len(found) < len(rows)
+            at = rows[-1][0] if rows else at + _AT_ONCE
+            yield found

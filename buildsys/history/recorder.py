@@ -1,0 +1,166 @@
+"""Recorder of finished targets. It never fails a build."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from buildsys.history.database import Build, History, digest_of
+from buildsys.history.figures import build_figures, measurements
+from buildsys.report.formatting import duration
+from buildsys.store.state_db import warn_on_stderr
+
+_ENVIRONMENT = ("device:", "tool:", "env:")  # parts of a key
+_CHECKOUT_LIMIT_S = 10.0  # for git; without an answer the revision is unknown
+_SET_BACK_S = 1.0
+
+
+class Checkout(NamedTuple):
+    """The state of the project's git checkout."""
+
+    project: str = ""  # remote, and folder in the repository
+    revision: str = ""
+    dirty: bool | None = None
+
+
+class Recorder:
+    """Records the targets of one run. Thread-safe.
+
+    After a problem, such as a full disk, builds wait in memory for another attempt at the end of
+    the run. ``checkout`` is called in a thread, ``manifest`` with the name of a model.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        checkout: Callable[[], Checkout],
+        manifest: Callable[[str], str],
+        notify: Callable[[str], None] = warn_on_stderr,
+    ) -> None:
+        self._history = history
+        self._manifest = manifest
+        self._notify = notify
+        self._run = uuid.uuid4().hex
+        self._machine, self._machine_id = os.uname().nodename, machine_id()
+        self._guard = threading.Lock()
+        self._waiting: list[Callable[[], None]] = []
+        self._has_failed = self._has_warned = False
+        self._has_begun = False
+        self._known_texts: set[str] = set()
+        self._checkout = Checkout()
+        self._git = threading.Thread(target=self._look_up, args=(checkout,), daemon=True)
+        self._git.start()
+
+    def add(
+        self,
+        names: Mapping[str, Any],
+        *,
+        parts: Mapping[str, str],
+        figures: Mapping[str, Any],
+        **more: Any,
+    ) -> Build | None:
+        """Record a finished target.
+
+        ``names`` are target, stage, model and variant, ``parts`` those of its key, ``figures`` the
+        content of its result file, ``more`` other fields of a build. None: nothing can be recorded.
+        """
+        try:
+            environment = _environment(parts)
+            manifest = self._manifest(names["model"])
+            self._git.join(_CHECKOUT_LIMIT_S)
+            build = Build(
+                id=uuid.uuid4().hex,
+                run=self._run,
+                position=time.time(),
+                machine=self._machine,
+                machine_id=self._machine_id,
+                environment=digest_of(environment),
+                manifest=digest_of(manifest),
+                figures=build_figures(names["stage"], figures),
+                **self._checkout._asdict(),
+                **names,
+                **more,
+            )
+        except Exception as error:  # a build is worth more than its record
+            self._warn(error)
+            return None
+        texts = {digest_of(text): text for text in (environment, manifest)}
+        new = [text for digest, text in texts.items() if digest not in self._known_texts]
+        self._known_texts |= texts.keys()
+        self._write(lambda: self._history.add(build, texts=new))
+        return build
+
+    def add_measurements(self, build: Build, result: Path) -> None:
+        """Record the samples in the result file of a benchmark."""
+        try:
+            found = measurements(json.loads(result.read_bytes()))
+        except Exception as error:
+            self._warn(error)
+            return
+        self._write(lambda: self._history.add_measurements(build, found))
+
+    def close(self) -> None:
+        """Try again to write what could not be written, and close the history."""
+        with self._guard:
+            with suppress(Exception):  # reported at the first attempt
+                self._write_all()
+            self._history.close()
+
+    def _write(self, work: Callable[[], None]) -> None:
+        """Write to the history, after what is waiting."""
+        with self._guard:
+            self._waiting.append(work)
+            if self._has_failed:
+                return
+            try:
+                self._check_clock()
+                self._write_all()
+            except Exception as error:
+                self._has_failed = True
+                self._warn(error)
+
+    def _write_all(self) -> None:
+        while self._waiting:
+            self._waiting[0]()
+            del self._waiting[0]
+
+    def _check_clock(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        behind_s = self._history.last_position(self._machine_id) - time.time()
+        if behind_s > _SET_BACK_S:
+            self._notify(
+                f"the clock is {duration(behind_s)} behind the last build in the history; "
+                "builds stay in their order"
+            )
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._notify(f"builds of this run are missing in the history: {error}")
+
+    def _look_up(self, checkout: Callable[[], Checkout]) -> None:
+        with suppress(Exception):  # without git, or outside of a repository
+            self._checkout = checkout()
+
+
+def machine_id() -> str:
+    """Return an id of this machine, "" if the system has none."""
+    with suppress(OSError):
+        found = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+        # systemd asks not to publish the number itself
+        return hashlib.sha256(f"buildsys {found}".encode()).hexdigest()[:12] if found else ""
+    return ""
+
+
+def _environment(parts: Mapping[str, str]) -> str:
+    return json.dumps({k: v for k, v in sorted(parts.items()) if k.startswith(_ENVIRONMENT)})

@@ -1,0 +1,13 @@
+"""Examples of recorded builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from buildsys.history.database import HOST, Build, Measurement
+
+MakeBuild = Callable[..., Build]
+TARGET = "bench:m:ort"
+MEASUREMENT = Measurement(
+    "opt", "engine", HOST, 3, 1.5, (1.25, 2.0), {"batch": 4}, 4, {"p99_ms": 2.0}, (1.5, 1.25, 2.0)
+)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_builds import MakeBuild
+
+from buildsys.errors import StageError
+from buildsys.history import recorder as recorder_module
+from buildsys.history.database import Build, History
+from buildsys.history.recorder import Checkout, Recorder, machine_id
+
+CHECKOUT = Checkout("host/acme/models", "abc", True)
+PARTS = {"config:x": "1", "device:cpu.model": "A", "tool:onnxruntime": "1.22", "env:OMP": "2"}
+RESULT = {
+    "cases": {
+        "opt": {
+            "dims": {"batch": 4},
+            "batch": 4,
+            "contenders": {
+                "engine": {
+                    "samples_ms": [1.0, None, 2.0],
+                    "count": 3,
+                    "p50_ms": 1.5,
+                    "p50_interval_ms": [1.0, 2.0],
+                }
+            },
+        }
+    }
+}
+
+
+def make_recorder(
+    history: History,
+    warnings: list[str],
+    checkout: Callable[[], Checkout] = lambda: CHECKOUT,
+    manifest: Callable[[str], str] = lambda model: f'{{"name": "{model}"}}',
+) -> Recorder:
+    return Recorder(history, checkout, manifest, warnings.append)
+
+
+def add(recorder: Recorder, **fields: Any) -> Build | None:
+    given = {
+        "target": "bench:m:ort", "key": "k", "how": "ran", "status": "passed",
+        "started": "2026-01-02T03:04:05Z", "seconds": 1.5, "reason": "", "why": "", "outputs": {},
+    }  # fmt: skip
+    names = {"model": "m", "stage": "bench", "variant": "ort"}
+    figures = {**RESULT, "peak_rss_mib": 12.5}
+    return recorder.add(names, parts=PARTS, figures=figures, **{**given, **fields})
+
+
+def test_a_target_is_recorded_with_its_circumstances(
+    history: History, warnings_given: list[str]
+) -> None:
+    recorder = make_recorder(history, warnings_given)
+    build = add(recorder)
+    (found,) = history.builds()
+    assert found == build
+    assert (found.project, found.revision, found.dirty) == CHECKOUT
+    assert found.position == pytest.approx(time.time(), abs=60)
+    assert found.machine
+    assert found.machine_id == machine_id()
+    assert history.manifest(found) == {"name": "m"}
+    assert history.environment(found) == {k: v for k, v in PARTS.items() if k != "config:x"}
+    assert found.figures == {
+        "peak_rss_mib": 12.5, "case": "opt", "contender": "engine", "latency_p50_ms": 1.5,
+        "latency_interval_ms": [1.0, 2.0], "fastest": "engine",
+    }  # fmt: skip
+    assert warnings_given == []
+
+
+def test_the_targets_of_a_run_share_its_id(history: History, warnings_given: list[str]) -> None:
+    for recorder in (make_recorder(history, warnings_given), make_recorder(history, [])):
+        add(recorder)
+        add(recorder)
+    runs = [build.run for build in history.builds()]
+    assert runs[0] == runs[1] != runs[2] == runs[3]
+
+
+def test_samples_that_are_no_numbers_are_counted_but_not_kept(
+    history: History, warnings_given: list[str], tmp_path: Path
+) -> None:
+    recorder = make_recorder(history, warnings_given)
+    build = add(recorder)
+    assert build is not None
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps(RESULT).replace("1.0, null", "1.0, NaN, null"))
+    recorder.add_measurements(build, result)
+    (found,) = history.measurements(build)
+    assert (found.samples_ms, found.count, found.interval_ms) == ((1.0, 2.0), 3, (1.0, 2.0))
+    assert (found.dims, found.batch, found.contender) == ({"batch": 4}, 4, "engine")
+    assert warnings_given == []
+
+
+def test_a_history_that_cannot_be_written_costs_one_warning(
+    history: History, warnings_given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, real = make_recorder(history, warnings_given), history.add
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StageError("the disk is full")
+
+    monkeypatch.setattr(history, "add", refuse)
+    first, second = add(recorder), add(recorder)
+    assert warnings_given == ["builds of this run are missing in the history: the disk is full"]
+    monkeypatch.setattr(history, "add", real)
+    recorder.close()  # the disk has space again
+    assert history.builds() == [second, first]
+
+
+def test_a_result_that_cannot_be_read_costs_one_warning(
+    history: History, warnings_given: list[str], tmp_path: Path
+) -> None:
+    recorder = make_recorder(history, warnings_given)
+    build = add(recorder)
+    assert build is not None
+    for _ in range(2):
+        recorder.add_measurements(build, tmp_path / "none.json")
+    assert len(warnings_given) == 1
+    assert add(recorder) is not None
+    assert len(history.builds()) == 2
+
+
+def test_without_git_the_revision_is_unknown(
+    history: History, warnings_given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Checkout:
+        raise OSError("no git")
+
+    add(make_recorder(history, warnings_given, fail))
+    monkeypatch.setattr(recorder_module, "_CHECKOUT_LIMIT_S", 0.01)
+    slow = make_recorder(history, warnings_given, lambda: time.sleep(1) or CHECKOUT)
+    add(slow)
+    assert [(b.revision, b.dirty) for b in history.builds()] == [("", None), ("", None)]
+    assert warnings_given == []
+
+
+def test_a_clock_set_back_is_one_warning(
+    history: History, make_build: MakeBuild, warnings_given: list[str]
+) -> None:
+    future = make_build(machine_id=machine_id(), position=time.time() + 7200)
+    history.add(future)
+    recorder = make_recorder(history, warnings_given)
+    builds = [add(recorder), add(recorder)]
+    assert [b.id for b in history.builds()] == [builds[1].id, builds[0].id, future.id]
+    assert len(warnings_given) == 1
+    assert warnings_given[0].startswith("the clock is 1")
+    assert "behind the last build in the history" in warnings_given[0]
