@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from buildsys.errors import UsageError
 from buildsys.store.state_db import ReadOnlyStateDb, Row, Schema, StateDb, Statement, warn_on_stderr
@@ -30,6 +30,7 @@ SHOWN_ID = 8  # characters
 KEEP_SAMPLES = 4096  # per measurement, evenly spaced over its duration
 FULL_BENCHMARKS = 50  # per target; older ones keep THINNED_SAMPLES per measurement
 THINNED_SAMPLES = 256
+T = TypeVar("T")
 _CHUNK = 500  # parameters of one query
 _COMPARED_DEVICES = ("cpu.model", "cpu.cores", "gpu.name", "gpu.compute_capability")
 
@@ -342,7 +343,7 @@ def machine_differences(first: Mapping[str, str], second: Mapping[str, str]) -> 
     return tuple(found)
 
 
-def evenly_spaced(samples: Sequence[float], most: int) -> Sequence[float]:
+def evenly_spaced(samples: Sequence[T], most: int) -> Sequence[T]:
     """Return at most ``most`` samples, in order and spread over all of them."""
     count = len(samples)
     if count <= most:

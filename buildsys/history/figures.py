@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from buildsys.history.database import GPU, HOST, Measurement
+from buildsys.history.database import GPU, HOST, KEEP_SAMPLES, Measurement, evenly_spaced
 from buildsys.report.results.bench import (
     BenchResult,
     ContenderResult,
@@ -24,6 +27,7 @@ from buildsys.report.results.verify import VerifyResult
 
 RELATIVE = "relative"  # of checks; None: not finite
 MAIN_CASE = "opt"  # without it, the first case
+_LISTS = re.compile(rb"\[([-+.0-9eE, nul]*)\]")  # of numbers
 _LATENCIES = ("p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "variation")
 Figures = dict[str, Any]
 
@@ -34,6 +38,19 @@ def build_figures(stage: str, result: Mapping[str, Any]) -> Figures:
     if stage in _FIGURES:
         figures |= _FIGURES[stage](parse(result, RESULT_TYPES[stage]))
     return {name: one for name, one in figures.items() if one is not None or name == RELATIVE}
+
+
+def read_measurements(file: Path) -> list[Measurement]:
+    """Return the measurements in the result file of a benchmark.
+
+    Raises: OSError, ValueError: it cannot be read.
+    """
+
+    def thin(found: re.Match[bytes]) -> bytes:
+        return b"[%b]" % b",".join(evenly_spaced(found[1].split(b","), KEEP_SAMPLES))
+
+    # of 400,000 samples, parsing only those to keep takes 30 instead of 230 ms
+    return measurements(json.loads(_LISTS.sub(thin, file.read_bytes())))
 
 
 def measurements(result: Mapping[str, Any]) -> list[Measurement]:
@@ -83,6 +100,10 @@ def _interval(latencies: Mapping[str, Any]) -> tuple[float, float] | None:
             return None
 
 
+def _listed(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)  # as JSON has it
+
+
 def _bench(result: BenchResult) -> Figures:
     cases = result.get("cases", {})
     name = MAIN_CASE if MAIN_CASE in cases else next(iter(cases), "")
@@ -96,9 +117,9 @@ def _bench(result: BenchResult) -> Figures:
         "case": name,
         "contender": contender,
         "latency_p50_ms": own.get("p50_ms"),
-        "latency_interval_ms": _interval(own),
+        "latency_interval_ms": _listed(_interval(own)),
         "gpu_p50_ms": gpu.get("p50_ms"),
-        "gpu_interval_ms": _interval(gpu),
+        "gpu_interval_ms": _listed(_interval(gpu)),
         "throughput_per_s": own.get("throughput_per_s"),
         "speedup": case.get("speedup"),
         "fastest": min(medians, key=lambda one: medians[one], default=None),

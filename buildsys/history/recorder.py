@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.history.database import Build, History, digest_of
-from buildsys.history.figures import build_figures, measurements
+from buildsys.history.figures import build_figures, read_measurements
 from buildsys.report.formatting import duration
 from buildsys.store.state_db import warn_on_stderr
 
@@ -101,7 +101,7 @@ class Recorder:
     def add_measurements(self, build: Build, result: Path) -> None:
         """Record the samples in the result file of a benchmark."""
         try:
-            found = measurements(json.loads(result.read_bytes()))
+            found = read_measurements(result)
         except Exception as error:
             self._warn(error)
             return

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from buildsys.history.figures import build_figures, measurements
+from buildsys.history.database import KEEP_SAMPLES, evenly_spaced
+from buildsys.history.figures import build_figures, measurements, read_measurements
 
 
 def contender(p50_ms: float, **more: Any) -> dict[str, Any]:
@@ -39,9 +42,9 @@ def test_a_benchmark_is_summed_up_by_its_main_case() -> None:
         "case": "opt",
         "contender": "engine",
         "latency_p50_ms": 2.0,
-        "latency_interval_ms": (1.75, 2.25),
+        "latency_interval_ms": [1.75, 2.25],
         "gpu_p50_ms": 1.5,
-        "gpu_interval_ms": (1.25, 1.75),
+        "gpu_interval_ms": [1.25, 1.75],
         "throughput_per_s": 500.0,
         "speedup": 2.0,
         "fastest": "torch_compile",
@@ -61,6 +64,15 @@ def test_every_contender_and_clock_is_a_measurement() -> None:
     assert found[1].interval_ms == (1.75, 2.25)
     assert found[1].figures == {"throughput_per_s": 500.0}
     assert found[1].samples_ms == [2.0, 2.0]
+
+
+def test_of_many_samples_evenly_spaced_ones_are_read(tmp_path: Path) -> None:
+    samples = [float(n) for n in range(10 * KEEP_SAMPLES)]
+    result = {"cases": {"opt": {"contenders": {"engine": contender(1.0, samples_ms=samples)}}}}
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result))
+    (found,) = read_measurements(file)
+    assert found.samples_ms == evenly_spaced(samples, KEEP_SAMPLES)
 
 
 @pytest.mark.parametrize(
