@@ -95,8 +95,8 @@ VARIABLES = (
     Variable(
         "BUILDSYS_MACHINE_LOCK",
         "folder",
-        "locks for benchmarks and GPUs, shared by the projects of a user; by default "
-        "`buildsys-UID` in the temporary folder",
+        "locks of the GPUs and of benchmarks on the CPU, shared by the projects of a user; by "
+        "default `buildsys-UID` in the temporary folder",
         _check_folder,
     ),
     Variable(

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH, explain
-from buildsys.execution.stale_reasons import UPSTREAM
+from buildsys.execution.stale_reasons import NOISY, UPSTREAM
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
@@ -113,8 +113,11 @@ def _read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]
             failed[target] = known.failure  # in an earlier run, with the same inputs
     problems: dict[str, TargetProblem] = {}
     for target in actions:
+        own = {reason.kind for reason in explained[target].reasons}
         if target in failed:
             problems[target] = TargetProblem(failed[target], failed=True)
+        elif own == {NOISY}:
+            continue  # its result says so
         elif explained[target].state != FRESH:
             needed = [name for name in session.needed([target]) if name in failed]
             why = f"it needs {', '.join(needed)}" if needed else "the run ended before"

@@ -185,6 +185,16 @@ class Session(TargetNames):
         status = finished.status if finished else self._fresh.get(target)
         return status == "unavailable"
 
+    def noise(self, target: str) -> str:
+        """Return the reason of a noisy last measurement that nothing else has made stale."""
+        from buildsys.execution.stale_reasons import NOISY
+
+        try:
+            reasons = self.executor.examine(target).reasons
+        except (BuildsysError, OSError, ValueError):
+            return ""
+        return reasons[0].subject if [reason.kind for reason in reasons] == [NOISY] else ""
+
     def unavailable_reason(self, target: str) -> str:
         """Return the recorded reason of an unavailable target."""
         result = self.result(target)

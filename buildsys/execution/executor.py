@@ -23,7 +23,7 @@ from buildsys.plan.action import RESULT, Action, FileRef, missing_outputs
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
-from buildsys.store.locks import LockHolder, Locks
+from buildsys.store.locks import CPU, LockHolder, Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import (
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     """The end of a target."""
 
     target: str
-    status: str  # passed | unavailable | failed
+    status: str  # passed | unavailable | noisy | failed
     seconds: float  # of the stage itself
     reason: str = ""
     hint: str = ""
@@ -63,6 +63,8 @@ class Outcome(NamedTuple):
 
 class Executor:
     """Checks targets and brings them up to date. Thread-safe.
+
+    A noisy benchmark is published for people to see, and stays stale.
 
     ``threads`` is the number of processor threads per worker, 0 for all. ``on_event`` gets the
     target with the worker's events, ``{"event": "stale", "reason": text}`` before anything is
@@ -154,11 +156,12 @@ class Executor:
                 if record is not None:
                     return _outcome(record, restored=True)
             variables = action.toolchain.env if action.toolchain else ()
-            gpus = gpu_uuids(variables) if action.alone_on_gpu else ()
-            # GPUs first: waiting for one must not keep others from an exclusive machine
+            devices = gpu_uuids(variables) if action.alone_on_gpu else ()
+            devices = (*devices, CPU) if action.exclusive else devices
+            # devices first: waiting for one must not keep others from an exclusive project
             with (
-                self._locks.devices(gpus, target, on_wait),
-                self._locks.machine(target, exclusive=action.exclusive, on_wait=on_wait),
+                self._locks.devices(devices, target, on_wait),
+                self._locks.project(target, exclusive=action.exclusive, on_wait=on_wait),
             ):
                 self._publisher.remove_abandoned()
                 return self._make(action, key, why)
@@ -374,6 +377,10 @@ class Executor:
             self._record(action, key, run, figures)
             details = f"details: {self._shown(self._build / main)}"
             raise CheckFailed(reply.reason, joined(reply.hint, details))
+        if status == ledger.NOISY:  # without a record it is neither up to date nor restored
+            run = (target, key.digest, status, started, reply.seconds, reply.reason, why)
+            self.ledger.add_run(HistoryEntry(*run), sealed)
+            return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
         outputs |= {name: OutputFile(digest, s.size) for name, (digest, s) in sealed.items()}
         record = ActionRecord(

@@ -41,6 +41,7 @@ class Freshness:
     no_record: str = kinds.NEVER_BUILT  # or FORGOTTEN, LOST_RECORD
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) of those not as recorded
     failure: str | None = None  # of the last run
+    noise: str | None = None  # of the last measurement
     failed_with_this_key: bool = False
     unavailable: str | None = None  # why it cannot run here; of stale targets, only if required
     unreadable: str = ""  # error for a file that cannot be read
@@ -57,6 +58,7 @@ class Freshness:
         if self.unreadable:
             return (Reason(kinds.UNREADABLE, self.unreadable),)
         reasons = [] if self.failure is None else [Reason(kinds.FAILED, self.failure)]
+        reasons += [] if self.noise is None else [Reason(kinds.NOISY, self.noise)]
         if self.recorded is None:
             return tuple(reasons or [Reason(self.no_record)])
         reasons += part_reasons(self.recorded, self.key.parts if self.key else {})
@@ -190,11 +192,13 @@ class FreshnessChecker:
     def _add_reasons(
         self, found: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
     ) -> Freshness:
-        failed = bool(runs) and runs[0].status not in _SUCCEEDED
+        noisy = bool(runs) and runs[0].status == ledger.NOISY
+        failed = bool(runs) and not noisy and runs[0].status not in _SUCCEEDED
         restorable = self._in_store(action, key)
         found = replace(
             found,
             failure=runs[0].reason if failed else None,
+            noise=runs[0].reason if noisy else None,
             failed_with_this_key=failed and runs[0].key == key.digest,
             restorable=restorable,
         )
@@ -209,7 +213,8 @@ class FreshnessChecker:
                 no_record = kinds.FORGOTTEN  # to be built, not restored
             restorable = restorable and no_record != kinds.FORGOTTEN
             return replace(found, no_record=no_record, restorable=restorable)
-        removed = failed and runs[0].status == ledger.FAILED  # a failed check removes the outputs
+        # a failed check removes the outputs, a noisy measurement replaces them
+        removed = noisy or (failed and runs[0].status == ledger.FAILED)
         unavailable = latest.status == ledger.UNAVAILABLE and is_required(action)
         return replace(
             found,

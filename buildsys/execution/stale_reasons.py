@@ -17,6 +17,7 @@ from buildsys.execution.environment_parts import FILES
 NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"
 FAILED, UNAVAILABLE, UNREADABLE = "failed", "unavailable", "unreadable"
+NOISY = "noisy"
 ASKED_FOR, UPSTREAM, UNDECLARED = "asked-for", "upstream", "undeclared-read"
 UNTRUSTED = "untrusted"
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
@@ -33,6 +34,7 @@ TEXTS = {
     LOST_RECORD: "the record of its last build cannot be read",
     OTHER_KEYS: "built by a version of buildsys with other keys",
     FAILED: "last run failed: {subject}",
+    NOISY: "last measurement was noisy: {subject}",
     UNAVAILABLE: "required, but unavailable: {subject}",
     UNREADABLE: "{subject}",
     UNTRUSTED: "restored from a shared cache without a trusted signature",
@@ -56,7 +58,7 @@ class Reason(NamedTuple):
     def __str__(self) -> str:
         """Return ``export.opset: 17 → 18``, ``plugins/x.py changed``, ``onnx 1.21.0 → 1.23.2``."""
         subject = self.subject
-        if self.kind == FAILED:  # without the remedies on the lines below
+        if self.kind in (FAILED, NOISY):  # without the remedies on the lines below
             subject = " ".join(next(iter(subject.strip().splitlines()), "").split())
         known = TEXTS.get(self.kind)
         text = known.format(subject=subject, new=self.new) if known else _describe_part(self)

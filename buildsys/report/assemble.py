@@ -22,6 +22,7 @@ from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import (
     ABSENT,
     FAILED,
+    NOISY,
     PASSED,
     STALE,
     AnyResult,
@@ -182,17 +183,23 @@ def _assemble(
 def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
     """Return the verdict: ``passed`` only if all results passed."""
     failed = [result for result in results if result.status == FAILED]
-    missing = [result.target for result in results if result.status not in (FAILED, PASSED)]
-    passed = len(results) - len(failed) - len(missing)
+    noisy = [result.target for result in results if result.status == NOISY]
+    missing = [r.target for r in results if r.status not in (FAILED, NOISY, PASSED)]
+    passed = len(results) - len(failed) - len(noisy) - len(missing)
     causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
     causes += contradictions
     if causes:
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
-    if missing:
-        counted = f"{passed} of {len(results)} targets passed; {len(missing)} did not run"
-        names = first_names(missing, _MOST_NAMES)
-        return BuildVerdict("partial", f"PARTIAL: {counted}: {names}")
+    if missing or noisy:
+        counted = f"{passed} of {len(results)} targets passed"
+        groups = ((missing, "did not run"), (noisy, "noisy"))
+        named = [
+            f"{len(targets)} {what}: {first_names(targets, _MOST_NAMES)}"
+            for targets, what in groups
+            if targets
+        ]
+        return BuildVerdict("partial", "; ".join((f"PARTIAL: {counted}", *named)))
     if not results:
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
     return BuildVerdict("passed", f"PASSED: all {len(results)} targets passed")

@@ -15,13 +15,14 @@ from buildsys.report.results.bench import (
     Span,
     engine_contender,
 )
-from buildsys.report.results.reader import AnyResult, Result, of_type
+from buildsys.report.results.reader import NOISY, AnyResult, Result, of_type
 from buildsys.report.results.report import GpuState, GpuTimingLine, TimingLine
 
 _FIGURES = (
     "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s",
 )  # fmt: skip
 _FEW_SAMPLES = 100  # below this, p99 is the largest sample
+_MOST_TAIL = 0.5  # share of the throughput that the median implies
 _TITLES = {
     ENGINE_CUDA_GRAPH: "engine, CUDA graph",
     "torch_cuda_graph": "torch, CUDA graph",
@@ -45,11 +46,13 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             dims=format_dims(figures.get("dims", {})) or "fixed",
             batch=figures.get("batch"),
             samples=own.get("count"),
+            noisy=bool(figures.get("noisy")) or result.status == NOISY,
             **{name: own.get(name) for name in _FIGURES},
             p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
             speedup=(
                 figures.get("speedup")
                 if name == engine_contender(figures.get("contenders", {}))
+                and not figures.get("noisy")
                 else None
             ),
         )
@@ -118,6 +121,18 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
                 f"{result.target}: only {min(counts)} samples;"
                 f" with fewer than {_FEW_SAMPLES}, p99 is the largest sample"
             )
+        for _, case, figures in _cases([result]):
+            if figures.get("attempts", 1) > 1:
+                count = f"measured {figures['attempts']} times, as earlier figures were noisy"
+                notes.append(f"{result.target}, case {case}: {count}")
+        for line in timings([result]):
+            implied = (line.batch or 1) * 1000 / line.p50_ms if line.p50_ms else 0.0
+            if line.throughput_per_s and line.throughput_per_s < _MOST_TAIL * implied:
+                notes.append(
+                    f"{result.target}, {contender_title(line.contender)}, case {line.case}: a few"
+                    " slow inferences take most of the time, so the throughput is far below what"
+                    " the median implies"
+                )
     return tuple(dict.fromkeys(notes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 from unicodedata import east_asian_width
 
 NOTHING = "—"
@@ -30,6 +31,15 @@ def significant(value: float | None, digits: int = 3) -> str:
 def interval(ends: Sequence[float] | None) -> str:
     """Return the ends of an interval: 2.08 to 2.13."""
     return " to ".join(map(significant, ends)) if ends and len(ends) == 2 else NOTHING
+
+
+def with_interval(latencies: Mapping[str, Any]) -> str:
+    """Return a median in ms with half the width of its interval: ``1.23 ±0.04``."""
+    p50, ends = latencies["p50_ms"], latencies.get("p50_interval_ms")
+    if not ends or len(ends) != 2 or p50 is None:
+        return significant(p50)
+    half = max(ends[1] - p50, p50 - ends[0])
+    return f"{significant(p50)} ±{significant(half, 2)}"
 
 
 def size(size_bytes: float | None) -> str:

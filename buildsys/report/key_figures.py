@@ -81,19 +81,20 @@ def _simplify(result: SimplifyResult | SurgeryResult) -> str:
 def _bench(result: BenchResult) -> str:
     def p50(contender: ContenderResult) -> str:
         gpu = contender.get("gpu")
-        by_gpu = f" (GPU {q.significant(gpu['p50_ms'])})" if gpu else ""
-        return f"p50 {q.significant(contender['p50_ms'])} ms{by_gpu}"
+        by_gpu = f" (GPU {q.with_interval(gpu)})" if gpu else ""
+        return f"p50 {q.with_interval(contender)} ms{by_gpu}"
 
     name = "opt" if "opt" in result["cases"] else next(iter(result["cases"]), "opt")
     case = result["cases"][name]
     contenders = case["contenders"]
     own = contenders[engine_contender(contenders)]
+    if result.get("noisy"):
+        return f"noisy, no headline ({name}: {p50(own)})"
     text = f"{name}: {p50(own)}, {q.significant(own['throughput_per_s'])}/s"
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
     graph = contenders.get(ENGINE_CUDA_GRAPH)
-    text += "" if graph is None or graph is own else f"; CUDA graph {p50(graph)}"
-    return f"{text}, noisy" if result.get("noisy") else text
+    return text + ("" if graph is None or graph is own else f"; CUDA graph {p50(graph)}")
 
 
 _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {

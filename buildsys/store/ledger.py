@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from buildsys.store.state_db import StateDb, Statement
 
 PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
+NOISY = "noisy"  # a measurement that nothing may rely on: shown, but never up to date
 RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100

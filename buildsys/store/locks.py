@@ -1,4 +1,4 @@
-"""Locks on targets, devices and the machine, between threads and processes."""
+"""Locks on targets, devices and the project, between threads and processes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from buildsys.errors import StageError
 from buildsys.system.file_locks import open_lock, try_lock
 
+CPU = "cpu"  # the device of benchmarks on the processor
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
 _REPORT_AFTER_S = 0.1  # without an exclusive holder the turnstile is shut for less than that
 
@@ -43,7 +44,7 @@ class InterruptedWaitError(StageError):
 
 
 def machine_lock_folder() -> Path:
-    """Return the folder of the locks shared by a user's projects.
+    """Return the folder of the device locks shared by a user's projects.
 
     BUILDSYS_MACHINE_LOCK overrides it.
     Raises: StageError: the folder cannot be created or belongs to another user. Without it
@@ -71,7 +72,7 @@ def machine_lock_folder() -> Path:
 
 
 class Locks:
-    """The locks of one project, and those of the machine."""
+    """The locks of one project, and those of the machine's devices."""
 
     def __init__(self, folder: Path, machine: Path | None = None) -> None:
         self._folder = folder
@@ -88,7 +89,7 @@ class Locks:
 
     @contextmanager
     def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
-        """Hold devices (UUIDs) exclusively among the projects of this user."""
+        """Hold devices (UUIDs of GPUs, CPU) exclusively among the projects of this user."""
         with ExitStack() as stack:
             for name in sorted(set(names)):  # the same order everywhere, against deadlocks
                 path = self._machine / f"device-{_file_name(name)}"
@@ -96,15 +97,15 @@ class Locks:
             yield
 
     @contextmanager
-    def machine(self, target: str, *, exclusive: bool, on_wait: OnWait) -> Iterator[None]:
-        """Hold the machine, shared or exclusively.
+    def project(self, target: str, *, exclusive: bool, on_wait: OnWait) -> Iterator[None]:
+        """Hold the project, shared or exclusively.
 
-        Everyone passes a turnstile first. A process that wants the machine exclusively keeps it
+        Everyone passes a turnstile first. A process that wants the project exclusively keeps it
         shut while waiting, so a stream of short stages does not starve a benchmark.
         """
         with ExitStack() as stack:
-            with self._hold(self._machine / "turnstile.lock", target, on_wait):
-                path = self._machine / "machine.lock"
+            with self._hold(self._folder / "turnstile.lock", target, on_wait):
+                path = self._folder / "project.lock"
                 stack.enter_context(self._hold(path, target, on_wait, shared=not exclusive))
             yield
 

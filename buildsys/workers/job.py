@@ -52,7 +52,7 @@ class Job:
 class StageResult:
     """The result of a stage. The result file has it below the common header."""
 
-    status: str = "passed"  # passed | failed | unavailable
+    status: str = "passed"  # passed | failed | unavailable | noisy
     reason: str = ""  # one sentence; empty if passed
     hint: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)

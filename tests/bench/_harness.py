@@ -134,11 +134,9 @@ def edit_manifest(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def shorten_benchmarks(project: Path) -> None:
     """Make the bench stage of every model as short as possible."""
+    shortest = {"duration": 0.01, "warmup": 0, "min_samples": 1, "noise": None}
     for file in manifests(project):
-        edit_manifest(
-            file,
-            lambda content: content.update(bench={"duration": 0.01, "warmup": 0, "min_samples": 1}),
-        )
+        edit_manifest(file, lambda content: content.update(bench=shortest))
 
 
 def doit_command(*arguments: str) -> list[str]:

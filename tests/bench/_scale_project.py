@@ -57,7 +57,7 @@ outputs:
 dims:
   batch: {{min: 1, opt: 8, max: 16}}
 engines: [{engines}]
-bench: {{duration: 0.01, warmup: 0, min_samples: 1, baselines: []}}
+bench: {{duration: 0.01, warmup: 0, min_samples: 1, baselines: [], noise: null}}
 """
 
 

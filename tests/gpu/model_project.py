@@ -116,7 +116,7 @@ def _manifest(
         ],
         "bench": {
             "duration": "500ms", "cases": list(BATCHES), "cuda_graph": [False, True],
-            "baselines": list(_BASELINES),
+            "baselines": list(_BASELINES), "noise": None,
             **bench,
         },
         "timeout": {"engine": "30min", "bench": "30min"},

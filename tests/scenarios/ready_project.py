@@ -141,7 +141,7 @@ class ReadyProject(ProjectFolder):
             "dims: {batch: {min: 1, opt: 2, max: 4}}\n"
             "simplify: {tool: onnxsim}\n"
             "engines: [{backend: onnxruntime, name: ort}]\n"
-            "bench: {duration: 20ms, warmup: 5ms, baselines: []}\n"
+            "bench: {duration: 20ms, warmup: 5ms, baselines: [], noise: null}\n"
         )
         return path
 

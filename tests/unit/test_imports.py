@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"models", "onnx_graphs", "system"},
     "stages": {
         "backends",
+        "history",
         "manifest",
         "models",
         "onnx_graphs",

@@ -118,6 +118,8 @@ def finish(job: Job, status: str, reason: str, figures: dict[str, Any], log: Pat
     if "unavailable" in wanted:
         status, reason = "unavailable", "no GPU"
         job.outputs.get("engine", Path("/nonexistent/file")).unlink(missing_ok=True)
+    if "noise" in wanted:
+        status, reason = "noisy", "a busy neighbor"
     if "silent" not in wanted:
         result = {"status": status, "reason": reason, "started": time.time_ns(), **figures}
         job.outputs["result"].write_text(json.dumps(result))

@@ -12,7 +12,7 @@ was disturbed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +41,14 @@ class Samples:
         self.elapsed_ns += later.elapsed_ns
         self.gpu_ns += later.gpu_ns
         self.queued_ns += later.queued_ns
+
+    @classmethod
+    def joined(cls, blocks: Iterable[Samples]) -> Samples:
+        """Return the samples of several blocks as one."""
+        whole = cls()
+        for block in blocks:
+            whole.add(block)
+        return whole
 
 
 class Contender(Protocol):
@@ -85,8 +93,8 @@ class LocalCall:
                 return Samples(times, sum(times))
 
 
-def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, Samples]:
-    """Return the counted measurements of every contender.
+def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, list[Samples]]:
+    """Return the counted blocks of every contender, equally many of each.
 
     Raises: StageError: a contender failed; names it.
     """
@@ -97,18 +105,19 @@ def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, Sample
         except StageError as failure:
             raise StageError(f"timing {name} failed: {failure.problem}", failure.hint) from failure
 
-    samples = {name: Samples() for name in contenders}
+    def is_enough(blocks: Sequence[Samples]) -> bool:
+        count = sum(len(block.wall_ns) for block in blocks)
+        taken_ns = sum(block.elapsed_ns + block.queued_ns for block in blocks)
+        return count >= pace.min_samples and taken_ns >= pace.duration_s * _NS
+
+    blocks: dict[str, list[Samples]] = {name: [] for name in contenders}
     for name in contenders:
         run_block(name, pace.warmup_s, 1)
     order = list(contenders)
-    while any(
-        len(taken.wall_ns) < pace.min_samples
-        or taken.elapsed_ns + taken.queued_ns < pace.duration_s * _NS
-        for taken in samples.values()
-    ):
+    while not all(map(is_enough, blocks.values())):
         for name in order:
             if len(order) > 1:
                 run_block(name, pace.settle_s, pace.settle_runs)
-            samples[name].add(run_block(name, pace.block_s, pace.block_runs))
+            blocks[name].append(run_block(name, pace.block_s, pace.block_runs))
         order.reverse()
-    return samples
+    return blocks

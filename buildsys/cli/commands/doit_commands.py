@@ -133,10 +133,13 @@ class List(DoitCommand, DoitList):  # type: ignore[misc]
     def _print_task(
         self, template: str, task: Any, status: bool, list_deps: bool, tasks: Mapping[str, Any]
     ) -> None:
-        """Print one task; N instead of U for an unavailable one."""
+        """Print one task; N instead of U for an unavailable one, Y instead of R for a noisy one."""
         if status and not task.has_subtask and not self.dep_manager.status_is_ignore(task):
             session = task.session
-            if session.are_up_to_date([task.name]) and session.is_unavailable(task.name):
+            if not session.are_up_to_date([task.name]):
+                if session.noise(task.name):
+                    template = template.replace("{status}", "Y")
+            elif session.is_unavailable(task.name):
                 template = template.replace("{status}", "N")
         super()._print_task(template, task, status, list_deps, tasks)
 

@@ -1,4 +1,4 @@
-"""doit's JSON reporter (``-r json``), with unavailable targets named as such."""
+"""doit's JSON reporter (``-r json``), with unavailable and noisy targets named as such."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ class TaskResult(DoitTaskResult):  # type: ignore[misc]  # doit has no type info
 
 
 class JsonReporter(DoitJsonReporter):  # type: ignore[misc]
-    """One JSON document; ``result`` is ``unavailable`` for what could not run here."""
+    """One JSON document; ``result`` is ``unavailable`` for what could not run, or ``noisy``."""
 
     def get_status(self, task: Any) -> None:
         """Start the result of a task."""
         self.t_results[task.name] = TaskResult(task)
 
     def add_success(self, task: Any) -> None:
-        """Note a passed or unavailable target."""
+        """Note a passed, unavailable or noisy target."""
         super().add_success(task)
         self._note_unavailable(task)
+        finished = task.session.finished.get(task.name)
+        if finished is not None and finished.status == "noisy":
+            result = self.t_results[task.name]
+            result.result, result.reason = finished.status, finished.reason
 
     def skip_uptodate(self, task: Any) -> None:
         """Note an up-to-date target; it may be unavailable since an earlier run."""

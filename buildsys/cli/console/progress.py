@@ -14,12 +14,13 @@ from buildsys.system.printable import printable, printable_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-ENDED = ("passed", "restored", "unavailable", "failed")
+ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
 _MARKS = {
     "passed": ("✓", "green"),
     "restored": ("✓", "cyan"),
     "fresh": ("✓", "green"),
     "unavailable": ("-", "yellow"),
+    "noisy": ("~", "yellow"),
     "failed": ("✗", "bold red"),
 }
 _FIRST_BUILD = "never built"  # the executor's words; obvious in a first build
@@ -39,7 +40,7 @@ class TargetLine:
     seconds: float | None = None
     why: str = ""  # why it runs
     message: str = ""  # its last progress message
-    reason: str = ""  # why it failed, is unavailable or did not run
+    reason: str = ""  # why it failed, is unavailable or noisy, or did not run
     log: str = ""  # path of its log, if not already in the reason
     recorded: bool = False  # unavailable in an earlier run; nothing was done in this one
 

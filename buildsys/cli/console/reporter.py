@@ -80,7 +80,7 @@ class Reporter:
             line.status, line.began = "running", time.monotonic()
 
     def add_success(self, task: Any) -> None:
-        """Show a passed or unavailable target."""
+        """Show a passed, unavailable or noisy target."""
         line, finished = self._lines.get(task.name), self.session.finished.get(task.name)
         if line is None or finished is None:
             return

@@ -22,8 +22,11 @@ from buildsys.system.printable import printable_line
 if TYPE_CHECKING:  # it loads the report, which a run without failures need not
     from buildsys.cli.failure_report import StaleOutputs
 
-_STYLES = {"passed": "green", "restored": "cyan", "unavailable": "yellow", "failed": "bold red"}
-_ORDER = ("passed", "restored", "fresh", "unavailable", "failed", "ignored", "not run")
+_STYLES = {
+    "passed": "green", "restored": "cyan", "unavailable": "yellow", "noisy": "yellow",
+    "failed": "bold red",
+}  # fmt: skip
+_ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS is set
@@ -88,7 +91,7 @@ def _table(session: Session, model: str, lines: Iterable[TargetLine]) -> Table:
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
         status = line.status
         figure = "" if status == "failed" else line.reason  # a failure was printed above
-        if status == "unavailable":
+        if status in ("unavailable", "noisy"):
             figure = str(result.get("reason", "")) or line.reason  # the hint was printed above
         elif status in ("passed", "restored", "fresh") or status == result.get("status"):
             figure = key_figure(line.stage, result)

@@ -218,12 +218,34 @@ class VerifySpec(Spec):
     fp8: Fp8Tolerance = section()
 
 
+class NoiseSpec(Spec):
+    """Limits of a steady measurement; a limit of null is none."""
+
+    budget: Seconds = Field(
+        60.0, ge=0, description="Most time for repeating noisy measurements; 0: never."
+    )
+    interval: float | None = Field(
+        0.05, gt=0, description="Distance of a median's 95 % interval from it, relative."
+    )
+    other_load: float | None = Field(
+        0.1, ge=0, le=1, description="Share of all processors used by other processes."
+    )
+    throttling: float | None = Field(
+        0.0, ge=0, le=1, description="Share of readings with a throttled GPU."
+    )
+
+
 class BenchSpec(Spec):
     """Latency and throughput of an engine, interleaved with its baselines."""
 
     duration: Seconds = Field(3.0, gt=0, description="Least measured time per case and contender.")
     warmup: Seconds = Field(0.2, ge=0, description="Warm-up time per case and contender.")
     min_samples: int = Field(10, ge=1, description="Minimum number of samples.")
+    noise: NoiseSpec | None = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="Limits of a steady measurement; null accepts any.",
+    )
     cases: tuple[Case, ...] = Field(("opt",), min_length=1)
     baselines: tuple[Baseline, ...] = Field(
         ("torch",), description="Contenders timed in turns with the engine."

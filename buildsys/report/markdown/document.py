@@ -94,6 +94,7 @@ def _latencies(report: Report) -> Lines:
         name = escape(contender_name(line))
         if several and not line.contender.startswith("engine"):
             name += f" (with {code(line.engine)})"
+        name += " NOISY" if line.noisy else ""
         figures = (q.significant(line.p99_ms), q.significant(line.throughput_per_s))
         rows.append((name, q.significant(line.p50_ms), q.interval(line.p50_interval_ms), *figures))
     dims = f" ({escape(lines[0].dims)})" if lines[0].dims else ""

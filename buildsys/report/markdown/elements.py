@@ -10,7 +10,12 @@ from buildsys.system.printable import printable
 
 _SPECIAL = re.compile(r"([\\`*<|\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;))")
 _LONGEST = 400
-_STATUS_TEXTS = {"failed": "FAILED", "unavailable": "not run", "absent": "no result"}
+_STATUS_TEXTS = {
+    "failed": "FAILED",
+    "unavailable": "not run",
+    "noisy": "NOISY",
+    "absent": "no result",
+}
 
 
 def escape(text: str) -> str:

@@ -15,9 +15,10 @@ class Latencies(TypedDict, total=False):
 
     samples_ms: list[float]
     count: int
+    blocks: int  # turns among the contenders
     mean_ms: float
     p50_ms: float
-    p50_interval_ms: list[float] | None  # confidence interval of the median: low, high
+    p50_interval_ms: list[float] | None  # 95 %, over medians of blocks within this run
     p90_ms: float
     p95_ms: float
     p99_ms: float
@@ -63,6 +64,9 @@ class BenchCase(TypedDict, total=False):
     contenders: dict[str, ContenderResult]
     speedup: float | None  # over eager PyTorch
     gpu: GpuReadings
+    attempts: int  # measurements until one was steady; the figures are of the steadiest
+    others_share: float | None  # of the processors, used by other processes
+    noisy: list[str]  # reasons to doubt the figures
 
 
 class Load(TypedDict, total=False):

@@ -21,7 +21,7 @@ class ResultHeader(TypedDict, total=False):
     stage: str
     model: str
     variant: str
-    status: str  # passed | failed | unavailable
+    status: str  # passed | failed | unavailable | noisy
     reason: str  # empty when passed
     hint: str
     started: str  # ISO 8601, UTC

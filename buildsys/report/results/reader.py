@@ -32,6 +32,7 @@ from buildsys.report.results.validate import ValidateResult
 from buildsys.report.results.verify import VerifyResult
 
 PASSED, FAILED, UNAVAILABLE, ABSENT = "passed", "failed", "unavailable", "absent"
+NOISY = "noisy"  # measured, but no figure of it can be relied on
 STALE = "stale"  # passed in an earlier run, but no longer up to date
 RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
     "bench": BenchResult,
@@ -106,7 +107,7 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
         return unusable(FAILED, "the result file belongs to another target")
     content = parse(found, RESULT_TYPES.get(target.partition(":")[0], ResultHeader))
     status, reason = content.get("status", ""), content.get("reason", "")
-    if status not in (PASSED, FAILED, UNAVAILABLE):
+    if status not in (PASSED, FAILED, UNAVAILABLE, NOISY):
         status, reason = FAILED, f"unknown status {found.get('status')!r}"
     return Result(target, status, content, reason, content.get("hint", ""), file)
 

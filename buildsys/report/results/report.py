@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,6 +236,7 @@ class TimingLine:
     throughput_per_s: float | None
     speedup: float | None
     p50_interval_ms: tuple[float, ...] | None = None  # low and high, of the median
+    noisy: bool = False
 
 
 @dataclass(frozen=True)

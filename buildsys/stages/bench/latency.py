@@ -1,4 +1,4 @@
-"""Percentiles, throughput and noise of latency samples."""
+"""Percentiles, intervals, throughput and noise of latency samples."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any, cast
 import numpy as np
 
 from buildsys.backends.measurement.contenders import Samples
-from buildsys.report.results.bench import ContenderResult, Latencies
+from buildsys.history.statistics import median_interval
+from buildsys.report.results.bench import BenchCase, ContenderResult, Latencies
 from buildsys.system.gpus.sampling import throttled
 
 NS_PER_MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)
-# An idle machine shows up to 0.09 with two threads; one busy neighbour causes 0.2 and more.
-_NOISY_VARIATION = 0.15
-_NOISY_OTHERS = 0.1  # share of all processors
+_PIECE_NS = 100 * NS_PER_MS  # samples closer than this share the state of the machine
 
 
-def summarize(samples: Samples, batch: int) -> ContenderResult:
+def summarize(blocks: Sequence[Samples], batch: int) -> ContenderResult:
     """Return figures by the host's clock, and by the GPU's in ``gpu``.
 
     Throughput, in items per second, counts all inferences over their time by the host's clock;
@@ -28,30 +27,38 @@ def summarize(samples: Samples, batch: int) -> ContenderResult:
     def throughput(count: int, taken_ns: int) -> float | None:
         return batch * count * 1e9 / taken_ns if taken_ns else None
 
-    figures = cast(ContenderResult, _describe(samples.wall_ns))
-    figures["throughput_per_s"] = throughput(len(samples.wall_ns), samples.elapsed_ns)
-    if samples.gpu_ns:
-        figures["gpu"] = _describe(samples.gpu_ns)
-        if samples.queued_ns:
-            queued = throughput(len(samples.gpu_ns), samples.queued_ns)
+    whole = Samples.joined(blocks)
+    figures = cast(ContenderResult, _describe([block.wall_ns for block in blocks]))
+    figures["throughput_per_s"] = throughput(len(whole.wall_ns), whole.elapsed_ns)
+    if whole.gpu_ns:
+        figures["gpu"] = _describe([block.gpu_ns for block in blocks])
+        if whole.queued_ns:
+            queued = throughput(len(whole.gpu_ns), whole.queued_ns)
             figures["gpu"]["throughput_per_s"] = queued
     return figures
 
 
-def _describe(samples_ns: Sequence[int]) -> Latencies:
+def _describe(blocks_ns: Sequence[Sequence[int]]) -> Latencies:
     """Return samples, mean, percentiles and extremes in ms, and their variation.
 
-    The variation is the standard deviation over the mean.
+    The variation is the standard deviation over the mean. The interval is that of the median over
+    medians of pieces of the blocks: consecutive samples are not independent, and an interval over
+    them would be many times too narrow.
     """
-    samples_ms = [round(sample / NS_PER_MS, 6) for sample in samples_ns]
+    samples_ms = [round(sample / NS_PER_MS, 6) for block in blocks_ns for sample in block]
     mean = float(np.mean(samples_ms))
     deviation = float(np.std(samples_ms, ddof=1)) if len(samples_ms) > 1 else 0.0
     percentiles = zip(PERCENTILES, np.percentile(samples_ms, PERCENTILES), strict=True)
+    pieces = [float(np.median(piece)) for block in blocks_ns for piece in _pieces(block)]
+    interval = median_interval(pieces)
     figures = {
         "samples_ms": samples_ms,
         "count": len(samples_ms),
+        "blocks": len(blocks_ns),
         "mean_ms": mean,
         **{f"p{percent}_ms": float(latency) for percent, latency in percentiles},
+        "p50_interval_ms": interval
+        and [round(end / NS_PER_MS, 6) for end in (interval.low, interval.high)],
         "min_ms": min(samples_ms),
         "max_ms": max(samples_ms),
         "variation": deviation / mean if mean else 0.0,
@@ -59,14 +66,47 @@ def _describe(samples_ns: Sequence[int]) -> Latencies:
     return cast(Latencies, figures)
 
 
-def noise(cases: Mapping[str, Any], others_share: float | None) -> Iterator[str]:
-    """Yield a sentence per reason to doubt the figures."""
-    for case, figures in cases.items():
-        for name, contender in figures["contenders"].items():
+def _pieces(block: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the consecutive pieces of a block, none shorter than ``_PIECE_NS`` but a single one."""
+    first, taken = 0, 0
+    rest = sum(block)
+    for number, sample in enumerate(block):
+        taken, rest = taken + sample, rest - sample
+        if taken >= _PIECE_NS and rest >= _PIECE_NS:
+            yield block[first : number + 1]
+            first, taken = number + 1, 0
+    if first < len(block):
+        yield block[first:]
+
+
+def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence per reason to doubt the figures of one case.
+
+    ``limits`` are those of the manifest's ``bench.noise``; None is no limit.
+    """
+    contenders = figures["contenders"]
+    if limits["interval"] is not None:
+        for name, contender in contenders.items():
             # the host's clock is noisier than the GPU's
-            variation = contender.get("gpu", contender)["variation"]
-            if variation > _NOISY_VARIATION:
-                yield f"{name}, case {case}: the latencies vary by {variation:.0%} of their mean"
-        yield from throttled(case, figures.get("gpu", {}))
-    if others_share is not None and others_share > _NOISY_OTHERS:
-        yield f"other processes used {others_share:.0%} of the processors during the benchmark"
+            found = contender.get("gpu", contender)
+            low, high = found.get("p50_interval_ms") or _interval_of_samples(found)
+            spread = max(high - found["p50_ms"], found["p50_ms"] - low)
+            if spread > limits["interval"] * found["p50_ms"]:
+                yield (
+                    f"{name}, case {case}: the median is only known to be between"
+                    f" {low:.3g} and {high:.3g} ms"
+                )
+    counts = {contender["blocks"] for contender in contenders.values()}
+    if len(counts) > 1:
+        yield f"case {case}: the contenders were timed in {min(counts)} to {max(counts)} blocks"
+    if limits["throttling"] is not None:
+        yield from throttled(case, figures.get("gpu", {}), limits["throttling"])
+    share, limit = figures.get("others_share"), limits["other_load"]
+    if share is not None and limit is not None and share > limit:
+        yield f"case {case}: other processes used {share:.0%} of the processors"
+
+
+def _interval_of_samples(figures: Latencies) -> tuple[float, float]:
+    """Return the interval over single samples: too narrow, but at least so wide is the real one."""
+    found = median_interval(figures["samples_ms"])
+    return (found.low, found.high) if found else (figures["min_ms"], figures["max_ms"])

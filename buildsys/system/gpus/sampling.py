@@ -81,10 +81,10 @@ def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
     return {reason: round(count / len(known), 4) for reason, count in counts.items()}
 
 
-def throttled(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence if the GPU was throttled during a case."""
+def throttled(case: str, figures: Mapping[str, Any], limit: float = 0.0) -> Iterator[str]:
+    """Yield a sentence if the GPU was throttled in more than ``limit`` of a case's readings."""
     shares = figures.get("throttle") or {}
-    if shares:
+    if any(share > limit for share in shares.values()):
         reasons = ", ".join(
             f"{reason} in {share:.0%} of the readings" for reason, share in shares.items()
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class JobReply:
     """The reply to a job. ``figures`` are without the long lists of the result file."""
 
-    status: str  # passed | failed | unavailable
+    status: str  # passed | failed | unavailable | noisy
     reason: str
     hint: str
     figures: dict[str, Any]

@@ -39,7 +39,7 @@ _LONGEST_LOG = 16 << 20  # bytes; its first and last half are kept
 _LEFT_OUT = re.compile(rb"\n# \.\.\. (\d+) bytes of this log")
 _LONGEST_MESSAGE = 2000  # characters in results and on the console
 _LONGEST_HINT = 20_000  # it may list remedies with YAML to copy
-_STATUSES = ("passed", "failed", "unavailable")
+_STATUSES = ("passed", "failed", "unavailable", "noisy")
 
 
 def fork_child(work: Callable[[], NoReturn]) -> int:

@@ -16,14 +16,13 @@ from buildsys.backends.cuda.gpus import find_driver
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import stage as bench
-from buildsys.stages.bench.latency import noise
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.surgery.edit_ports import rename
 from buildsys.system.cpu import usable_cores
 from buildsys.workers.job import StageResult
 
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
-QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5}
+QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5, "noise": None}
 IF_LONG = pytest.mark.skipif(
     os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
     reason="compiles for seconds; run with BUILDSYS_LONG_TESTS=1",
@@ -200,15 +199,25 @@ def test_a_baseline_that_rejects_the_inputs_is_named(tmp_path: Path) -> None:
         bench.run(stage_job(spec, "bench", tmp_path))
 
 
-def test_noise_is_reported() -> None:
-    steady = {"variation": 0.02}
-    cases = {"opt": {"contenders": {"engine": steady, "torch": {"variation": 0.4}}}}
-    assert list(noise(cases, 0.5)) == [
-        "torch, case opt: the latencies vary by 40% of their mean",
-        "other processes used 50% of the processors during the benchmark",
-    ]
-    assert list(noise({"opt": {"contenders": {"engine": steady}}}, 0.01)) == []
-    assert list(noise({}, None)) == []
+def test_a_noisy_case_is_repeated_within_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([["a neighbor", "throttled"], ["a neighbor"], []])
+    monkeypatch.setattr(bench, "noise", lambda *_: next(found))
+    result = benched(tmp_path, bench={"noise": {"budget": 60}})
+    assert (result.status, result.figures["noisy"]) == ("passed", [])
+    assert result.figures["cases"]["opt"]["attempts"] == 3
+
+
+@pytest.mark.parametrize(("budget", "attempts"), [(0, 1), (0.3, 2)])
+def test_a_case_that_stays_noisy_has_the_steadiest_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float, attempts: int
+) -> None:
+    monkeypatch.setattr(bench, "noise", lambda *_: ["a neighbor", "throttled"])
+    result = benched(tmp_path, bench={"noise": {"budget": budget}})
+    assert (result.status, result.reason) == ("noisy", "a neighbor (and 1 more)")
+    assert result.figures["cases"]["opt"]["noisy"] == ["a neighbor", "throttled"]
+    assert result.figures["cases"]["opt"]["attempts"] >= attempts
 
 
 def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_g
 from small_graphs import conv_bn
 
 from buildsys.backends.cuda.gpus import find_driver
-from buildsys.backends.measurement.contenders import Pace, measure
+from buildsys.backends.measurement.contenders import Pace, Samples, measure
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import remote_engine
@@ -34,7 +34,7 @@ from buildsys.workers.job import Job
 
 HERE = Toolchain("here", Path(sys.executable), {})
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
-QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5}
+QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5, "noise": None}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,8 @@ def test_a_peer_measures_what_this_process_measures(
     }
     ratios = []
     for _ in range(5):  # other processes can slow one of them down for a whole measurement
-        samples = measure(contenders, Pace(duration_s=0.4, warmup_s=0.05, min_samples=50))
+        blocks = measure(contenders, Pace(duration_s=0.4, warmup_s=0.05, min_samples=50))
+        samples = {name: Samples.joined(taken) for name, taken in blocks.items()}
         assert samples["there"].elapsed_ns >= 4e8
         fast = {
             name: sorted(taken.wall_ns)[len(taken.wall_ns) // 10] for name, taken in samples.items()

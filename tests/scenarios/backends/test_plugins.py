@@ -23,7 +23,7 @@ def clipped_signal(project: ProjectFolder) -> ProjectFolder:
         if manifest.stem != "clipped_signal":
             manifest.unlink()
     with (root / "configs/models/clipped_signal.yaml").open("a") as manifest:
-        manifest.write("bench: {duration: 50ms, warmup: 10ms, baselines: []}\n")
+        manifest.write("bench: {duration: 50ms, warmup: 10ms, baselines: [], noise: null}\n")
     return project
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.measurement.contenders import LocalCall, Pace, measure
+from buildsys.backends.measurement.contenders import LocalCall, Pace, Samples, measure
 from buildsys.errors import StageError
 
 MS = 1_000_000
@@ -31,7 +31,10 @@ class Bench:
         return LocalCall(call, self.clock)
 
     def measure(self, pace: Pace) -> dict[str, list[int]]:
-        return {name: taken.wall_ns for name, taken in measure(self.contenders, pace).items()}
+        return {
+            name: Samples.joined(blocks).wall_ns
+            for name, blocks in measure(self.contenders, pace).items()
+        }
 
     def turns(self) -> list[tuple[str, int]]:
         turns: list[tuple[str, int]] = []
@@ -120,3 +123,9 @@ def test_a_contender_alone_needs_no_settling() -> None:
     pace = Pace(duration_s=0.2, warmup_s=0, min_samples=1, block_s=0.1, block_runs=1)
     assert len(bench.measure(pace)["only"]) == 20
     assert len(bench.calls) == 21
+
+
+def test_every_contender_has_equally_many_blocks() -> None:
+    bench = Bench(fast=1, slow=60)
+    blocks = measure(bench.contenders, Pace(duration_s=0.5, warmup_s=0, min_samples=20))
+    assert len(blocks["fast"]) == len(blocks["slow"]) >= 5

@@ -495,3 +495,48 @@ def test_a_corrupt_state_costs_time_not_correctness(root: Path) -> None:
     executor.run(EXPORT)
     assert executor.is_fresh(EXPORT)
     assert len(warned) == 1
+
+
+# --- noisy measurements ---
+
+
+def test_a_noisy_benchmark_is_published_and_never_up_to_date(root: Path) -> None:
+    (root / f"do-{BENCH}").write_text("noise")
+    executor, _ = make_executor(root)
+    outcomes = {target: executor.run(target) for target in ALL}
+    assert (outcomes[BENCH].status, outcomes[BENCH].reason) == ("noisy", "a busy neighbor")
+    assert json.loads((root / "build/m/bench/e.json").read_text())["status"] == "noisy"
+    assert executor.up_to_date_status(BENCH) is None
+    assert why(executor, BENCH) == "last measurement was noisy: a busy neighbor"
+    assert executor.up_to_date_status(REPORT) == "passed"
+    executor.close()
+    assert build(root)[:1] == [BENCH]
+    (root / f"do-{BENCH}").unlink()
+    assert build(root) == [BENCH, REPORT]
+    assert build(root) == []
+
+
+def test_a_noisy_benchmark_is_neither_stored_nor_restored(root: Path) -> None:
+    (root / f"do-{BENCH}").write_text("noise")
+    build(root)
+    shutil.rmtree(root / "build")
+    assert build(root)[0] == BENCH
+    shutil.rmtree(root / "build")
+    (root / ".buildsys/state.db").unlink()
+    assert build(root)[0] == BENCH
+
+
+def test_after_a_noisy_repetition_the_steady_measurement_is_restored(root: Path) -> None:
+    build(root)
+    steady = (root / "build/m/bench/e.json").read_bytes()
+    (root / f"do-{BENCH}").write_text("noise")
+    executor, _ = make_executor(root)
+    assert executor.run(BENCH, force=True).status == "noisy"
+    found = executor.examine(BENCH)
+    assert [str(reason) for reason in found.reasons] == [
+        "last measurement was noisy: a busy neighbor"
+    ]
+    assert executor.run(BENCH).restored
+    executor.close()
+    assert (root / "build/m/bench/e.json").read_bytes() == steady
+    assert stale(root) == []

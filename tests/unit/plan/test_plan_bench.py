@@ -20,7 +20,8 @@ MANIFEST: dict[str, Any] = {
     "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
     "engines": [ORT, CUDA, TRT],
 }
-PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10}
+NOISE = {"budget": 60.0, "interval": 0.05, "other_load": 0.1, "throttling": 0.0}
+PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10, "noise": NOISE}
 
 
 def plan(**bench: Any) -> dict[str, Action]:

@@ -190,6 +190,22 @@ def test_a_noisy_benchmark_is_a_warning(results: Results) -> None:
     )
 
 
+def test_a_benchmark_that_stays_noisy_is_neither_passed_nor_a_headline(results: Results) -> None:
+    path = results.inputs["bench:tiny:ort-cpu"]
+    content = json.loads(path.read_text())
+    content["cases"]["opt"]["noisy"] = ["other processes used 40 %"]
+    content |= {"status": "noisy", "reason": "other processes used 40 %"}
+    path.write_text(json.dumps(content))
+    report = report_on(results)
+    assert report.verdict.status == "partial"
+    assert report.verdict.text.endswith("1 noisy: bench:tiny:ort-cpu")
+    (line,) = (line for line in report.summary if line.target == "bench:tiny:ort-cpu")
+    assert (line.status, line.outcome, line.reason) == ("noisy", "", "other processes used 40 %")
+    assert {line.noisy for line in report.bench if line.engine == "ort-cpu"} == {True}
+    assert {line.speedup for line in report.bench if line.engine == "ort-cpu"} == {None}
+    assert "NOISY" in render(report)
+
+
 def test_few_samples_are_pointed_out(results: Results) -> None:
     figures = {"dims": {}, "batch": 1, "contenders": {"engine": {"count": 12, "p50_ms": 3.0}}}
     results.passed("bench:tiny:ort-cpu", cases={"opt": figures})

@@ -77,8 +77,14 @@ def test_without_a_baseline_there_is_no_speedup() -> None:
     assert key_figure("bench", {"cases": cases}) == "min: p50 2.00 ms, 500/s"
     assert (
         key_figure("bench", {"cases": cases, "noisy": ["a busy neighbour"]})
-        == "min: p50 2.00 ms, 500/s, noisy"
+        == "noisy, no headline (min: p50 2.00 ms)"
     )
+
+
+def test_a_median_is_shown_with_half_its_interval() -> None:
+    own = {"p50_ms": 2.0, "p50_interval_ms": [1.97, 2.05], "throughput_per_s": 500.0}
+    cases = {"opt": {"contenders": {"engine": own}, "speedup": None}}
+    assert key_figure("bench", {"cases": cases}) == "opt: p50 2.00 ±0.050 ms, 500/s"
 
 
 def test_an_engine_on_a_gpu_has_both_clocks_and_its_cuda_graph() -> None:

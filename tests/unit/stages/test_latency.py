@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.backends.measurement.contenders import Samples
-from buildsys.report.results.bench import ContenderResult
-from buildsys.stages.bench.latency import summarize
+from buildsys.report.results.bench import BenchCase, ContenderResult
+from buildsys.stages.bench.latency import noise, summarize
 
 
 def summary_of(*samples_ns: int, batch: int = 1) -> ContenderResult:
-    return summarize(Samples(list(samples_ns), sum(samples_ns)), batch)
+    return summarize([Samples(list(samples_ns), sum(samples_ns))], batch)
 
 
 @given(st.lists(st.integers(0, 10**15), min_size=1, max_size=200))
@@ -50,7 +53,85 @@ def test_throughput_is_the_batch_over_the_mean_latency() -> None:
 
 
 def test_a_gpu_has_figures_by_both_clocks() -> None:
-    summary = summarize(Samples([4_000_000], 4_000_000, [1_000_000, 3_000_000], 5_000_000), batch=2)
+    block = Samples([4_000_000], 4_000_000, [1_000_000, 3_000_000], 5_000_000)
+    summary = summarize([block], batch=2)
     assert summary["throughput_per_s"] == pytest.approx(500.0)
     assert summary["gpu"]["mean_ms"] == 2.0
     assert summary["gpu"]["throughput_per_s"] == pytest.approx(800.0)
+
+
+MS = 1_000_000
+LIMITS = {"interval": 0.05, "other_load": 0.1, "throttling": 0.0, "budget": 60}
+
+
+def blocks(medians_ms: list[float], spread: float = 0.3, calls: int = 50) -> list[Samples]:
+    """Return blocks of 100 ms and more, with skewed samples around each median."""
+    draw = random.Random(1)
+    found = []
+    for median_ms in medians_ms:
+        taken = [int(median_ms * MS * (1 + spread * draw.random() ** 4)) for _ in range(calls)]
+        found.append(Samples(taken, sum(taken)))
+    return found
+
+
+def test_the_interval_is_over_blocks_and_not_over_samples() -> None:
+    draw = random.Random(2)
+    medians = [4.0 * draw.uniform(0.9, 1.1) for _ in range(30)]  # the machine varies by the block
+    low, high = summarize(blocks(medians), 1)["p50_interval_ms"] or (0.0, 0.0)
+    assert 0.1 < high - low < 0.5
+    one_block = [Samples.joined(blocks(medians))]
+    assert summarize(one_block, 1)["p50_interval_ms"] is not None  # cut into pieces of 100 ms
+    assert summarize(blocks(medians[:5], calls=30), 1)["p50_interval_ms"] is None
+
+
+def test_slow_inferences_of_one_block_are_pieces() -> None:
+    block = Samples([150 * MS + number for number in range(8)], 1200 * MS)
+    assert summarize([block], 1)["p50_interval_ms"] == [150.0, 150.000007]
+
+
+def case_of(**contenders: list[Samples]) -> BenchCase:
+    found = {name: summarize(taken, 1) for name, taken in contenders.items()}
+    return cast(BenchCase, {"contenders": found, "others_share": 0.01})
+
+
+def reasons(case: BenchCase, **limits: Any) -> list[str]:
+    return list(noise("opt", case, {**LIMITS, **limits}))
+
+
+def test_a_steady_measurement_has_no_noise() -> None:
+    assert reasons(case_of(engine=blocks([4.0] * 30), torch=blocks([9.0] * 30))) == []
+
+
+def test_rare_slow_inferences_are_no_noise() -> None:
+    interrupted = blocks([4.0] * 30)
+    for block in interrupted[::5]:
+        block.wall_ns[7] = 400 * MS
+    case = case_of(engine=interrupted)
+    assert case["contenders"]["engine"]["variation"] > 1
+    assert reasons(case) == []
+
+
+def test_a_median_that_is_not_known_well_is_noise() -> None:
+    drifting = blocks([4.0 + 0.1 * number for number in range(30)])
+    (reason,) = reasons(case_of(engine=drifting, torch=blocks([9.0] * 30)))
+    assert reason.startswith("engine, case opt: the median is only known to be between")
+    assert reasons(case_of(engine=drifting), interval=None) == []
+
+
+def test_fifteen_scattered_samples_are_noise() -> None:
+    torch = Samples([int(0.45 * MS), *([30 * MS, 1 * MS, 55 * MS] * 4), 60 * MS, 2 * MS], 300 * MS)
+    case = case_of(engine=[Samples([30_000] * 15, 450_000)], torch=[torch])
+    (reason,) = reasons(case)
+    assert reason.startswith("torch, case opt: the median is only known")
+
+
+def test_other_load_unequal_counts_and_throttling_are_noise() -> None:
+    case = case_of(engine=blocks([4.0] * 30), torch=blocks([9.0] * 15))
+    case["others_share"], case["gpu"] = 0.4, {"throttle": {"power cap": 0.25}}
+    assert reasons(case) == [
+        "case opt: the contenders were timed in 15 to 30 blocks",
+        "case opt: the GPU was throttled: power cap in 25% of the readings",
+        "case opt: other processes used 40% of the processors",
+    ]
+    assert len(reasons(case, other_load=0.5, throttling=0.3)) == 1
+    assert len(reasons(case, other_load=None, throttling=None)) == 1

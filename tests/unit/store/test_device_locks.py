@@ -11,7 +11,7 @@ import pytest
 
 from buildsys.store.locks import LockHolder, Locks
 
-# like a benchmark on the GPUs of argv[3], with the machine shared, until its stdin ends
+# like a benchmark on the GPUs of argv[3], with the project shared, until its stdin ends
 HOLD = """
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ locks = Locks(Path(sys.argv[1]), Path(sys.argv[2]))
 wait, target = lambda holder: None, "bench:m:trt"
 with (
     locks.devices(sys.argv[3].split(), target, wait),
-    locks.machine(target, exclusive=False, on_wait=wait),
+    locks.project(target, exclusive=False, on_wait=wait),
 ):
     print("held", flush=True)
     sys.stdin.read()
@@ -30,8 +30,8 @@ with (
 class OtherProcess:
     """Another process, holding GPUs."""
 
-    def __init__(self, folder: Path, gpus: str) -> None:
-        command = [sys.executable, "-c", HOLD, folder / "another-project", folder / "machine", gpus]
+    def __init__(self, folder: Path, gpus: str, project: str = "another-project") -> None:
+        command = [sys.executable, "-c", HOLD, folder / project, folder / "machine", gpus]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -68,7 +68,7 @@ def test_one_gpu_runs_one_timed_job_at_a_time(tmp_path: Path, locks: Locks) -> N
 
     def wait(holder: LockHolder | None) -> None:
         holders.append(holder)
-        with locks.machine("simplify:m", exclusive=False, on_wait=unexpected):
+        with locks.project("simplify:m", exclusive=False, on_wait=unexpected):
             pass  # a stage on the CPU goes on meanwhile
         other.release()
 
@@ -95,14 +95,16 @@ def test_a_cpu_benchmark_does_not_wait_for_a_waiter_on_a_gpu(tmp_path: Path, loc
         waiting = OtherProcess(tmp_path, "GPU-1")
         assert waiting.process.stdout is not None
         assert not select.select([waiting.process.stdout], [], [], 1.0)[0], "it holds the GPU"
-        with locks.machine("bench:m:ort", exclusive=True, on_wait=unexpected):
+        with locks.project("bench:m:ort", exclusive=True, on_wait=unexpected):
             pass
     assert waiting.holds()
     waiting.end()
 
 
-def test_a_cpu_benchmark_waits_for_a_gpu_benchmark(tmp_path: Path, locks: Locks) -> None:
-    other = OtherProcess(tmp_path, "GPU-1")
+def test_a_cpu_benchmark_waits_for_a_gpu_benchmark_of_its_project(
+    tmp_path: Path, locks: Locks
+) -> None:
+    other = OtherProcess(tmp_path, "GPU-1", "project")
     assert other.holds()
     holders: list[LockHolder | None] = []
 
@@ -110,7 +112,7 @@ def test_a_cpu_benchmark_waits_for_a_gpu_benchmark(tmp_path: Path, locks: Locks)
         holders.append(holder)
         other.release()
 
-    with locks.machine("bench:m:ort", exclusive=True, on_wait=wait):
+    with locks.project("bench:m:ort", exclusive=True, on_wait=wait):
         other.end()
     assert len(holders) == 1
 

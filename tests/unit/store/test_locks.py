@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.store.locks import InterruptedWaitError, LockHolder, Locks, machine_lock_folder
+from buildsys.store.locks import CPU, InterruptedWaitError, LockHolder, Locks, machine_lock_folder
 
 HOLD = (
     "import sys, time; from pathlib import Path; from buildsys.store.locks import Locks\n"
@@ -85,11 +85,11 @@ def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
     assert holders[0].pid == holder.pid
 
 
-def test_shared_holders_of_the_machine_run_together(locks: Locks) -> None:
+def test_shared_holders_of_the_project_run_together(locks: Locks) -> None:
     together = threading.Barrier(2, timeout=60)
 
     def stage() -> None:
-        with locks.machine("s", exclusive=False, on_wait=unexpected):
+        with locks.project("s", exclusive=False, on_wait=unexpected):
             together.wait()
 
     threads = [in_thread(stage) for _ in range(2)]
@@ -103,7 +103,7 @@ def test_an_exclusive_holder_is_alone(locks: Locks) -> None:
     overlaps: list[list[str]] = []
 
     def stage(name: str, exclusive: bool) -> None:
-        with locks.machine(name, exclusive=exclusive, on_wait=lambda holder: None):
+        with locks.project(name, exclusive=exclusive, on_wait=lambda holder: None):
             running.append(name)
             if any(other.startswith("bench") for other in running) and len(running) > 1:
                 overlaps.append(list(running))
@@ -125,14 +125,14 @@ def test_a_stream_of_shared_stages_does_not_starve_a_benchmark(locks: Locks) -> 
 
     def stream() -> None:
         while not stop.is_set():
-            with locks.machine("s", exclusive=False, on_wait=lambda holder: None):
+            with locks.project("s", exclusive=False, on_wait=lambda holder: None):
                 stages_run[0] += 1
                 time.sleep(0.03)
 
-    threads = [in_thread(stream) for _ in range(3)]  # at any time one of them has the machine
+    threads = [in_thread(stream) for _ in range(3)]  # at any time one of them has the project
     until(lambda: stages_run[0] >= 6)
     before = stages_run[0]
-    with locks.machine("bench", exclusive=True, on_wait=lambda holder: None):
+    with locks.project("bench", exclusive=True, on_wait=lambda holder: None):
         during = stages_run[0] - before
     stop.set()
     for thread in threads:
@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
         pass
 
 
-def test_the_machine_lock_is_shared_by_the_projects_of_a_user(
+def test_device_locks_are_shared_by_the_projects_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BUILDSYS_MACHINE_LOCK", raising=False)
@@ -237,10 +237,40 @@ def test_an_unusable_folder_in_tmp_is_an_error_with_a_remedy(
     with pytest.raises(StageError, match=f"the lock folder .* {problem} {remedy}"):
         machine_lock_folder()
     locks = Locks(tmp_path / "locks")
-    with locks.target("a", unexpected):  # a lock of the project
+    with (  # locks of the project
+        locks.target("a", unexpected),
+        locks.project("a", exclusive=True, on_wait=unexpected),
+        locks.devices([], "a", unexpected),
+    ):
         pass
     with (
         pytest.raises(StageError, match="BUILDSYS_MACHINE_LOCK"),
-        locks.machine("a", exclusive=True, on_wait=unexpected),
+        locks.devices([CPU], "a", unexpected),
     ):
         pass
+
+
+def test_a_benchmark_blocks_no_stage_of_another_project(tmp_path: Path) -> None:
+    ours, theirs = (Locks(tmp_path / name, tmp_path / "machine") for name in ("ours", "theirs"))
+    waiting, held = threading.Event(), threading.Event()
+
+    def their_benchmark() -> None:
+        with (
+            theirs.devices([CPU], "bench:n:ort", lambda holder: waiting.set()),
+            theirs.project("bench:n:ort", exclusive=True, on_wait=unexpected),
+        ):
+            held.set()
+
+    with (
+        ours.devices([CPU], "bench:m:ort", unexpected),
+        ours.project("bench:m:ort", exclusive=True, on_wait=unexpected),
+    ):
+        with theirs.project("export:n", exclusive=False, on_wait=unexpected):
+            pass
+        thread = in_thread(their_benchmark)
+        assert waiting.wait(30)
+        with theirs.project("simplify:n", exclusive=False, on_wait=unexpected):
+            pass  # nor does their waiting benchmark block it
+        assert not held.is_set()
+    assert held.wait(30)
+    thread.join(30)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from buildsys.stages.bench.latency import noise
-from buildsys.system.gpus.sampling import Reading, Readings, sampled, throttle_shares
+from buildsys.system.gpus.sampling import (
+    Reading,
+    Readings,
+    sampled,
+    throttle_shares,
+    throttled,
+)
 
 IDLE, CHOSEN, POWER, HOT = 0x1, 0x2, 0x4, 0x40
 
@@ -39,16 +44,14 @@ def test_an_unknown_throttle_reason_is_shown_by_number() -> None:
 
 
 def test_a_throttled_run_is_marked() -> None:
-    steady = {"contenders": {"engine": {"variation": 0.5, "gpu": {"variation": 0.01}}}}
-    cases = {
-        "opt": {**steady, "gpu": {"throttle": {"power cap": 0.25, "temperature (hardware)": 1.0}}},
-        "max": {**steady, "gpu": {"throttle": {}}},
-        "min": {**steady, "gpu": {"missing": "no NVML"}},
-    }
-    assert list(noise(cases, 0.0)) == [
+    shares = {"power cap": 0.25, "temperature (hardware)": 1.0}
+    assert list(throttled("opt", {"throttle": shares})) == [
         "case opt: the GPU was throttled: power cap in 25% of the readings,"
         " temperature (hardware) in 100% of the readings"
     ]
+    assert list(throttled("max", {"throttle": {}})) == []
+    assert list(throttled("min", {"missing": "no NVML"})) == []
+    assert list(throttled("opt", {"throttle": {"power cap": 0.25}}, 0.3)) == []
 
 
 def test_without_nvml_there_is_a_reason_and_no_error() -> None:

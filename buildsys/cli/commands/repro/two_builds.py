@@ -25,7 +25,7 @@ _END_LIMIT_S = 10.0  # for a build to stop its workers
 _COPIED_BYTES = 1 << 20  # larger files (weights, data) are linked: their place does not matter
 _LEFT_OUT = {"__pycache__", "node_modules"}
 _WORD_WIDTH = 13  # of the first column in plain output
-_ENDS = {"done": "passed", "unavailable": "unavailable", "failed": "failed"}
+_ENDS = {"done": "passed", "unavailable": "unavailable", "noisy": "noisy", "failed": "failed"}
 _DOIT = (
     "import signal, sys; from buildsys.system.processes import die_with_parent; "
     "die_with_parent(int(sys.argv.pop(1)), signal.SIGTERM); "
