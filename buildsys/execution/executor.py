@@ -378,8 +378,8 @@ class Executor:
             details = f"details: {self._shown(self._build / main)}"
             raise CheckFailed(reply.reason, joined(reply.hint, details))
         if status == ledger.NOISY:  # without a record it is neither up to date nor restored
-            run = (target, key.digest, status, started, reply.seconds, reply.reason, why)
-            self.ledger.add_run(HistoryEntry(*run), sealed)
+            self.ledger.add_run(run, sealed)
+            self._record(action, key, run, figures)
             return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
         outputs |= {name: OutputFile(digest, s.size) for name, (digest, s) in sealed.items()}
