@@ -230,8 +230,8 @@ class FreshnessChecker:
         return is_restorable(self._store, self._ledger, action, key)
 
     def _build_key(self, action: Action) -> ActionKey:
-        # only stages with the user's code read anything outside their keys
-        return self._keys.build(action, self._ledger.reads(action.target) if action.sources else {})
+        # also without sources: a library installed as editable reads like the user's code
+        return self._keys.build(action, self._ledger.reads(action.target))
 
     def _current_status(self, action: Action, key: ActionKey) -> str | None:
         """Return the recorded status of an up-to-date target, None for a stale one."""

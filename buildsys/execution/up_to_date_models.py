@@ -141,10 +141,7 @@ class UpToDateModels:
 
     def _environments(self, actions: Iterable[Action]) -> str:
         """Return the environments of actions, with what their last runs read."""
-        lines = (
-            environment_of(each, self._ledger.reads(each.target) if each.sources else {})
-            for each in actions
-        )
+        lines = (environment_of(each, self._ledger.reads(each.target)) for each in actions)
         return "\n".join(sorted(set(lines)))
 
     def _check(self, actions: Sequence[Action]) -> dict[str, str]:

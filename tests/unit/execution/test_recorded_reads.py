@@ -15,6 +15,7 @@ from buildsys.errors import StageError
 from buildsys.execution import recorded_reads
 from buildsys.execution.executor import Executor
 from buildsys.execution.stale_reasons import format_reasons
+from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.store.object_store import Store
 from buildsys.system.files import listing_digest, stamp
 
@@ -42,6 +43,8 @@ def executor_for(
     graph = actions()
     declared: tuple[str, ...] = options.pop("declared", ())
     export = replace(graph[EXPORT], strict_reads=strict, reads=declared)
+    if options.pop("sources", True) is False:
+        export = replace(export, sources=())
     graph[EXPORT] = export
     executor, pool = make_executor(root, graph, **options)
     run = pool.run
@@ -83,6 +86,20 @@ def test_a_change_of_a_file_that_was_read_is_noticed_and_explained(project: Path
     assert built(project, FILE) == [EXPORT]
     (project / CONFIG).unlink()
     assert reasons(project) == ["read config.json is missing (net.py:12)"]
+
+
+def test_a_library_outside_the_packages_reads_in_a_stage_without_user_code(project: Path) -> None:
+    assert built(project, FILE, sources=False) == [EXPORT]
+    assert built(project, FILE, sources=False) == []
+    executor, _ = executor_for(project, sources=False)
+    planned = PlannedModel("", [replace(actions()[EXPORT], sources=())])
+    assert executor.models.check({"m": planned}) == {"m": {EXPORT: "passed"}}
+    executor.close()
+    (project / CONFIG).write_text("2")
+    executor, _ = executor_for(project, sources=False)
+    assert executor.models.find({"m": ""}) == {}
+    executor.close()
+    assert built(project, FILE, sources=False) == [EXPORT]
 
 
 def test_earlier_content_is_restored(project: Path) -> None:
