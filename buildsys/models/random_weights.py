@@ -14,19 +14,23 @@ PReLU                                     0.1 … 0.4
 other biases                              -0.1 … 0.1
 ========================================  =====================================================
 
-Batch-norm statistics follow from one forward in eval mode: a layer's running variance becomes the
-mean square of its input, times a drawn pattern of 0.5 … 1.5 over its channels, and its running mean
-a drawn quarter of the root. The measured scale is rounded to a power of two: sums differ in their
-last bits between machines and thread counts, and the weights must not.
+The rest follows from one forward in eval mode. A batch norm's running variance becomes the mean
+square of its input, times a drawn pattern of 0.5 … 1.5 over its channels, and its running mean a
+drawn quarter of the root. Where the output of a convolution or linear layer has a mean square above
+4, its weight is divided by the root: sums of branches and maxima of windows grow from layer to
+layer without norms, up to scores that are all 1 after a sigmoid, and no runtime defines which of
+equal scores are kept. Measured scales are rounded to a power of two: sums differ in their last bits
+between machines and thread counts, and the weights must not.
 
-A tensor's values depend only on the seed and its name (SFC64 streams of a million values, filled in
-parallel), never on torch's generator.
+Before that, a tensor's values depend only on the seed and its name (SFC64 streams of a million
+values, filled in parallel), never on torch's generator.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,11 +42,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from buildsys.errors import StageError
 
 _STREAM_LENGTH = 1 << 20
+_LARGEST = 4.0  # mean square of a layer's output
 _NORMS = tuple(
     getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name)
 )
@@ -100,8 +106,8 @@ def draw_parameters(module: nn.Module, seed: int) -> None:
 
 
 @contextmanager
-def measuring_batch_norms(module: nn.Module, seed: int) -> Iterator[None]:
-    """Set the statistics of all batch norms from the next forward."""
+def measuring_layers(module: nn.Module, seed: int) -> Iterator[None]:
+    """Set batch-norm statistics, and scale large weights, by the next forward."""
     done: set[str] = set()
 
     def measure(
@@ -110,9 +116,7 @@ def measuring_batch_norms(module: nn.Module, seed: int) -> Iterator[None]:
         if path in done:
             return
         done.add(path)
-        values = args[0] if args else next(iter(kwargs.values()))
-        norm = float(torch.linalg.vector_norm(values.float()))
-        mean_square = norm**2 / max(values.numel(), 1)
+        mean_square = _mean_square(args[0] if args else next(iter(kwargs.values())))
         scale = 1.0
         if math.isfinite(mean_square) and mean_square > 0:
             scale = float(2.0 ** round(math.log2(mean_square)))
@@ -122,9 +126,29 @@ def measuring_batch_norms(module: nn.Module, seed: int) -> Iterator[None]:
         _fill(buffers["running_var"], Span(0.5 * scale, 1.5 * scale), f"{stream}.running_var")
         _fill(buffers["running_mean"], Span(-spread, spread), f"{stream}.running_mean")
 
+    def scale_down(
+        path: str,
+        layer: nn.Linear | _ConvNd,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: torch.Tensor,
+    ) -> Any:
+        if path in done:
+            return None
+        done.add(path)
+        mean_square = _mean_square(output)
+        if not _LARGEST < mean_square < math.inf:
+            return None
+        layer.weight.mul_(2.0 ** -round(math.log2(mean_square) / 2))
+        return layer.forward(*args, **kwargs)
+
     handles = [
         layer.register_forward_pre_hook(partial(measure, path), with_kwargs=True)
-        for path, layer in batch_norms(module)
+        for path, layer in _batch_norms(module)
+    ]
+    handles += [
+        layer.register_forward_hook(partial(scale_down, path), with_kwargs=True)
+        for path, layer in _scalable(module)
     ]
     try:
         yield
@@ -133,14 +157,36 @@ def measuring_batch_norms(module: nn.Module, seed: int) -> Iterator[None]:
             handle.remove()
 
 
-def batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers with statistics to measure, with their paths."""
+def has_measured_layers(module: nn.Module) -> bool:
+    """Check for layers set by a forward."""
+    return bool(_batch_norms(module) or _scalable(module))
+
+
+def _batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (path, layer)
         for path, layer in module.named_modules()
         if isinstance(layer, _NormBase) or type(layer).__name__ == "FrozenBatchNorm2d"
         if isinstance(getattr(layer, "running_var", None), torch.Tensor)
     ]
+
+
+def _scalable(module: nn.Module) -> list[tuple[str, nn.Linear | _ConvNd]]:
+    """Return the layers with an own weight; those of shared and computed weights stay."""
+    layers = dict(module.named_modules())
+    users = Counter(
+        id(parameter) for layer in layers.values() for parameter in layer.parameters(recurse=False)
+    )
+    return [
+        (path, layer)
+        for path, layer in layers.items()
+        if isinstance(layer, nn.Linear | _ConvNd)
+        if users[id(layer._parameters.get("weight"))] == 1
+    ]
+
+
+def _mean_square(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values.float())) ** 2 / max(values.numel(), 1)
 
 
 def _span(layer: nn.Module, name: str, parameter: torch.Tensor) -> Span:

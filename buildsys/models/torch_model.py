@@ -23,7 +23,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.call_arguments import arranged, call_hint
 from buildsys.models.golden_inputs import golden_input
-from buildsys.models.random_weights import measuring_batch_norms
+from buildsys.models.random_weights import measuring_layers
 from buildsys.models.torch_sources import make_module
 from buildsys.models.user_code import reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
@@ -49,7 +49,7 @@ class Network:
     project: Path
     weights: str  # their origin, for the report
     call: Mapping[str, Any] | None = None  # the manifest's section
-    example_result: Any = None  # of forward, if the example had to run for batch norms
+    example_result: Any = None  # of forward, if the example had to run for the weights
 
     def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of forward."""
@@ -92,9 +92,9 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
     network = Network(
         made.module, keywords, options["outputs"], project, made.weights, options.get("call")
     )
-    if not made.needs_statistics:
+    if not made.needs_forward:
         return network
-    with torch.no_grad(), measuring_batch_norms(made.module, options["source"]["seed"]):
+    with torch.no_grad(), measuring_layers(made.module, options["source"]["seed"]):
         example = example_inputs(options, project)
         return replace(network, example_result=network.result(example))
 
@@ -109,7 +109,7 @@ def main_float_type(module: nn.Module) -> str:
 
 
 def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch.Tensor]:
-    """Return inputs of the example's sizes, for tracing and batch norms.
+    """Return inputs of the example's sizes, for tracing and random weights.
 
     Without ``data``, floats are normal; indices, counts and masks are ones.
     Raises: StageError: the data does not fit the input, or cannot be read.

@@ -17,7 +17,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.old_torch_names import provide_old_names
-from buildsys.models.random_weights import SkipInitialization, batch_norms, draw_parameters
+from buildsys.models.random_weights import SkipInitialization, draw_parameters, has_measured_layers
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.system.files import sha256_of
 from buildsys.system.memory_limit import OUT_OF_MEMORY, memory_limit
@@ -40,7 +40,7 @@ class SourceModule:
 
     module: nn.Module
     weights: str
-    needs_statistics: bool = False  # of batch norms, after drawing weights
+    needs_forward: bool = False  # one that measures layers, after drawing weights
 
 
 def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -90,7 +90,7 @@ def _from_torchvision(source: Mapping[str, Any], project: Path) -> SourceModule:
         _load_weights(module, weights, project, name)
         return SourceModule(module, f"from {weights['file']}")
     draw_parameters(module, source["seed"])
-    return SourceModule(module, f"random, seed {source['seed']}", bool(batch_norms(module)))
+    return SourceModule(module, f"random, seed {source['seed']}", has_measured_layers(module))
 
 
 def _from_python(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -110,7 +110,7 @@ def _from_python(source: Mapping[str, Any], project: Path) -> SourceModule:
         return SourceModule(module, f"from {weights['file']}")
     if source["randomize"]:
         draw_parameters(module, source["seed"])
-        return SourceModule(module, f"random, seed {source['seed']}", bool(batch_norms(module)))
+        return SourceModule(module, f"random, seed {source['seed']}", has_measured_layers(module))
     return SourceModule(module, f"initialized by {reference} (torch seed {source['seed']})")
 
 

@@ -20,7 +20,7 @@ from buildsys.models import torch_sources
 from buildsys.models.random_weights import (
     SkipInitialization,
     draw_parameters,
-    measuring_batch_norms,
+    measuring_layers,
 )
 from buildsys.models.torch_model import example_inputs, make_network
 from buildsys.models.torch_sources import make_module
@@ -86,7 +86,7 @@ def test_batch_norm_statistics_fit_the_inputs_of_the_layer() -> None:
     module = Small().eval()
     draw_parameters(module, 0)
     images = 100 * torch.randn(2, 3, 16, 16)
-    with torch.no_grad(), measuring_batch_norms(module, 0):
+    with torch.no_grad(), measuring_layers(module, 0):
         module(images)
     first = module[1]
     reaching = module[0](images)
@@ -97,6 +97,41 @@ def test_batch_norm_statistics_fit_the_inputs_of_the_layer() -> None:
     assert not first._forward_pre_hooks
     with torch.no_grad():
         assert 0.1 < module(images).abs().max() < 30
+
+
+class Branches(nn.Module):
+    """A network without norms whose sums grow from layer to layer, to scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+        self.scores = nn.Linear(16, 40)
+        self.tied = nn.Linear(16, 16, bias=False)
+        self.tied.weight = self.layers[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + 3 * layer(x)
+        return self.scores(x)
+
+
+def test_large_outputs_are_scaled_by_powers_of_two_so_that_scores_differ() -> None:
+    module, plain = Branches().eval(), Branches()
+    draw_parameters(module, 0)
+    draw_parameters(plain, 0)
+    x = torch.randn(64, 16)
+    with torch.no_grad():
+        assert plain(x).sigmoid().eq(1).sum() > 100
+        with measuring_layers(module, 0):
+            measured = module(x)
+        assert torch.equal(module(x), measured)
+    assert 0.25 < measured.square().mean() <= 4
+    assert measured.sigmoid().unique().numel() > 0.99 * measured.numel()
+    factors = module.scores.weight / plain.scores.weight
+    assert factors.unique().numel() == 1
+    assert factors[0, 0].log2() == factors[0, 0].log2().round() < 0
+    assert torch.equal(module.tied.weight, plain.tied.weight)
+    assert torch.equal(module.scores.bias, plain.scores.bias)
 
 
 def test_every_kind_of_parameter_has_its_range() -> None:
