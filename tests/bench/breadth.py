@@ -1,12 +1,14 @@
 """The share of models that plain torch.onnx.export and ONNX Runtime run and that also pass here.
 
     python tests/bench/breadth.py --only 'timm/res*' --results /tmp/breadth
+    python tests/bench/breadth.py --results /tmp/breadth --again 2026-11-22T13:00 --budget 400
     python tests/bench/breadth.py --results /tmp/breadth --page docs/breadth.md
 
 Each model gets a project with a generated manifest. First a plain script exports it, with
 torchscript or else dynamo, and runs the file in ONNX Runtime; then doit validates it and verifies
-an engine, with the same exporter. Results are kept as JSON, so a run can be continued, and several
-may share a folder. Needs the extra ``[breadth]``.
+an engine, with the same exporter. A remedy of _breadth_models.py is tried where that fails. Results
+are kept as JSON, so a run can be continued, and several may share a folder. Models without a result
+come first, then the oldest and fastest. Needs the extra ``[breadth]``.
 """
 
 from __future__ import annotations
@@ -16,12 +18,17 @@ import fcntl
 import json
 import os
 import re
+import resource
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -31,32 +38,76 @@ sys.path.insert(0, str(ROOT / "tests/bench"))
 
 import _breadth_models as breadth_models  # noqa: E402 (the path has to be set first)
 
-TIMEOUT_S = 900
+_GRACE_S = 20  # after an interruption, for doit to end its workers
 _OUTCOME = {True: "yes", False: "no", None: "-"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of each process of a model."""
+
+    seconds: float
+    memory: int  # bytes of private memory
 
 
 def main() -> None:
     """Run the selected models, or write the page of all results."""
+    start = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="*", help="pattern of SUITE/MODEL (default: all)")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], help="patterns of SUITE/MODEL (default: all)"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / ".buildsys/breadth")
-    parser.add_argument("--again", action="store_true", help="run models with a result again")
+    parser.add_argument(
+        "--again",
+        nargs="?",
+        metavar="TIME",
+        type=datetime.fromisoformat,
+        const=datetime.max,
+        default=datetime.min,
+        help="run models with a result again, or only those with a result before TIME",
+    )
+    parser.add_argument(
+        "--keep-plain", action="store_true", help="keep the plain script's results of such models"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="start no model after so many seconds"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=900, help="seconds for the plain script, and for doit"
+    )
+    parser.add_argument("--memory", type=float, default=12, help="GB for a process of a model")
     parser.add_argument("--page", type=Path, help="write the results to this file")
     parser.add_argument("--plain", metavar="SUITE/MODEL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain:
         run_plain(*options.plain.split("/"))
         return
+    results, limits = options.results.resolve(), Limits(options.timeout, int(options.memory * 1e9))
     names = [f"{suite}/{name}" for suite, names in breadth_models.SUITES.items() for name in names]
-    for name in names:
-        if fnmatch(name, options.only):
-            run_model(name, options.results.resolve(), again=options.again)
+    chosen = [name for name in names if any(fnmatch(name, each) for each in options.only)]
+    for name in sorted(chosen, key=lambda name: _cost(results, name)):
+        if time.monotonic() - start > options.budget:
+            break
+        run_model(name, results, limits, options.again, keep_plain=options.keep_plain)
     if options.page:
-        options.page.write_text(page(names, options.results))
+        options.page.write_text(page(names, results))
 
 
-def run_model(name: str, results: Path, *, again: bool) -> None:
-    """Run one model, unless it has a result or another process runs it."""
+def _cost(results: Path, name: str) -> tuple[str, float]:
+    """Return the minute of a model's result and its seconds; empty without one."""
+    file = results / f"{name}.json"
+    if not file.exists():
+        return "", 0.0
+    found = json.loads(file.read_text())
+    minute = datetime.fromtimestamp(file.stat().st_mtime).isoformat(timespec="minutes")
+    return minute, sum(found[side]["seconds"] for side in ("plain", "here") if side in found)
+
+
+def run_model(
+    name: str, results: Path, limits: Limits, again: datetime, *, keep_plain: bool
+) -> None:
+    """Run one model, unless it has a newer result or another process runs it."""
     folder, file = results / name, results / f"{name}.json"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -64,34 +115,74 @@ def run_model(name: str, results: Path, *, again: bool) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        if file.exists() and not again:
+        if file.exists() and datetime.fromtimestamp(file.stat().st_mtime) >= again:
             return
         print(name, end=" ", flush=True)
-        plain = plain_result(name, folder)
+        if file.exists() and keep_plain:
+            plain = json.loads(file.read_text())["plain"]
+        else:
+            plain = plain_result(name, folder, limits)
         found: dict[str, Any] = {"model": name, "plain": plain}
-        if plain["exporter"]:
-            found["here"] = result_here(name, folder, plain["exporter"])
+        if exporter := plain["exporter"]:
+            found["here"] = result_here(name, folder, exporter, limits)
+            changes = breadth_models.REMEDIES.get(name)
+            if changes and not found["here"]["passed"]:
+                remedied = result_here(name, folder, exporter, limits, changes)
+                found["remedy"] = {"changes": changes, **remedied}
         part = file.with_suffix(".part")
         part.write_text(json.dumps(found, indent=1))
         part.replace(file)
         here = found.get("here", {})
         print(
-            f"plain: {plain['exporter'] or 'no'}; here: {_OUTCOME[here.get('passed')]}", flush=True
+            f"plain: {plain['exporter'] or 'no'}; here: {_OUTCOME[here.get('passed')]}",
+            f"({plain['seconds']:.0f} + {here.get('seconds', 0):.0f} s)",
+            flush=True,
         )
 
 
-def plain_result(name: str, folder: Path) -> dict[str, Any]:
+def _run(
+    command: Sequence[str], folder: Path, log: str, limits: Limits
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a command and write its output to ``log``; None after the time limit."""
+    environment = {
+        "BUILDSYS_WORKER_IDLE": "0",
+        "BUILDSYS_MACHINE_LOCK": str(folder.parents[1] / "locks"),  # nothing is benchmarked
+        **os.environ,
+    }
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limits.memory,) * 2),
+    )
+    timed_out = False
+    try:
+        out, error = process.communicate(timeout=limits.seconds)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        process.send_signal(signal.SIGINT)
+        try:
+            out, error = process.communicate(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, error = process.communicate()
+    (folder / log).write_text(out + error)
+    return (
+        None if timed_out else subprocess.CompletedProcess(command, process.returncode, out, error)
+    )
+
+
+def plain_result(name: str, folder: Path, limits: Limits) -> dict[str, Any]:
     """Return the result of the plain script: exporter, seconds, problem."""
     command = [sys.executable, "-W", "ignore", __file__, "--plain", name]
     start = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return {"exporter": "", "seconds": TIMEOUT_S, "problem": "timed out"}
+    done = _run(command, folder, "plain.log", limits)
     seconds = round(time.perf_counter() - start, 1)
-    (folder / "plain.log").write_text(done.stdout + done.stderr)
+    if done is None:
+        return {"exporter": "", "seconds": seconds, "problem": "timed out"}
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode == 0 and last.startswith("{"):
         return {**json.loads(last), "seconds": seconds}
@@ -161,40 +252,40 @@ def tensors(inputs: dict[str, Any], dims: dict[str, Any], point: str) -> Iterato
             yield torch.rand(shape) if "data" in tensor else torch.randn(shape)
 
 
-def result_here(name: str, folder: Path, exporter: str) -> dict[str, Any]:
+def result_here(
+    name: str, folder: Path, exporter: str, limits: Limits, changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the result of doit: passed, seconds, problem."""
     suite, _, model = name.partition("/")
-    write_project(folder, suite, model, exporter)
-    target = breadth_models.manifest_of(suite, model, exporter)["model"]
-    command = ["doit", "validate:" + target, f"verify:{target}:ort"]
-    environment = {"BUILDSYS_WORKER_IDLE": "0", **os.environ}
+    manifest = {**breadth_models.manifest_of(suite, model, exporter), **(changes or {})}
+    target = manifest["model"]
+    write_project(folder, manifest)
     start = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return {"passed": False, "seconds": TIMEOUT_S, "problem": "timed out"}
+    command = ["doit", "validate:" + target, f"verify:{target}:ort"]
+    done = _run(command, folder, "doit.log", limits)
     seconds = round(time.perf_counter() - start, 1)
-    (folder / "doit.log").write_text(done.stdout + done.stderr)
+    if done is None:
+        return {"passed": False, "seconds": seconds, "problem": "timed out"}
     # the first failure, up to the next target
     failure = re.search(r"^failed .*(\n +.*)*", done.stdout, re.MULTILINE)
     problem = failure[0] if failure else (done.stdout + done.stderr)[-500:]
     passed = done.returncode == 0
+    if passed:  # hundreds of megabytes
+        for built in ("build", ".buildsys", "plain.onnx", "plain.onnx.data"):
+            path = folder / built
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return {"passed": passed, "seconds": seconds, "problem": "" if passed else problem}
 
 
-def write_project(folder: Path, suite: str, model: str, exporter: str) -> None:
-    """Write a project with the manifest of one model."""
+def write_project(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a project with one manifest."""
     for name in ("dodo.py", "pyproject.toml"):
         (folder / name).write_bytes((ROOT / name).read_bytes())
     models = ROOT / "tests/bench/_breadth_models.py"
     (folder / "breadth_models.py").write_bytes(models.read_bytes())
     (folder / "configs/models").mkdir(parents=True, exist_ok=True)
-    manifest = breadth_models.manifest_of(suite, model, exporter)
-    # JSON is YAML
     file = folder / f"configs/models/{manifest['model']}.yaml"
-    file.write_text(json.dumps(manifest, indent=1))
+    file.write_text(json.dumps(manifest, indent=1))  # JSON is YAML
 
 
 def page(names: list[str], results: Path) -> str:
@@ -239,8 +330,11 @@ def page(names: list[str], results: Path) -> str:
     for name, each in found.items():
         if each["plain"]["exporter"] and not each["here"]["passed"]:
             problem = " ".join(each["here"]["problem"].partition("; details:")[0].split())
-            lines += [f"- **{name}**:"]
-            lines += textwrap.wrap(problem, 98, initial_indent="  ", subsequent_indent="  ")
+            lines += [f"- **{name}**:", *_indented(problem)]
+            if remedy := each.get("remedy"):
+                changes = json.dumps(remedy["changes"]).replace('"', "")
+                outcome = "it passes" if remedy["passed"] else "it fails as well"
+                lines += ["", *_indented(f"With `{changes}` {outcome}.")]
     lines += [
         *(() if len(lines) > start else ("None.",)),
         "",
@@ -283,6 +377,10 @@ def _totals(title: str, found: dict[str, dict[str, Any]], prefix: str) -> str:
     seconds = " | ".join(f"{median:.0f}" for median in medians)
     share = f"{100 * passed / len(plain):.1f} %"
     return f"| {title} | {len(members)} | {len(plain)} | {passed} | {share} | {seconds} |"
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="  ")
 
 
 def _cell(problem: str) -> str:
