@@ -97,8 +97,9 @@ def uninformative_outputs(cases: Iterable[Mapping[str, Comparison]]) -> dict[str
 def uninformative_hint(output: str) -> str:
     """Return the remedies for an output without an informative case."""
     return (
-        "choose inputs.NAME.data, weights or thresholds for which it has values, or accept it by"
-        f" outputs.{output}.compare: {{policy: auto, allow_zero: true}}"
+        "choose inputs.NAME.data, thresholds or weights for which it has values (randomize: true"
+        " draws those of a python source, such as a last layer initialized with zeros), or accept"
+        f" it by outputs.{output}.compare: {{policy: auto, allow_zero: true}}"
     )
 
 

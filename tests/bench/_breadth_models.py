@@ -104,7 +104,15 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 _PADDED = ("bert", "roberta", "electra", "deberta", "deberta-v2")
 _IMAGES = ("vit", "segformer")
 _PAIRS = ("t5", "bart")  # encoder and decoder
-REMEDIES: dict[str, dict[str, Any]] = {}  # SUITE/MODEL -> sections of the manifest to replace
+REMEDIES: dict[str, dict[str, Any]] = {  # SUITE/MODEL -> sections of the manifest to replace
+    "timm/mixer_s32_224": {
+        "source": {
+            "python": "breadth_models.py:make",
+            "kwargs": {"suite": "timm", "name": "mixer_s32_224"},
+            "randomize": True,
+        }
+    },
+}
 SUITES = {
     "detection": tuple(DETECTION),
     "segmentation": SEGMENTATION,
