@@ -46,6 +46,8 @@ def match_detections(
 ) -> Matches:
     """Match the rows of output ``boxes`` [..., n, 4 or more] and its companions.
 
+    Boxes are equal within ``rtol`` of their largest coordinate: clipping makes boxes without width
+    or height, whose overlap depends on the last bits.
     A detection may be unmatched if its score is within the limit of the lowest score on the other
     side, where that list was cut off; for an empty list that is the least score. Of two lists with
     detections at least one must match, or a single wrong box would count as cut off.
@@ -59,7 +61,7 @@ def match_detections(
     for index, (here, there) in enumerate(zip(ours, theirs, strict=True)):
         close = np.abs(there.scores[:, None] - here.scores[None]) <= limit
         same = there.labels[:, None] == here.labels[None]
-        fits = (_overlap(there.boxes, here.boxes) >= policy["iou"]) & close & same
+        fits = (_overlap(there.boxes, here.boxes, rtol) >= policy["iou"]) & close & same
         matched = match_rows([np.flatnonzero(row) for row in fits])
         found = matched >= 0
         pairs.append((here.rows[matched[found]], there.rows[found]))
@@ -109,8 +111,8 @@ def _read(name: str, policy: Mapping[str, Any], outputs: Mapping[str, Tensor]) -
     return images
 
 
-def _overlap(first: Array, second: Array) -> Array:
-    """Return the intersection over union of all pairs; 1 for equal boxes without area."""
+def _overlap(first: Array, second: Array, rtol: float = 0.0) -> Array:
+    """Return the intersection over union of all pairs; 1 for equal boxes."""
     low = np.maximum(first[:, None, :2], second[None, :, :2])
     high = np.minimum(first[:, None, 2:], second[None, :, 2:])
     both = np.clip(high - low, 0, None).prod(axis=2)
@@ -118,7 +120,8 @@ def _overlap(first: Array, second: Array) -> Array:
         np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1) for boxes in (first, second)
     ]
     union = areas[0][:, None] + areas[1][None] - both
-    equal = (first[:, None] == second[None]).all(axis=2)
+    limits = rtol * np.abs(first).max(axis=1, initial=0)
+    equal = np.abs(first[:, None] - second[None]).max(axis=2) <= limits[:, None]
     return np.where(equal, 1.0, both / np.where(union > 0, union, 1.0))
 
 

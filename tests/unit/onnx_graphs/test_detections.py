@@ -78,6 +78,20 @@ def test_boxes_without_area_match_only_equal_ones() -> None:
     assert not matches(one(3, 3, 3, 4), one(3, 3, 3, 3))
 
 
+@pytest.mark.parametrize("box", [(0, 3, 64, 3.0001), (64, 30, 64, 53), (3, 3, 3, 3)])
+def test_boxes_without_area_match_within_the_limit_of_numbers(box: Box) -> None:
+    """Rounding moves a clipped box by more than its width, so it has no overlap with itself."""
+    far = one(1e6, 0, 1.1e6, 4)
+
+    def matched(side: Box, rtol: float) -> list[int]:
+        found = match([one(*side), far], [one(*box), far], rtol=rtol, iou=0.99)
+        return [int(row) for row in found.actual]
+
+    moved = np.add(box, 0.0002)
+    assert matched(moved, 1e-4) == matched([*box[:3], moved[3]], 1e-4) == [0, 1]
+    assert matched(moved, 1e-6) == matched(np.add(box, [0, 0, 0, 0.5]), 1e-4) == [1]
+
+
 @pytest.mark.parametrize(("form", "box"), [("xywh", (2, 4, 8, 4)), ("cxcywh", (6, 6, 8, 4))])
 def test_sizes_are_made_corners(form: str, box: Box) -> None:
     found = match([one(*box)], NONE, format=form)
