@@ -6,9 +6,10 @@
 
 Each model gets a project with a generated manifest. First a plain script exports it, with
 torchscript or else dynamo, and runs the file in ONNX Runtime; then doit validates it and verifies
-an engine, with the same exporter. A remedy of _breadth_models.py is tried where that fails. Results
-are kept as JSON, so a run can be continued, and several may share a folder. Models without a result
-come first, then the oldest and fastest. Needs the extra ``[breadth]``.
+an engine, with the same exporter. A remedy of _breadth_models.py is tried where that fails. Both
+sides run in processes that have the libraries loaded. Results are kept as JSON, so a run can be
+continued, and several may share a folder. Models without a result come first, then the oldest and
+fastest. Needs the extra ``[breadth]``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import multiprocessing
 import os
 import re
 import resource
@@ -26,7 +28,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatch
@@ -38,7 +41,7 @@ sys.path.insert(0, str(ROOT / "tests/bench"))
 
 import _breadth_models as breadth_models  # noqa: E402 (the path has to be set first)
 
-_GRACE_S = 20  # after an interruption, for doit to end its workers
+_PRELOADED = ("torch", "torchvision", "timm", "transformers", "onnxruntime", "onnxscript")
 _OUTCOME = {True: "yes", False: "no", None: "-"}
 
 
@@ -78,11 +81,9 @@ def main() -> None:
     )
     parser.add_argument("--memory", type=float, default=12, help="GB for a process of a model")
     parser.add_argument("--page", type=Path, help="write the results to this file")
-    parser.add_argument("--plain", metavar="SUITE/MODEL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.plain:
-        run_plain(*options.plain.split("/"))
-        return
+    multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload([*_PRELOADED])
     results, limits = options.results.resolve(), Limits(options.timeout, int(options.memory * 1e9))
     names = [f"{suite}/{name}" for suite, names in breadth_models.SUITES.items() for name in names]
     chosen = [name for name in names if any(fnmatch(name, each) for each in options.only)]
@@ -140,58 +141,39 @@ def run_model(
         )
 
 
-def _run(
-    command: Sequence[str], folder: Path, log: str, limits: Limits
-) -> subprocess.CompletedProcess[str] | None:
-    """Run a command and write its output to ``log``; None after the time limit."""
-    environment = {
-        "BUILDSYS_WORKER_IDLE": "0",
-        "BUILDSYS_MACHINE_LOCK": str(folder.parents[1] / "locks"),  # nothing is benchmarked
-        **os.environ,
-    }
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limits.memory,) * 2),
-    )
-    timed_out = False
-    try:
-        out, error = process.communicate(timeout=limits.seconds)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        process.send_signal(signal.SIGINT)
-        try:
-            out, error = process.communicate(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, error = process.communicate()
-    (folder / log).write_text(out + error)
-    return (
-        None if timed_out else subprocess.CompletedProcess(command, process.returncode, out, error)
-    )
-
-
 def plain_result(name: str, folder: Path, limits: Limits) -> dict[str, Any]:
     """Return the result of the plain script: exporter, seconds, problem."""
-    command = [sys.executable, "-W", "ignore", __file__, "--plain", name]
+    found = folder / "plain.json"
+    found.unlink(missing_ok=True)
+    process = multiprocessing.Process(target=_run_plain_in, args=(name, folder, limits))
     start = time.perf_counter()
-    done = _run(command, folder, "plain.log", limits)
+    process.start()
+    process.join(limits.seconds)
     seconds = round(time.perf_counter() - start, 1)
-    if done is None:
+    if process.is_alive():
+        process.kill()
+        process.join()
         return {"exporter": "", "seconds": seconds, "problem": "timed out"}
-    last = (done.stdout.strip().splitlines() or [""])[-1]
-    if done.returncode == 0 and last.startswith("{"):
-        return {**json.loads(last), "seconds": seconds}
-    problem = (done.stderr.strip().splitlines() or ["crashed"])[-1]
-    return {"exporter": "", "seconds": seconds, "problem": problem}
+    if found.exists():
+        return {**json.loads(found.read_text()), "seconds": seconds}
+    last = (folder / "plain.log").read_text().strip().splitlines()[-1:]
+    return {"exporter": "", "seconds": seconds, "problem": last[0] if last else "crashed"}
 
 
-def run_plain(suite: str, name: str) -> None:
-    """Export with torchscript or dynamo and run the file with two batch sizes."""
+def _run_plain_in(name: str, folder: Path, limits: Limits) -> None:
+    """Write the result of the plain script into ``folder``."""
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_DATA, (limits.memory,) * 2)
+    with Path("plain.log").open("w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    warnings.simplefilter("ignore")
+    found = run_plain(*name.split("/"))
+    Path("plain.json").write_text(json.dumps(found))
+
+
+def run_plain(suite: str, name: str) -> dict[str, Any]:
+    """Export with torchscript or dynamo, run the file with two batch sizes; return the result."""
     import numpy as np
     import onnxruntime as ort
     import torch
@@ -230,9 +212,8 @@ def run_plain(suite: str, name: str) -> None:
         except Exception as error:
             problems[exporter] = f"{type(error).__name__}: {str(error).strip()[:300]}"
         else:
-            print(json.dumps({"exporter": exporter, "problem": "", "problems": problems}))
-            return
-    print(json.dumps({"exporter": "", "problem": problems["torchscript"], "problems": problems}))
+            return {"exporter": exporter, "problem": "", "problems": problems}
+    return {"exporter": "", "problem": problems["torchscript"], "problems": problems}
 
 
 def tensors(inputs: dict[str, Any], dims: dict[str, Any], point: str) -> Iterator[Any]:
@@ -260,16 +241,32 @@ def result_here(
     manifest = {**breadth_models.manifest_of(suite, model, exporter), **(changes or {})}
     target = manifest["model"]
     write_project(folder, manifest)
+    process = subprocess.Popen(
+        ["doit", "validate:" + target, f"verify:{target}:ort"],
+        cwd=folder,
+        # nothing is benchmarked
+        env={**os.environ, "BUILDSYS_MACHINE_LOCK": str(folder.parents[1] / "locks")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limits.memory,) * 2),
+    )
     start = time.perf_counter()
-    command = ["doit", "validate:" + target, f"verify:{target}:ort"]
-    done = _run(command, folder, "doit.log", limits)
+    timed_out = False
+    try:
+        output, _ = process.communicate(timeout=limits.seconds)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
     seconds = round(time.perf_counter() - start, 1)
-    if done is None:
+    (folder / "doit.log").write_text(output)
+    if timed_out:
         return {"passed": False, "seconds": seconds, "problem": "timed out"}
     # the first failure, up to the next target
-    failure = re.search(r"^failed .*(\n +.*)*", done.stdout, re.MULTILINE)
-    problem = failure[0] if failure else (done.stdout + done.stderr)[-500:]
-    passed = done.returncode == 0
+    failure = re.search(r"^failed .*(\n +.*)*", output, re.MULTILINE)
+    problem = failure[0] if failure else output[-500:]
+    passed = process.returncode == 0
     if passed:  # hundreds of megabytes
         for built in ("build", ".buildsys", "plain.onnx", "plain.onnx.data"):
             path = folder / built
@@ -314,8 +311,9 @@ def page(names: list[str], results: Path) -> str:
         "",
         *textwrap.wrap(f"Versions: {versions}.", 100),
         "",
-        "Seconds are wall times on a shared machine with two cores. The plain script runs the",
-        "graph at two sizes and compares nothing.",
+        "Seconds are wall times on a busy machine with two cores, without the time to load the",
+        "libraries. The plain script runs the graph at two sizes and compares nothing. The weights",
+        "of torchvision's models are drawn (docs/weights.md), the others are the initial ones.",
         "",
         "| suite | models | plain runs | pass here | share | plain, median s | here, median s |",
         "|---|---:|---:|---:|---:|---:|---:|",
