@@ -65,6 +65,7 @@ class BuildRequest:
     timing_cache: Path | None = None  # read if it exists, rewritten with new timings
     calibration: Calibration | None = None  # for an int8 engine of a graph without quantizers
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    count: Callable[[int, int, str], None] = field(default=lambda *_: None, compare=False)
 
 
 @dataclass(frozen=True)

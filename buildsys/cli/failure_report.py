@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from buildsys.cli.session import Session
-from buildsys.errors import BuildsysError
+from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
 from buildsys.execution.stale_reasons import NOISY, UPSTREAM
 from buildsys.plan.action import Action
@@ -108,7 +108,7 @@ def _read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]
         finished = session.finished.get(target)
         upstream = any(reason.kind == UPSTREAM for reason in explained[target].reasons)
         if finished is not None and finished.status == FAILED:
-            failed[target] = finished.reason
+            failed[target] = with_hint(finished.reason, finished.hint)
         elif known.failed_with_this_key and known.failure is not None and not upstream:
             failed[target] = known.failure  # in an earlier run, with the same inputs
     problems: dict[str, TargetProblem] = {}

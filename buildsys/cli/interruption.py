@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 from buildsys.cli.command import INTERRUPTED, TERMINATED
 
@@ -35,7 +35,7 @@ def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
     def receive(number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGINT and number in received:
-            os._exit(INTERRUPTED)  # Ctrl-C a second time; workers end with this process
+            _exit(INTERRUPTED)  # Ctrl-C a second time; workers end with this process
         received.add(number)
         os.write(write_end, bytes([number]))
 
@@ -46,9 +46,7 @@ def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
         exit_code = INTERRUPTED if number[0] == signal.SIGINT else TERMINATED
         stop(exit_code)
         if not ended.wait(_END_LIMIT_S):  # for example, in a slow download
-            sys.stdout.write(NOTICE)
-            sys.stdout.flush()
-            os._exit(exit_code)
+            _exit(exit_code, NOTICE)
 
     thread = threading.Thread(target=wait_for_signal, daemon=True)
     thread.start()
@@ -64,3 +62,12 @@ def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
         os.close(write_end)
         thread.join()
         os.close(read_end)
+
+
+def _exit(code: int, notice: str = "") -> NoReturn:
+    """End this process at once, with the cursor that a live display has hidden."""
+    with suppress(OSError):
+        if os.isatty(1) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+            os.write(1, b"\x1b[?25h\r\n")
+        os.write(1, notice.encode())
+    os._exit(code)

@@ -52,7 +52,9 @@ class Session(TargetNames):
     ``doit -n``.
     """
 
-    jobs: ClassVar[int] = 1  # of ``doit -n``; known before the project is loaded
+    # options of the run, known before the project is loaded
+    jobs: ClassVar[int] = 1  # ``doit -n``
+    always: ClassVar[bool] = False  # ``doit -a``
 
     def __init__(self, project: Project) -> None:
         versions = builder_versions(project.root, project.state)
@@ -60,6 +62,7 @@ class Session(TargetNames):
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+        self.on_warning: Callable[[str], None] | None = None  # None: print it on stderr
         self.exit_code = 0  # of the worst failure so far
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
@@ -93,15 +96,18 @@ class Session(TargetNames):
         from buildsys.execution.executor import Executor
         from buildsys.store.object_store import Store
         from buildsys.store.signatures import SigningKey
+        from buildsys.store.state_db import warn_on_stderr
+
+        def notify(warning: str) -> None:
+            (self.on_warning or warn_on_stderr)(warning)
 
         project, cores, remote = self.project, len(os.sched_getaffinity(0)), None
         settings = project.shared_cache()
         key_file, trust = project.signing()[0], self._trust
         if settings is not None:
             from buildsys.store.shared_cache import SharedCache
-            from buildsys.store.state_db import warn_on_stderr
 
-            remote = SharedCache(notify=warn_on_stderr, **settings)
+            remote = SharedCache(notify=notify, **settings)
         return Executor(
             project.root,
             project.build,
@@ -116,6 +122,7 @@ class Session(TargetNames):
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
             on_event=lambda target, event: self.on_event(target, event),
+            notify=notify,
             make_recorder=self._make_recorder,
         )
 
@@ -228,7 +235,8 @@ class Session(TargetNames):
 
             self._raise_if_interrupted()
             seconds = time.monotonic() - started
-            self.finished[target] = Outcome(target, "failed", seconds, str(error))
+            problem, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
+            self.finished[target] = Outcome(target, "failed", seconds, problem, hint)
             code = getattr(error, "exit_code", BuildsysError.exit_code)
             self.exit_code = max(self.exit_code, code)
             raise

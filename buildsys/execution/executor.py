@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,11 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.build_cache import BuildCache
-from buildsys.execution.freshness import Freshness, FreshnessChecker, is_required
+from buildsys.execution.freshness import (
+    Explanation,
+    Freshness,
+    FreshnessChecker,
+    explain,
+    is_required,
+)
 from buildsys.execution.recorded_reads import TOO_MANY, describe, remedy
+from buildsys.execution.stage_job import stage_job
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
-from buildsys.plan.action import RESULT, Action, FileRef, missing_outputs
+from buildsys.plan.action import RESULT, Action, missing_outputs
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
@@ -36,8 +43,6 @@ from buildsys.store.signatures import (
 )
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.devices import gpu_uuids
-from buildsys.system.interpreters.toolchain import locate_toolchain
-from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
     from buildsys.history.recorder import Recorder
@@ -110,7 +115,9 @@ class Executor:
         )
         self._signers = RestoredSigners(self._db)
         self._keys = KeyBuilder(project_root, build, self._digests, self._db)
-        self._checker = FreshnessChecker(build, self._keys, self._db, self._digests, trust=trust)
+        checked = (build, self._keys, self._db, self._digests)
+        self._checker = FreshnessChecker(*checked, trust=trust)
+        self._forecaster = FreshnessChecker(*checked, store, trust)
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
     def is_fresh(self, target: str) -> bool:
@@ -130,6 +137,14 @@ class Executor:
     def examine(self, target: str) -> Freshness:
         """Return the freshness of a target. Raises: StageError: the state cannot be used."""
         return self._checker.examine(self._actions[target])
+
+    def forecast(self, targets: Sequence[str]) -> dict[str, Explanation]:
+        """Return what a run would do with targets in build order, and their usual times.
+
+        Raises: StageError: the state cannot be used.
+        """
+        after = {target: self._actions[target].after for target in targets}
+        return explain((self._forecaster.examine(self._actions[one]) for one in targets), after)
 
     def run(self, target: str, *, force: bool = False) -> Outcome:
         """Bring a target up to date, or with ``force`` rebuild it.
@@ -319,27 +334,17 @@ class Executor:
             file.write_text(format_figures(result), encoding="utf-8")
 
     def _run_stage(self, action: Action, tree: Path) -> JobReply:
-        log, begun, toolchain = self._log(action), time.perf_counter(), action.toolchain
+        log, begun = self._log(action), time.perf_counter()
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         try:
             for path in (log, *outputs.values()):
                 path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StageError(f"cannot create {error.filename}: {error.strerror}") from error
-        job = Job(
-            target=action.target,
-            stage=action.stage,
-            model=action.model,
-            variant=action.variant,
-            options=action.options,
-            inputs=self._existing(action.inputs),
-            outputs=outputs,
-            project=self._project,
-            advisory=self._existing(action.advisory),
-            timing_caches=self._timing_caches if action.stage == "engine" else None,
-            toolchain=toolchain and locate_toolchain(*toolchain, self._project, os.environ),
-            threads=0 if action.measures else self._threads,
-        )
+        job = stage_job(
+            action, self._project, self._build, outputs,
+            threads=self._threads, timing_caches=self._timing_caches,
+        )  # fmt: skip
         on_event = partial(self._on_event, action.target)
         try:
             return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
@@ -351,10 +356,6 @@ class Executor:
             status = ledger.FAILED if isinstance(error, CheckFailed) else ledger.UNAVAILABLE
             seconds = time.perf_counter() - begun
             return JobReply(status, error.problem, error.hint, {}, seconds, log)
-
-    def _existing(self, files: Mapping[str, FileRef]) -> dict[str, Path]:
-        paths = {role: self._build / ref.path for role, ref in files.items()}
-        return {role: path for role, path in paths.items() if path.exists()}
 
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
@@ -444,7 +445,7 @@ class Executor:
 
     def _report_wait(self, target: str, holder: LockHolder | None) -> None:
         elsewhere = holder is not None and holder.pid != os.getpid()
-        name = "other targets" if holder is None else str(holder)
+        name = "other targets" if holder is None else str(holder) if elsewhere else holder.target
         self._on_event(target, {"event": "waiting", "holder": name, "elsewhere": elsewhere})
 
 

@@ -40,6 +40,8 @@ class Job:
     timing_caches: Path | None = None  # the builders' timing caches; they affect no result
     threads: int = 0  # for computations independent of the thread count; 0: all cores
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    # what is done, of how much (0: unknown), and its unit: 3 of 5 batches. Not in the log
+    count: Callable[[int, int, str], None] = field(default=lambda *_: None, compare=False)
     # ends the process at once: for callbacks of C++ libraries that no exception may cross
     fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)
 

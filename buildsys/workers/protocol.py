@@ -5,8 +5,8 @@ sends a request over it, ``{"job", "log", "timeout_s", "preload", "environment",
 together with two file descriptors, so that each channel has a single writer:
 
 - the write end of the job's *events* pipe, for the child: ``{"event": "started", "pid"}``, any
-  number of ``{"event": "progress", "message"}``, then ``{"event": "result", …}`` or
-  ``{"event": "error", "error"}``;
+  number of ``{"event": "progress", "message"}`` and ``{"event": "count", "done", "total",
+  "unit"}``, then ``{"event": "result", …}`` or ``{"event": "error", "error"}``;
 - one end of the job's *status* socket, for the server: ``{"event": "exit", …}`` after the child
   ended, or ``{"event": "refused", "error"}`` if none was forked.
 
@@ -29,7 +29,7 @@ from buildsys.workers.job import Job
 
 Message = dict[str, Any]
 _PATHS = ("inputs", "outputs", "advisory")  # fields with paths by role
-_LOCAL = ("progress", "fail")
+_LOCAL = ("progress", "count", "fail")
 _ERRORS = {kind.__name__: kind for kind in (StageError, CheckFailed, Unavailable, WorkerDied)}
 
 
@@ -81,7 +81,7 @@ def job_to_json(job: Job) -> Message:
 
 
 def job_from_json(fields: Message, **local: Any) -> Job:
-    """Return the job described by ``fields``; ``local`` adds ``progress`` and ``fail``."""
+    """Return the job described by ``fields``; ``local`` adds its callbacks."""
     toolchain, caches = fields["toolchain"], fields["timing_caches"]
     converted = {
         "project": Path(fields["project"]),

@@ -19,6 +19,7 @@ from typing import Protocol
 from buildsys.errors import StageError
 
 Clock = Callable[[], int]
+Count = Callable[[int, int, str], None]  # done, of how many (0: unknown), unit
 _NS = 1_000_000_000
 
 
@@ -93,9 +94,12 @@ class LocalCall:
                 return Samples(times, sum(times))
 
 
-def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, list[Samples]]:
+def measure(
+    contenders: Mapping[str, Contender], pace: Pace, count: Count = lambda *_: None
+) -> dict[str, list[Samples]]:
     """Return the counted blocks of every contender, equally many of each.
 
+    ``count`` gets the samples of the slowest contender between two rounds, never during one.
     Raises: StageError: a contender failed; names it.
     """
 
@@ -119,5 +123,7 @@ def measure(contenders: Mapping[str, Contender], pace: Pace) -> dict[str, list[S
             if len(order) > 1:
                 run_block(name, pace.settle_s, pace.settle_runs)
             blocks[name].append(run_block(name, pace.block_s, pace.block_runs))
+        taken = (sum(len(block.wall_ns) for block in found) for found in blocks.values())
+        count(min(taken), 0, "samples")
         order.reverse()
     return blocks

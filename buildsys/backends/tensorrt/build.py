@@ -107,16 +107,16 @@ def _run_builder(
 ) -> Figures:
     """Run the builder; write the engine and its timing cache."""
     builder, network = parsed.builder, parsed.network
-    monitor = version_adapter.monitor_progress(library, config, request.progress)
     calibrator = None
     if request.calibration and library.has("calibrators"):
         calibrator = attach_calibrator(library, builder, config, network, request.calibration)
     use_timing_cache(library, config, request.timing_cache, messages)
-    engine = builder.build_serialized_network(network, config)
+    with version_adapter.progress_reported(library, config, request):
+        engine = builder.build_serialized_network(network, config)
     if engine is None or messages.errors:  # TensorRT may log an error and still return an engine
         failure = build_failure(messages, request.options, library.title)
         raise StageError(f"model {request.model}: {failure.problem}", failure.hint)
     request.engine.write_bytes(engine)
     cache_facts = keep_timing_cache(library, config, request.timing_cache)
-    del monitor, calibrator  # these had to outlive the build
+    del calibrator  # it had to outlive the build
     return cache_facts

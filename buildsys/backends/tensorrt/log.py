@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -82,6 +82,7 @@ class Log:
 
     def __init__(self, library: Library) -> None:
         self.messages = Messages()
+        self.on_detail: Callable[[str], None] | None = None  # gets all less severe messages
         log, trt = self, library.trt
 
         class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
@@ -92,6 +93,8 @@ class Log:
                     log.messages.warnings.append(clean_message(msg))
                 else:
                     _LOG.debug("%s", msg)
+                    if log.on_detail is not None:
+                        log.on_detail(msg)
 
         self.logger = Logger()
 

@@ -8,14 +8,14 @@ libraries.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import Options, UnsupportedNode
+from buildsys.backends.interface import BuildRequest, Options, UnsupportedNode
 from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, HARDWARE, TILING
 from buildsys.backends.tensorrt.library import (
     RTX,
@@ -28,7 +28,8 @@ from buildsys.backends.tensorrt.library import (
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.system.files import replace_file
 
-_SECONDS_BETWEEN_REPORTS = 0.2
+_TIMED_LAYER = re.compile(r"(?:-+ )?Timing Runner: (?P<layer>.+?)(?: \([^()]*\))?$")
+_TIMED_TACTIC = re.compile(r"Tactic\b.*\bTime: ", re.I)
 
 
 def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
@@ -108,36 +109,70 @@ def register_bundled_plugins(library: Library) -> None:
         library.trt.init_libnvinfer_plugins(log_of(library).logger, "")
 
 
-def monitor_progress(library: Library, config: Any, report: Callable[[str], None]) -> Any:
-    """Report the phases of a build; keep the result until it ends."""
+@contextmanager
+def progress_reported(library: Library, config: Any, request: BuildRequest) -> Iterator[None]:
+    """Report the progress of a build inside the block."""
+    log = log_of(library)
+    monitor = _set_monitor(library, config, request)
+    if monitor is None:
+        log.on_detail = _TacticCounter(request)
+    try:
+        yield
+    finally:
+        log.on_detail = None
+        del monitor  # the configuration does not keep it alive
+
+
+class _TacticCounter:
+    """Counts the timed tactics in the log of TensorRT 8.6, and names the layer being timed."""
+
+    def __init__(self, request: BuildRequest) -> None:
+        self._request = request
+        self._tactics = 0
+        self._layer = ""
+
+    def __call__(self, message: str) -> None:
+        with suppress(OSError):  # the orchestrator is gone; nothing may be raised into C++
+            if found := _TIMED_LAYER.match(message):
+                if found["layer"] != self._layer:
+                    self._layer = found["layer"]
+                    self._request.progress(f"timing {self._layer}")
+            elif _TIMED_TACTIC.match(message):
+                self._tactics += 1
+                self._request.count(self._tactics, 0, "tactics")
+
+
+def _set_monitor(library: Library, config: Any, request: BuildRequest) -> Any:
+    """Return the progress monitor of a build, None for a TensorRT without them."""
     if library.generation == TRT_8:
         return None
-    trt, last_report = library.trt, 0.0
     steps_of: dict[str, int] = {}
+    is_cancelled = False
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc,name-defined]
+    class Monitor(library.trt.IProgressMonitor):  # type: ignore[misc,name-defined]
         def phase_start(
             self, phase_name: str, parent_phase: str | None, num_steps: int  # noqa: ARG002
         ) -> None:  # fmt: skip
+            nonlocal is_cancelled
             steps_of[phase_name] = num_steps
+            try:
+                request.progress(phase_name)
+            except OSError:  # the orchestrator's pipe is closed; nothing may be raised into C++
+                is_cancelled = True
 
         def phase_finish(self, phase_name: str) -> None:
             steps_of.pop(phase_name, None)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             """Report a step. False, which cancels the build, if nobody listens any more."""
-            nonlocal last_report
-            now = time.monotonic()
-            if now - last_report < _SECONDS_BETWEEN_REPORTS:
-                return True
-            last_report = now
+            nonlocal is_cancelled
             try:
-                report(f"{phase_name}: {step + 1} of {steps_of.get(phase_name, 0)}")
-            except OSError:  # the orchestrator's pipe is closed; nothing may be raised into C++
-                return False
-            return True
+                request.count(step + 1, steps_of.get(phase_name, 0), f"steps of {phase_name}")
+            except OSError:
+                is_cancelled = True
+            return not is_cancelled
 
-    monitor = Monitor()  # the configuration does not keep it alive
+    monitor = Monitor()
     config.progress_monitor = monitor
     return monitor
 

@@ -67,7 +67,7 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """Let the tasks be selected by the command line."""
-        Session.jobs = max(1, params["num_process"])
+        Session.jobs, Session.always = max(1, params["num_process"]), params["always"]
         Run.requested = partial(_requested, params, args)
         try:
             return super().execute(params, args)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from buildsys.cli.console.target_line import FIRST_BUILD, TargetLine
 from buildsys.report.formatting import duration
 from buildsys.system.printable import printable, printable_line
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
-ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
+    from buildsys.cli.console.estimate import Remaining
+
 _MARKS = {
     "passed": ("✓", "green"),
     "restored": ("✓", "cyan"),
@@ -23,74 +27,110 @@ _MARKS = {
     "noisy": ("~", "yellow"),
     "failed": ("✗", "bold red"),
 }
-_FIRST_BUILD = "never built"  # the executor's words; obvious in a first build
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_FRAMES_PER_S = 4  # each costs a millisecond, which a benchmark would notice if there were more
+_HEARTBEAT_S = 30.0  # some CI services end a job after minutes without output
+_WIDEST_BAR = 30  # columns
 
 
-@dataclass
-class TargetLine:
-    """One target of a run."""
-
-    target: str
-    model: str
-    stage: str
-    variant: str
-    status: str = "not run"  # or running, fresh, ignored, or one of ENDED
-    began: float = 0.0  # monotonic clock
-    seconds: float | None = None
-    why: str = ""  # why it runs
-    message: str = ""  # its last progress message
-    reason: str = ""  # why it failed, is unavailable or noisy, or did not run
-    log: str = ""  # path of its log, if not already in the reason
-    recorded: bool = False  # unavailable in an earlier run; nothing was done in this one
-
-    @property
-    def has_ended(self) -> bool:
-        """True if this run has built, restored or failed it."""
-        return self.status in ENDED and not self.recorded
-
-    @property
-    def took(self) -> str:
-        """Its time, "" if there is none."""
-        return "" if self.seconds is None else duration(self.seconds)
+def no_estimate() -> Remaining | None:
+    """Return nothing: the remaining time is unknown."""
+    return None
 
 
-def open_display(out: TextIO, lines: Mapping[str, TargetLine]) -> PlainDisplay | LiveDisplay:
+def open_display(
+    out: TextIO,
+    lines: Mapping[str, TargetLine],
+    estimate: Callable[[], Remaining | None] = no_estimate,
+) -> PlainDisplay | LiveDisplay:
     """Return a live display for a capable terminal, else plain lines.
 
-    Its methods are called from several threads, one at a time.
+    CI services that give their jobs a terminal show its control characters. The methods are called
+    from several threads, one at a time.
     """
-    if out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
-        return LiveDisplay(out, lines)
-    return PlainDisplay(out)
+    is_capable = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    if out.isatty() and is_capable and not os.environ.get("CI"):
+        return LiveDisplay(out, lines, estimate)
+    return PlainDisplay(out, lines, estimate)
+
+
+def state_of(lines: Mapping[str, TargetLine]) -> str:
+    """Return the number of finished targets."""
+    done = sum(line.status not in ("running", "not run") for line in lines.values())
+    return f"{done} of {len(lines)} targets done"
 
 
 class PlainDisplay:
-    """Lines at the start and end of targets, for logs and pipes."""
+    """Lines at the start and end of targets, for logs and pipes.
 
-    def __init__(self, out: TextIO) -> None:
+    A long stage has one every half minute as well.
+    """
+
+    def __init__(
+        self,
+        out: TextIO,
+        lines: Mapping[str, TargetLine],
+        estimate: Callable[[], Remaining | None] = no_estimate,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._out = out
+        self._lines = lines
+        self._estimate = estimate
+        self._clock = clock
+        self._closed = threading.Event()
+        self._heart: threading.Thread | None = None
+        self._shown: dict[str, float] = {}  # when a running or waiting target had its last line
 
     def started(self, line: TargetLine) -> None:
         """Print a running target and the reason."""
         self._print("run", line.target, f"… {line.why}" if line.why else "")
+        self._watch(line)
 
     def waits(self, line: TargetLine, holder: str) -> None:
         """Print the process blocking a target."""
         self._print("waits", line.target, f"for {holder}")
+        self._watch(line)
 
     def ended(self, line: TargetLine) -> None:
-        """Print the end of a target, its time and reason."""
+        """Print the end of a target, its time, and its key figure or reason."""
         word = "done" if line.status == "passed" else line.status
         reason, *details = line.reason.splitlines() or [""]
-        self._print(word, line.target, line.took, reason)
+        self._print(word, line.target, line.took, reason or line.figure)
         for detail in details:
             self._print("", detail)
         if line.status == "failed" and line.log:
             self._print("", f"log: {line.log}")
 
+    def _watch(self, line: TargetLine) -> None:
+        self._shown[line.target] = self._clock()
+        if self._heart is None:
+            self._heart = threading.Thread(target=self._keep_beating, daemon=True)
+            self._heart.start()
+
+    def beat(self) -> None:
+        """Print running targets that had no line in the last half minute."""
+        now = self._clock()
+        for target, shown in list(self._shown.items()):
+            line = self._lines[target]
+            if line.status != "running":
+                self._shown.pop(target, None)
+            elif now - shown >= _HEARTBEAT_S:
+                self._shown[target] = now
+                remaining = self._estimate()
+                left = f", {remaining}" if remaining else ""
+                state = f"({state_of(self._lines)}{left})"
+                self._print("running", target, duration(now - line.began), line.activity, state)
+
     def close(self) -> None:
-        """Do nothing: lines stay."""
+        """End the thread; the lines stay."""
+        self._closed.set()
+        if self._heart is not None:
+            self._heart.join()
+
+    def _keep_beating(self) -> None:
+        with suppress(OSError, ValueError):  # nobody reads the output any more
+            while not self._closed.wait(1.0):
+                self.beat()
 
     def _print(self, word: str, *rest: str) -> None:
         text = "  ".join(part for part in rest if part)
@@ -99,20 +139,30 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """Permanent lines of finished targets, and redrawn running targets below."""
+    """Permanent lines of finished targets, and redrawn running targets and progress below."""
 
-    def __init__(self, out: TextIO, lines: Mapping[str, TargetLine]) -> None:
+    def __init__(
+        self,
+        out: TextIO,
+        lines: Mapping[str, TargetLine],
+        estimate: Callable[[], Remaining | None] = no_estimate,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._lines = lines
+        self._estimate = estimate
+        self._clock = clock
+        self._began = clock()
+        self._share = 0.0  # of the work done; it never shrinks
         self._console = Console(file=out, highlight=False)
         # doit exchanges the standard streams from several threads under -n
         self._live = Live(
             console=self._console,
-            get_renderable=self._render,
+            get_renderable=self.render,
             transient=True,
-            refresh_per_second=8,
+            refresh_per_second=_FRAMES_PER_S,
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -136,7 +186,8 @@ class LiveDisplay:
         if line.status == "restored":
             text.append("from the store", "dim")
         elif line.status == "passed":
-            why = "" if line.why == _FIRST_BUILD else line.why
+            why = "" if line.why == FIRST_BUILD else line.why
+            text.append(f"  {printable_line(line.figure)}".rstrip())
             text.append(f"  {printable_line(why)}".rstrip(), "dim")
         elif line.reason:
             reason, *details = printable(line.reason).splitlines()
@@ -149,25 +200,53 @@ class LiveDisplay:
         if below:  # unwrapped, so that YAML can be copied from a narrow terminal
             self._console.print(below, soft_wrap=True)
 
+    def warn(self, warning: str) -> None:
+        """Print a warning above the running targets."""
+        from rich.text import Text
+
+        text = f"buildsys: warning: {printable_line(warning)}"
+        self._console.print(Text(text, "yellow"), soft_wrap=True)
+
     def close(self) -> None:
         """Remove the running targets."""
         self._live.stop()
 
-    def _render(self) -> Table:
+    def render(self) -> RenderableType:
+        """Return the running targets above the progress bar."""
+        from rich.console import Group
+
+        now = self._clock()
+        return Group(self._running(now), self._progress(now))
+
+    def _running(self, now: float) -> Table:
         from rich.table import Table
         from rich.text import Text
 
-        now = time.monotonic()
         table = Table.grid(padding=(0, 1), expand=True)  # expanded, only the last column shrinks
         for _ in range(3):
             table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        lines = list(self._lines.values())
-        for line in (line for line in lines if line.status == "running"):
-            frame, elapsed = _FRAMES[int(now * 8) % len(_FRAMES)], duration(now - line.began)
-            why = "" if line.why == _FIRST_BUILD else line.why
-            message = Text(printable_line(line.message or why), "dim")
-            table.add_row(frame, line.target, Text(elapsed, "cyan"), message)
-        done = sum(line.status not in ("running", "not run") for line in lines)
-        table.add_row("", Text(f"{done} of {len(lines)} targets done", "dim"))
+        running = [line for line in [*self._lines.values()] if line.status == "running"]
+        most = max(1, self._console.height - 3)  # else the terminal would scroll at every frame
+        for line in running[:most]:
+            frame = _FRAMES[int(now * _FRAMES_PER_S) % len(_FRAMES)]
+            elapsed = Text(duration(now - line.began), "cyan")
+            table.add_row(frame, line.target, elapsed, Text(line.activity, "dim"))
+        return table
+
+    def _progress(self, now: float) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        elapsed, remaining = now - self._began, self._estimate()
+        if remaining is not None and elapsed + remaining.seconds:
+            self._share = max(self._share, elapsed / (elapsed + remaining.seconds))
+        width = max(4, min(_WIDEST_BAR, self._console.width // 5))
+        parts = (state_of(self._lines), duration(elapsed), str(remaining or ""))
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=width)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(completed=self._share, total=1.0, width=width)
+        table.add_row(bar, Text("  ".join(filter(None, parts)), "dim"))
         return table

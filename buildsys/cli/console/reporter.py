@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from buildsys.cli.console.progress import TargetLine, open_display
+from buildsys.cli.console.progress import LiveDisplay, open_display
+from buildsys.cli.console.target_line import TargetLine
 from buildsys.cli.interruption import NOTICE
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
@@ -23,7 +24,8 @@ from buildsys.report.formatting import plural
 from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
-    from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
+    from buildsys.cli.console.estimate import Estimate, Remaining
+    from buildsys.cli.console.progress import PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
 
 _SHOWN_UNAVAILABLE = 12  # if there is nothing to do
@@ -47,8 +49,10 @@ class Reporter:
         self._lock = threading.RLock()
         self._lines: dict[str, TargetLine] = {}
         self._display: PlainDisplay | LiveDisplay | None = None
+        self._estimate: Estimate | None = None
+        self._unshown: list[TargetLine] = []  # failures; shown at the end, or before what follows
         self._problems: list[str] = []
-        self._is_rich_loading = False
+        self._is_loading = False
         self._began = time.monotonic()
 
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
@@ -67,6 +71,7 @@ class Reporter:
             self._lines[name] = _line(name)
             self._note_up_to_date(self._lines[name])
         self.session.on_event = self._take_event
+        self.session.on_warning = self._warn
 
     def get_status(self, task: Any) -> None:
         """Do nothing before an up-to-date check."""
@@ -93,8 +98,10 @@ class Reporter:
                 line.recorded = finished.waited
             elif finished.waited:
                 line.status, line.reason = "fresh", "built by another run meanwhile"
-            elif finished.restored:
-                line.status = "restored"
+            else:
+                if finished.restored:
+                    line.status = "restored"
+                line.figure = _key_figure(self.session, line)
             self._open_display().ended(line)
 
     def add_failure(self, task: Any, fail: Any) -> None:
@@ -114,7 +121,7 @@ class Reporter:
             line.seconds = finished.seconds if finished else 0.0
             log = self.session.log(task.name)
             line.log = os.path.relpath(log) if log.exists() and log.name not in line.reason else ""
-            self._open_display().ended(line)
+            self._unshown.append(line)
 
     def skip_uptodate(self, task: Any) -> None:
         """Note an up-to-date target."""
@@ -159,6 +166,7 @@ class Reporter:
             self.session.close()
 
     def _print_end(self, *, interrupted: bool, broken: bool) -> None:
+        """Print what the run did, or that there was nothing to do."""
         lines = list(self._lines.values())
         stale: Sequence[StaleOutputs] = ()
         # with `-s` dependencies don't run, without any failure
@@ -175,7 +183,8 @@ class Reporter:
             from buildsys.cli.console.run_summary import print_summary
 
             elapsed_s = time.monotonic() - self._began
-            print_summary(self._out, self.session, lines, elapsed_s, stale)
+            unshown = {line.target for line in self._unshown}
+            print_summary(self._out, self.session, lines, elapsed_s, stale, unshown)
         elif not broken and not self._problems:
             self._print_nothing_to_do(lines)
         for problem in self._problems:
@@ -209,14 +218,19 @@ class Reporter:
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""
         line, kind = self._lines.get(target), event["event"]
-        if kind in ("progress", "waiting") and not self._is_rich_loading:
-            self._is_rich_loading = True  # while the first worker works, which delays nothing
-            module = "buildsys.cli.console.run_summary"
-            threading.Thread(target=import_module, args=(module,), daemon=True).start()
+        if kind in ("started", "waiting") and not self._is_loading:
+            self._is_loading = True  # while the first worker works, which delays nothing
+            threading.Thread(target=self._load, daemon=True).start()
         if line is None:
             return
-        if kind == "progress":
+        if kind == "started":  # the worker; until then it may have waited
+            line.began, line.message, line.counter = time.monotonic(), "", ""
+            line.log_file = self.session.log(target)
+        elif kind == "progress":
             line.message = event["message"]
+        elif kind == "count":
+            done, total = event["done"], event["total"]
+            line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
         elif kind == "stale":
             with self._lock:
                 line.why = event["reason"]
@@ -227,10 +241,41 @@ class Reporter:
                 with self._lock:
                     self._open_display().waits(line, event["holder"])
 
+    def _warn(self, warning: str) -> None:
+        """Print a warning, on a terminal above what is redrawn."""
+        from buildsys.store.state_db import warn_on_stderr
+
+        with self._lock:
+            if isinstance(self._display, LiveDisplay) and sys.stderr.isatty():
+                self._display.warn(warning)
+            else:
+                warn_on_stderr(warning)
+
+    def _load(self) -> None:
+        """Import what the end of the run needs, then look up the usual times."""
+        import_module("buildsys.cli.console.run_summary")
+        from buildsys.cli.console.estimate import Estimate
+
+        estimate = Estimate(self.session, self._lines, self.session.jobs)
+        self._estimate = estimate
+        estimate.learn()
+
+    def _remaining(self) -> Remaining | None:
+        return self._estimate.remaining() if self._estimate else None
+
     def _open_display(self) -> PlainDisplay | LiveDisplay:
+        """Return the display, after the failures that it has not shown."""
         if self._display is None:
-            self._display = open_display(self._out, self._lines)
+            self._display = open_display(self._out, self._lines, self._remaining)
+        while self._unshown:
+            self._display.ended(self._unshown.pop(0))
         return self._display
+
+
+def _key_figure(session: Session, line: TargetLine) -> str:
+    from buildsys.report.key_figures import key_figure  # not needed with nothing to do
+
+    return key_figure(line.stage, session.result(line.target))
 
 
 def _line(target: str) -> TargetLine:

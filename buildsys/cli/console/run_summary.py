@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.progress import ENDED, TargetLine
+from buildsys.cli.console.target_line import ENDED, FIRST_BUILD, TargetLine
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
-from buildsys.system.printable import printable_line
+from buildsys.system.printable import printable, printable_line
 
 if TYPE_CHECKING:  # it loads the report, which a run without failures need not
     from buildsys.cli.failure_report import StaleOutputs
@@ -29,6 +29,7 @@ _STYLES = {
 _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
+_WITH_REASONS = 110  # columns of a terminal with room for the reasons
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS is set
 
 
@@ -38,8 +39,12 @@ def print_summary(
     lines: Sequence[TargetLine],
     elapsed_s: float,
     stale: Sequence[StaleOutputs] = (),
+    unshown: Collection[str] = (),
 ) -> None:
-    """Print a table per model built in this run, and stale outputs."""
+    """Print a table per model built in this run, stale outputs and failures.
+
+    ``unshown`` failures are printed in full, the others with their first sentence.
+    """
     remaining = {one.model: one for one in stale}
     width = None if out.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     console = Console(file=out, highlight=False, width=width)
@@ -54,7 +59,7 @@ def print_summary(
     for model, rows in models.items():
         if not any(row.has_ended for row in rows):
             continue
-        console.print(_table(session, model, rows))
+        console.print(_table(session, model, rows, console.width))
         for warning in _warnings(session, rows):
             print_line(warning, "yellow")
         for row in rows:
@@ -75,19 +80,55 @@ def print_summary(
         print_line(text, "yellow")
     if len(others) > _MOST_OTHER_MODELS:
         print_line(f"and {len(others) - _MOST_OTHER_MODELS} more models", "yellow")
+    for line in lines:
+        if line.status == "failed":
+            _print_failure(console, session, line, in_full=line.target in unshown)
+    if hits := _cache_hits(session, lines):
+        print_line(hits)
     counts = Counter(line.status for line in lines)
     totals = ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
     console.print(Text(f"{totals} in {duration(elapsed_s)}"))
 
 
-def _table(session: Session, model: str, lines: Iterable[TargetLine]) -> Table:
+def _print_failure(console: Console, session: Session, line: TargetLine, *, in_full: bool) -> None:
+    """Print the sentence, the log, and the command that reruns the stage alone."""
+    finished = session.finished.get(line.target)
+    sentence = line.reason if in_full or finished is None else finished.reason
+    first, *details = printable(sentence).splitlines() or [""]
+    mark = "✗" if console.is_terminal else f"{'failed':<11} "  # as the displays have it
+    console.print(Text.assemble((mark, "bold red"), f" {line.target}  ", (line.took, "cyan")))
+    below = [first, *(details if in_full else ())]
+    below += [f"log: {printable_line(line.log)}"] if line.log else []
+    below += [f"rerun it alone: doit debug {line.target}", ""]
+    for text in below:  # unwrapped, so that YAML and paths can be copied from a narrow terminal
+        console.print(Text(f"  {text}".rstrip()), soft_wrap=True)
+
+
+def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
+    """Return the number of targets that did not have to run, and the time saved."""
+    counts = Counter(line.status for line in lines)
+    found = [(counts["fresh"], "up to date"), (counts["restored"], "restored from the store")]
+    hits = ", ".join(f"{number} {word}" for number, word in found if number)
+    saved_s = sum(one.seconds for one in session.finished.values() if one.restored)
+    saved = f" ({duration(saved_s)} saved)" if saved_s else ""
+    return f"cache hits: {hits}{saved}" if hits else ""
+
+
+def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int) -> Table:
+    reasons = [
+        "" if line.why == FIRST_BUILD or not line.has_ended else printable_line(line.why)
+        for line in lines
+    ]
+    has_column = any(reasons) and width >= _WITH_REASONS
     style = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
     table = Table(title=model, show_edge=False, **style)  # type: ignore[arg-type]
     table.add_column("target", overflow="fold")
     table.add_column("status", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("key figure", overflow="fold")
-    for line in lines:
+    if has_column:
+        table.add_column("reason", overflow="fold", style="dim")
+    for line, reason in zip(lines, reasons, strict=True):
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
         status = line.status
         figure = "" if status == "failed" else line.reason  # a failure was printed above
@@ -95,11 +136,16 @@ def _table(session: Session, model: str, lines: Iterable[TargetLine]) -> Table:
             figure = str(result.get("reason", "")) or line.reason  # the hint was printed above
         elif status in ("passed", "restored", "fresh") or status == result.get("status"):
             figure = key_figure(line.stage, result)
+        cells = [Text(printable_line(figure))]
+        if has_column:
+            cells.append(Text(reason))
+        elif reason:
+            cells[0].append(f"{figure and chr(10)}because {reason}", "dim")
         table.add_row(
             f"{line.stage} {line.variant}".rstrip(),
             Text(status, _STYLES.get(status, "dim")),
             line.took,
-            Text(printable_line(figure)),
+            *cells,
         )
     return table
 

@@ -122,7 +122,7 @@ def _measure_case(
     pci_bus_id = facts.pop("pci_bus_id", "")
     others = OtherLoad(engine.processes)
     with sampled(pci_bus_id) if pci_bus_id else nullcontext() as readings:
-        blocks = measure(contenders, pace)
+        blocks = measure(contenders, pace, job.count)
     others_share = others.share()
     first = next(iter(load_case(golden).inputs.values()), None)
     batch = first.shape[0] if first is not None and first.shape else 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.quantize.batches import (
+    Batch,
     BatchPlan,
     describe_data,
     draw_batches,
@@ -80,7 +83,13 @@ def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
     dtypes = {name: spec["dtype"] for name, spec in plan.inputs.items()}
     job.progress(f"measuring {len(tensors.names)} tensors on {plan.batches} batches")
     counted = options["algorithm"] != "minmax"
-    found = measure(tensors, lambda: load_batches(job.outputs["batches"], dtypes), counted=counted)
+
+    def batches() -> Iterator[Batch]:
+        for number, batch in enumerate(load_batches(job.outputs["batches"], dtypes), start=1):
+            yield batch
+            job.count(number, plan.batches, "batches")
+
+    found = measure(tensors, batches, counted=counted)
     ranges = {
         name: range_of(magnitudes, options["algorithm"], options.get("percentile"))
         for name, magnitudes in found.items()

@@ -98,6 +98,7 @@ def _build(job: Job, backend: Backend) -> Figures:
             timing_cache=timing_cache.path,
             calibration=_calibration(job),
             progress=job.progress,
+            count=job.count,
         )
         prepared = time.perf_counter()
         onnx_files = [job.inputs[role] for role in ("model", "model.data") if role in job.inputs]

@@ -42,8 +42,9 @@ def run(job: Job) -> StageResult:
     """
     original, seed = load_original(job), job.options["source"]["seed"]
     cases: dict[str, GoldenCase] = {}
-    for case, dims in job.options["cases"].items():
+    for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
+        job.count(number, len(job.options["cases"]), "cases")
         inputs = golden_inputs(job, dims, {"case": case, "seed": seed})
         outputs = original.call(inputs, dims)
         if problem := not_finite(outputs):

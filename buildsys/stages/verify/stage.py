@@ -147,9 +147,10 @@ def _run_cases(job: Job, session: Session) -> _Checks:
         problem = f"no golden case fits profile {index} ({ranges}), so it is unverified"
         checks.sentences.append(problem)
         checks.failures.append({"profile": index, "problem": problem})
-    for run in runs:
+    for number, run in enumerate(runs):
         where = "" if run.profile is None else f" in profile {run.profile}"
         job.progress(f"case {run.case}{where}")
+        job.count(number, len(runs), "cases")
         actual = session.run(golden[run.case].inputs, run.profile)
         _compare_run(job, checks, run, golden[run.case], actual)
     for output, reason in uninformative_outputs(checks.compared.values()).items():

@@ -63,8 +63,9 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     ) -> JobReply:
         """Run ``job`` in a separate process, with all output in ``log``.
 
-        Events: ``started`` (pid), any number of ``progress`` (message), ``finished`` (status,
-        seconds, peak_rss_mib). They arrive in the calling thread; an exception there stops the job.
+        Events: ``started`` (pid), any number of ``progress`` (message) and ``count`` (done, total,
+        unit), ``finished`` (status, seconds, peak_rss_mib). They arrive in the calling thread; an
+        exception there stops the job.
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
         """
         if job.toolchain is not None:

@@ -112,7 +112,7 @@ class JobChannels:
                 self._events_closed = True
                 return None
             for message in lines.feed(piece):
-                if message["event"] not in ("started", "progress"):
+                if message["event"] not in ("started", "progress", "count"):
                     return message
                 self.pid = message.get("pid", self.pid)
                 on_event(message)

@@ -40,6 +40,7 @@ _LEFT_OUT = re.compile(rb"\n# \.\.\. (\d+) bytes of this log")
 _LONGEST_MESSAGE = 2000  # characters in results and on the console
 _LONGEST_HINT = 20_000  # it may list remedies with YAML to copy
 _STATUSES = ("passed", "failed", "unavailable", "noisy")
+_BETWEEN_COUNTS_S = 0.25  # the console draws no faster
 
 
 def fork_child(work: Callable[[], NoReturn]) -> int:
@@ -103,10 +104,19 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
         log(message)
         send({"event": "progress", "message": _shortened(message)})
 
+    counted_at = 0.0
+
+    def count(done: int, total: int, unit: str) -> None:
+        nonlocal counted_at
+        now = time.monotonic()
+        if now - counted_at >= _BETWEEN_COUNTS_S:
+            counted_at = now
+            send({"event": "count", "done": done, "total": total, "unit": unit})
+
     def fail(error: BuildsysError) -> NoReturn:
         expected = error_to_json(_as_expected(error, job, log_file))
         flush()
-        send({"event": "error", "error": expected, **_measure(clock)})
+        send({"event": "error", "error": expected, **measure(clock)})
         os._exit(0)
 
     send({"event": "started", "pid": os.getpid()})
@@ -121,11 +131,20 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
         send({"event": "error", "error": error_to_json(StageError(problem))})
         os._exit(0)
     clock = time.perf_counter()
-    answer = _run_job(replace(job, progress=progress, fail=fail), log_file)
+    answer = _run_job(replace(job, progress=progress, count=count, fail=fail), log_file)
     flush()
     limit_log(log_file)
     send(answer)
     os._exit(0)
+
+
+def run_stage(job: Job) -> StageResult:
+    """Run the stage of a job. Raises: TypeError: its result is not one."""
+    name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
+    answer = importlib.import_module(name).run(job)
+    if not isinstance(answer, StageResult) or answer.status not in _STATUSES:
+        raise TypeError(f"{name}.run returned {answer!r} instead of a StageResult")
+    return answer
 
 
 def _run_job(job: Job, log_file: Path) -> Message:
@@ -137,10 +156,7 @@ def _run_job(job: Job, log_file: Path) -> Message:
     result: StageResult | None = None
     error: BuildsysError | None = None
     try:
-        name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
-        answer = importlib.import_module(name).run(job)
-        if not isinstance(answer, StageResult) or answer.status not in _STATUSES:
-            raise TypeError(f"{name}.run returned {answer!r} instead of a StageResult")
+        answer = run_stage(job)
         reason, hint = _shortened(answer.reason), _shortened(answer.hint, _LONGEST_HINT)
         if (reason, hint) != (answer.reason, answer.hint):
             log(f"{answer.reason}\n{answer.hint}")
@@ -156,7 +172,7 @@ def _run_job(job: Job, log_file: Path) -> Message:
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
             result = StageResult(status, error.problem, error.hint)
     reads = recorder.stop() if recorder is not None else []
-    measured = _measure(clock)
+    measured = measure(clock)
     os.umask(umask)  # code of the model may have changed it
     _make_readable(job.outputs.values(), umask)
     if result is not None:
@@ -222,7 +238,7 @@ def _as_expected(error: BaseException, job: Job, log_file: Path) -> BuildsysErro
     return StageError(f"{job.target} failed unexpectedly: {line}", hint)
 
 
-def _measure(clock: float) -> dict[str, float]:
+def measure(clock: float) -> dict[str, float]:
     """Return the time since ``clock`` and the peak memory, including the server's."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mib = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

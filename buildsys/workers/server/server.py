@@ -336,7 +336,7 @@ def _send_status(status: socket.socket, message: Message) -> None:
         status.sendall(encode(message))
 
 
-def _preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
+def preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
     """Import ``modules`` while ``without`` look missing. Return the first one's problem.
 
     Later ones that cannot be imported are skipped: a stage that needs them reports that.
@@ -388,7 +388,7 @@ def main() -> NoReturn:
     os.chdir("/")  # the project may be moved or deleted
     server = Server(start)
     gc.disable()  # a collection would write to the pages shared with the children
-    server.serve(_preload(start["preload"], start["without"]))
+    server.serve(preload(start["preload"], start["without"]))
 
 
 if __name__ == "__main__":

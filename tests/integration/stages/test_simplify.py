@@ -344,7 +344,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     fields = {
         f.name: getattr(job, f.name)
         for f in dataclasses.fields(job)
-        if f.name not in ("progress", "fail")
+        if f.name not in ("progress", "count", "fail")
     }
     script = f"""
 import sys

@@ -129,3 +129,12 @@ def test_every_contender_has_equally_many_blocks() -> None:
     bench = Bench(fast=1, slow=60)
     blocks = measure(bench.contenders, Pace(duration_s=0.5, warmup_s=0, min_samples=20))
     assert len(blocks["fast"]) == len(blocks["slow"]) >= 5
+
+
+def test_the_count_is_of_the_slowest_contender_after_each_round() -> None:
+    bench = Bench(fast=1, slow=10)
+    counted: list[tuple[int, int, str]] = []
+    pace = Pace(duration_s=0.3, warmup_s=0, min_samples=1)
+    measure(bench.contenders, pace, lambda *found: counted.append(found))
+    assert [found[0] for found in counted] == [10, 20, 30]
+    assert {found[1:] for found in counted} == {(0, "samples")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from doit.doit_cmd import DoitMain
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import doit_config
 from buildsys.execution.executor import Outcome
-from buildsys.execution.freshness import Freshness
+from buildsys.execution.freshness import Explanation, Freshness, explain
 from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
@@ -79,6 +79,10 @@ class ScriptedExecutor:
     def examine(self, target: str) -> Freshness:
         is_fresh = target in self.fresh
         return Freshness(target, up_to_date=is_fresh, unreadable=self.reasons.get(target, ""))
+
+    def forecast(self, targets: Sequence[str]) -> dict[str, Explanation]:
+        found = (Freshness(one, up_to_date=one in self.fresh, expected_s=None) for one in targets)
+        return explain(found, {})
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]

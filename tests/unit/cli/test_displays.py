@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 from cli_doubles import make_session, write_result
+from rich.console import Console
 
-from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, TargetLine, open_display
+from buildsys.cli.console.estimate import Remaining
+from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
 from buildsys.cli.console.run_summary import print_summary
+from buildsys.cli.console.target_line import TargetLine, last_line
 
 
 class Terminal(io.StringIO):
@@ -34,7 +37,7 @@ def test_only_a_capable_terminal_gets_the_live_display(monkeypatch: pytest.Monke
 
 def test_plain_lines() -> None:
     out = io.StringIO()
-    display = PlainDisplay(out)
+    display = PlainDisplay(out, {})
     display.started(line("running", why="export.opset: 17 → 18"))
     display.ended(line("passed", seconds=1.84))
     display.ended(line("unavailable", seconds=0.2, reason="no GPU"))
@@ -51,6 +54,83 @@ def test_plain_lines() -> None:
         "failed       engine:net:ort  3.21 s  output y is off",
         "             log: build/net/engine/ort/engine.log",
     ]
+
+
+def test_a_long_stage_has_a_line_every_half_minute_in_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("# engine:net:ort\ntiming conv1\n[W] slow\n\n")
+    now = 100.0
+    running = line("running", began=100.0, message="timing conv1", counter="4,711 tactics")
+    running.log_file = log
+    lines = {running.target: running, "export:net": TargetLine("export:net", "net", "export", "")}
+    out = io.StringIO()
+    display = PlainDisplay(out, lines, lambda: Remaining(200), clock=lambda: now)
+    display.started(running)
+    for now in range(101, 191):  # noqa: B007 - the clock reads it
+        display.beat()
+    running.status = "passed"
+    now = 500.0
+    display.beat()
+    display.close()
+    _, *beats = out.getvalue().splitlines()
+    text = "4,711 tactics · timing conv1 · [W] slow  (0 of 2 targets done, about 3 min left)"
+    times = ("30.0 s", "1 min 0 s", "1 min 30 s")
+    assert beats == [f"running      engine:net:ort  {took}  {text}" for took in times]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_last_line_of_a_log_is_its_state(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    assert last_line(log) == ""
+    log.write_text("# export:a, 2026-11-22T10:00:00Z, process 4711\n")
+    assert last_line(log) == ""
+    log.write_bytes(b"x" * 10_000 + b"\n 10 %|#    |\r 20 %|##   |\r")
+    assert last_line(log) == "20 %|##   |"
+    log.write_bytes(b"\xff\xfe broken \n\n")
+    assert last_line(log).endswith("broken")
+
+
+def test_a_ci_service_with_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("CI", "true")
+    assert type(open_display(Terminal(), {})) is PlainDisplay
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_running_targets_and_progress_fit_on_one_line_each(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "24")
+    now = 755.0
+    lines = {f"export:{number}": line("passed") for number in range(134)}
+    for number in range(30):  # more than the terminal has lines
+        name = f"engine:mobilenet_v3_large_{number}:trt-fp16"
+        lines[name] = TargetLine(name, "m", "engine", "e", "running", 600.0, message="timing " * 30)
+    display = LiveDisplay(
+        Terminal(), lines, lambda: Remaining(1700, is_rough=True), clock=lambda: now
+    )
+    display._began = 0.0
+    out = Terminal()
+    console = Console(file=out, width=columns, height=24, color_system=None)
+    console.print(display.render())
+    found = out.getvalue().splitlines()
+    assert len(found) == 22
+    assert max(map(len, found)) <= columns
+    assert "134 of 164 targets done  12 min 35 s  ~30 min left, first build" in found[-1]
+
+
+def test_the_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    now, left = 0.0, 100.0
+    out = Terminal()
+    display = LiveDisplay(out, {}, lambda: Remaining(left), clock=lambda: now)
+    shares = []
+    for now, left in ((0, 100), (50, 50), (51, 500), (99, 1)):  # noqa: B007 - the lambdas read them
+        display.render()
+        shares.append(display._share)
+    assert shares == [0, 0.5, 0.5, 0.99]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 200])

@@ -12,9 +12,10 @@ import pytest
 from cli_doubles import make_session, write_result
 
 from buildsys.cli.command import print_lines
-from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, TargetLine
+from buildsys.cli.console.progress import LiveDisplay, PlainDisplay
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.console.run_summary import print_summary
+from buildsys.cli.console.target_line import TargetLine
 from buildsys.errors import ManifestError
 
 HOSTILE = "name\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m"
@@ -57,7 +58,7 @@ def test_displays_of_targets(out: io.StringIO) -> None:
         for status in ("running", "passed", "failed", "unavailable")
     }  # fmt: skip
     kind = LiveDisplay if out.isatty() else PlainDisplay
-    display = kind(out, ended) if kind is LiveDisplay else kind(out)  # type: ignore[arg-type]
+    display = kind(out, ended)
     for line in ended.values():
         display.started(line)
         display.waits(line, HOSTILE)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cli_doubles import make_session, write_result
 
-from buildsys.cli.console.progress import TargetLine
 from buildsys.cli.console.run_summary import print_summary
+from buildsys.cli.console.target_line import TargetLine
 from buildsys.cli.failure_report import StaleOutputs, report_failure
 from buildsys.execution.executor import Outcome
 

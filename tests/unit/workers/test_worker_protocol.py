@@ -40,7 +40,7 @@ JOB = Job(
 def test_a_job_survives_conversion_to_json() -> None:
     (message,) = LineBuffer().feed(encode(job_to_json(JOB)))
     assert job_from_json(message) == JOB
-    assert {field.name for field in fields(Job)} - message.keys() == {"progress", "fail"}
+    assert {field.name for field in fields(Job)} - message.keys() == {"progress", "count", "fail"}
 
 
 def test_progress_is_added_at_the_other_end() -> None:

@@ -1,0 +1,132 @@
+"""doit debug: one stage in the foreground, with the inputs of its target."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from buildsys.cli.command import Options, ProjectCommand, option, print_lines
+from buildsys.cli.session import Session
+from buildsys.errors import CheckFailed, StageError, UsageError, with_hint
+from buildsys.execution.freshness import FRESH, is_required
+from buildsys.execution.stage_job import stage_job
+from buildsys.plan.action import Action
+from buildsys.report.formatting import duration, first_names
+from buildsys.store.locks import LockHolder, Locks
+from buildsys.system.devices import gpu_uuids
+from buildsys.workers.client.foreground import run_in_foreground
+
+if TYPE_CHECKING:
+    from buildsys.workers.job import Job
+
+_SHOWN_TARGETS = 8
+
+
+class Debug(ProjectCommand):
+    """Run one stage in the foreground."""
+
+    doc_purpose = "run the stage of one target in the foreground; publishes nothing"
+    doc_usage = "TARGET"
+    options = (
+        option("pdb", "open the Python debugger where an exception was raised", flag=True),
+        option("keep", "new folder for the outputs; without it they are removed"),
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Return the exit code of a build with this result."""
+        session = Session.read_only(root)
+        action = session.actions[_one_target(session, names)]
+        _check_inputs(session, action)
+        kept = Path(options["keep"]).absolute() if options["keep"] else None
+        if kept is not None and kept.exists():
+            raise UsageError(f"--keep: {options['keep']} exists", "name a new folder")
+        with TemporaryDirectory(prefix="buildsys-debug-") as folder:
+            outputs = Path(folder) / "outputs"
+            job = _job(session, action, Path(folder), outputs)
+            started = time.monotonic()
+            try:
+                answer = _run(session, action, job, Path(folder), debugger=options["pdb"])
+            except StageError as error:
+                answer = {"status": "error", "reason": error.problem, "hint": error.hint}
+            if kept is not None:
+                shutil.copytree(outputs, kept)
+        seconds = answer.get("seconds", time.monotonic() - started)
+        took = f"{answer['status']} after {duration(seconds)}"
+        reason = with_hint(answer["reason"], answer["hint"])
+        place = f"its outputs are in {os.path.relpath(kept)}" if kept else "nothing was published"
+        print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
+        return _exit_code(action, answer["status"])
+
+
+def _one_target(session: Session, names: Sequence[str]) -> str:
+    if len(names) != 1:
+        raise UsageError(
+            "debug takes the name of one target", "`doit list --all` lists all targets"
+        )
+    found = session.in_order(session.select(names))
+    if len(found) > 1:
+        listed = first_names(found, _SHOWN_TARGETS)
+        raise UsageError(f"{names[0]!r} stands for {len(found)} targets", f"name one of {listed}")
+    return found[0]
+
+
+def _check_inputs(session: Session, action: Action) -> None:
+    """Warn about stale inputs. Raises: UsageError: one does not exist."""
+    for ref in action.inputs.values():
+        if not ref.optional and not (session.project.build / ref.path).exists():
+            path = os.path.relpath(session.project.build / ref.path)
+            makers = [
+                name
+                for name in action.after
+                if ref.path in {one.path for one in session.actions[name].outputs.values()}
+            ]
+            hint = f"run `doit {makers[0]}` first" if makers else ""
+            raise UsageError(f"{action.target} needs {path}, which does not exist", hint)
+    states = session.explain(action.after) if action.after else {}
+    stale = [name for name in action.after if states[name].state != FRESH]
+    if stale:
+        sys.stderr.write(f"buildsys: warning: inputs from stale targets: {', '.join(stale)}\n")
+
+
+def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
+    """Return the job of a target with its outputs in a temporary folder."""
+    project = session.project
+    paths = {role: outputs / ref.path for role, ref in action.outputs.items()}
+    for path in paths.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    caches, copied = project.timing_caches(), folder / "timing_caches"
+    if action.stage == "engine" and caches.is_dir():
+        shutil.copytree(caches, copied)  # a build adds its timings
+    return stage_job(action, project.root, project.build, paths, timing_caches=copied)
+
+
+def _run(
+    session: Session, action: Action, job: Job, folder: Path, *, debugger: bool
+) -> Mapping[str, Any]:
+    """Run the job while holding the locks that a build would hold."""
+    locks = Locks(session.project.state / "locks")
+    variables = action.toolchain.env if action.toolchain else ()
+    gpus = gpu_uuids(variables) if action.alone_on_gpu else ()
+    name = f"debug {action.target}"
+    with (
+        locks.devices(gpus, name, _report_wait),
+        locks.machine(name, exclusive=action.exclusive, on_wait=_report_wait),
+    ):
+        return run_in_foreground(job, folder, debugger=debugger)
+
+
+def _report_wait(holder: LockHolder | None) -> None:
+    sys.stderr.write(f"waiting for {holder or 'other targets'}\n")
+
+
+def _exit_code(action: Action, status: str) -> int:
+    if status == "failed":
+        return CheckFailed.exit_code
+    is_error = status == "error" or (status == "unavailable" and is_required(action))
+    return StageError.exit_code if is_error else 0

@@ -1,0 +1,146 @@
+"""Estimate of a run's remaining time, from the usual times of its targets.
+
+A target without history takes the usual time of its stage in other models, or else the default of
+its stage. Both are an order of magnitude and shown as such.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.session import Session
+from buildsys.errors import BuildsysError
+from buildsys.execution.freshness import FRESH
+from buildsys.plan.action import Action
+
+# seconds with ResNet-50 on two cores, except bench: see _default
+_STAGES = {
+    "operators": 20.0, "export": 10.0, "reference": 5.0, "surgery": 2.0, "simplify": 5.0,
+    "calibrate": 30.0, "convert": 10.0, "validate": 10.0, "verify": 5.0, "report": 0.5,
+}  # fmt: skip
+_BUILDERS = {"tensorrt": 60.0, "tensorrt_rtx": 20.0, "onnxruntime": 2.0}
+_OTHER = 10.0
+_RESTORED_S = 0.2
+_PER_TARGET_S = 0.2  # for the process, digests and publishing
+_BENCH_OVERHEAD = 1.7  # uncounted starts of turns, loading and binding
+_MAGNITUDES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000)
+_KNOWN = 0.8  # share of the time that must be from history to show a figure
+_LEAST_LEFT = 0.1  # of its usual time, for a target that takes longer
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """The time for the rest of a run."""
+
+    seconds: float
+    is_rough: bool = False  # mostly of targets without history
+
+    def __str__(self) -> str:
+        """Return ``about 3 min left``, or an order of magnitude: ``~3 min left, first build``."""
+        if not self.is_rough:
+            return f"about {_rounded(self.seconds)} left"
+        seconds = max(self.seconds, 1.0)
+        nearest = min(_MAGNITUDES, key=lambda one: abs(math.log(one / seconds)))
+        return f"~{_rounded(nearest)} left, first build"
+
+
+class _Usual(NamedTuple):
+    seconds: float
+    is_known: bool  # from the target's history
+
+
+class Estimate:
+    """The remaining time of one run, from what is known of its targets."""
+
+    def __init__(self, session: Session, lines: Mapping[str, TargetLine], jobs: int) -> None:
+        self._session = session
+        self._lines = lines
+        self._jobs = jobs
+        self._usual: dict[str, _Usual] = {}  # of targets that will probably run
+        self._is_complete = False
+
+    def learn(self) -> None:
+        """Look up the state and the usual time of all targets that have not run.
+
+        Runs in a thread, half of the time: the models of a large project take seconds.
+        """
+        unknown: list[str] = []
+        known: dict[tuple[str, str], list[float]] = {}
+        waiting = [line for line in self._lines.values() if line.status in ("not run", "running")]
+        for _, lines in groupby(waiting, key=lambda line: line.model):
+            started = time.monotonic()
+            targets = [line.target for line in lines]
+            try:
+                found = self._session.executor.forecast(targets)
+            except (BuildsysError, OSError, ValueError):  # the targets will report it
+                found = {}
+            for target, state in found.items():
+                line = self._lines[target]
+                if state.expected_s is not None:
+                    known.setdefault((line.stage, line.variant), []).append(state.expected_s)
+                if state.state == FRESH and not self._session.always:
+                    continue
+                if state.restorable:
+                    self._usual[target] = _Usual(_RESTORED_S, is_known=True)
+                elif state.expected_s is not None:
+                    self._usual[target] = _Usual(state.expected_s + _PER_TARGET_S, is_known=True)
+                else:
+                    unknown.append(target)
+            time.sleep(time.monotonic() - started)
+        for target in unknown:
+            line, action = self._lines[target], self._session.actions[target]
+            others = known.get((line.stage, line.variant))
+            seconds = sorted(others)[len(others) // 2] if others else default_s(action)
+            self._usual[target] = _Usual(seconds + _PER_TARGET_S, is_known=False)
+        self._is_complete = True
+
+    def remaining(self) -> Remaining | None:
+        """Return the remaining time, None while it is unknown."""
+        if not self._is_complete:
+            return None
+        now = time.monotonic()
+        total, alone, unknown = 0.0, 0.0, 0.0
+        ends: dict[str, float] = {}  # of each target, after those that it waits for
+        for target, usual in self._usual.items():
+            line = self._lines[target]
+            if line.status not in ("running", "not run") or line.reason:
+                continue
+            seconds = usual.seconds
+            if line.status == "running":
+                seconds = max(seconds - (now - line.began), _LEAST_LEFT * seconds)
+            action = self._session.actions[target]
+            total += seconds
+            alone += seconds if action.exclusive else 0.0
+            unknown += 0.0 if usual.is_known else seconds
+            before = (ends.get(name, 0.0) for name in (*action.after, *action.order))
+            ends[target] = seconds + max(before, default=0.0)
+        shared = (total - alone) / self._jobs + alone  # nothing runs next to a benchmark
+        longest = max(ends.values(), default=0.0)
+        return Remaining(max(shared, longest), is_rough=unknown > (1 - _KNOWN) * total)
+
+
+def default_s(action: Action) -> float:
+    """Return the order of magnitude of an action's time."""
+    if action.stage == "engine":
+        return _BUILDERS.get(action.options["engine"]["backend"], _OTHER)
+    if action.stage == "bench":
+        bench = action.options["bench"]
+        each = (bench["duration"] + bench["warmup"]) * (1 + len(bench["baselines"]))
+        return float(_BENCH_OVERHEAD * each * len(action.options["cases"]))
+    return _STAGES.get(action.stage, _OTHER)
+
+
+def _rounded(seconds: float) -> str:
+    """Return a duration without more digits than an estimate has."""
+    if seconds < 55:
+        return (
+            f"{max(5, round(seconds / 5) * 5)} s" if seconds >= 3 else f"{max(1, round(seconds))} s"
+        )
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

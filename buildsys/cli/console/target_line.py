@@ -1,0 +1,66 @@
+"""One target of a run, as the console shows it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildsys.report.formatting import duration
+from buildsys.system.printable import printable_line
+
+ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
+FIRST_BUILD = "never built"  # the executor's words; obvious in a first build
+_TAIL_BYTES = 4096  # of a log
+
+
+@dataclass
+class TargetLine:
+    """One target of a run."""
+
+    target: str
+    model: str
+    stage: str
+    variant: str
+    status: str = "not run"  # or running, fresh, ignored, or one of ENDED
+    began: float = 0.0  # monotonic clock
+    seconds: float | None = None
+    why: str = ""  # why it runs
+    message: str = ""  # its last progress message
+    counter: str = ""  # samples, tactics or cases so far
+    log_file: Path | None = None  # while it runs
+    figure: str = ""  # its key figure
+    reason: str = ""  # why it failed, is unavailable or noisy, or did not run
+    log: str = ""  # path of its log, if not already in the reason
+    recorded: bool = False  # unavailable in an earlier run; nothing was done in this one
+
+    @property
+    def has_ended(self) -> bool:
+        """True if this run has built, restored or failed it."""
+        return self.status in ENDED and not self.recorded
+
+    @property
+    def took(self) -> str:
+        """Its time, "" if there is none."""
+        return "" if self.seconds is None else duration(self.seconds)
+
+    @property
+    def activity(self) -> str:
+        """What it does: counter, progress message and last line of its log."""
+        why = "" if self.why == FIRST_BUILD else self.why
+        logged = last_line(self.log_file) if self.log_file else ""
+        # the counter first: a narrow terminal cuts the rest
+        parts = (self.counter, self.message or why, "" if logged == self.message else logged)
+        return " · ".join(printable_line(part) for part in parts if part)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, "" without one. A progress bar's last state counts."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    except OSError:
+        return ""
+    found = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "" if found.startswith("# ") else found  # our header

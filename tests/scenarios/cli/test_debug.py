@@ -1,0 +1,64 @@
+"""``doit debug``: one stage again, without a trace in the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ready_project import VALUES, ReadyProject, contents
+
+
+def everything(project: ReadyProject) -> dict[str, tuple[str, bytes]]:
+    """Return what is built and stored, and the state of all targets."""
+    explained = project.doit("explain", "--json").out
+    files = {
+        str(path.relative_to(project.root)): ("", path.read_bytes())
+        for folder in ("build", ".buildsys/store")
+        for path in (project.root / folder).rglob("*")
+        if path.is_file()
+    }
+    return {"explain": (explained, b""), **files}
+
+
+def test_debug_runs_up_to_date_stale_and_failed_targets_and_changes_nothing(
+    ready: ReadyProject,
+) -> None:
+    assert ready.doit("reference:a").code == 0
+    before = everything(ready)
+    fresh = ready.doit("debug", "a:reference", "--keep", "kept")
+    assert (fresh.code, fresh.err) == (0, "")
+    first, *_, place = fresh.out.splitlines()
+    assert first == "… case min"
+    assert "reference:a: passed after " in fresh.out
+    assert place == "its outputs are in kept"
+    kept, built = contents(ready.root / "kept"), contents(ready.root / "build")
+    assert kept == {name: one for name, one in built.items() if name in kept}
+    assert kept.keys() >= {"a/reference/reference.json", "a/reference/opt.npz"}
+    assert everything(ready) == before
+
+    ready.edit(VALUES, "    with open", '    raise KeyError("no such sample")\n    with open')
+    assert ready.doit("reference:a").code == 2
+    before = everything(ready)
+    failed = ready.doit("debug", "reference:a", "--pdb")
+    assert failed.code == 2
+    assert '-> raise KeyError("no such sample")' in failed.out
+    assert failed.out.endswith("nothing was published\n")
+    assert everything(ready) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ((), "debug takes the name of one target"),
+        (("a",), "'a' stands for 8 targets; name one of export:a, reference:a"),
+        (("validate:a",), "does not exist; run `doit "),
+        (("export:a", "--keep", "configs"), "--keep: configs exists; name a new folder"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(
+    ready: ReadyProject, names: tuple[str, ...], problem: str
+) -> None:
+    wrong = ready.doit("debug", *names)
+    assert (wrong.code, wrong.out) == (3, "")
+    assert problem in wrong.err
+    assert not Path(ready.root / "build").exists()
