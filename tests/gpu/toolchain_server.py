@@ -40,7 +40,7 @@ def stage(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(request: dict[str, Any]) -> Any:
-    """Build an engine; return its facts."""
+    """Build an engine; return its facts, its progress messages and its last count."""
     fields = {**request["request"]}
     fields |= {name: Path(fields[name]) for name in PATHS if fields.get(name)}
     if fields.get("calibration"):
@@ -48,12 +48,17 @@ def build(request: dict[str, Any]) -> Any:
         fields["calibration"] = Calibration(
             Path(given["batches"]), given["algorithm"], Path(given["cache"])
         )
+    said: list[str] = []
+    counted: list[tuple[int, int, str]] = []
+    fields["progress"], fields["count"] = said.append, lambda *found: counted.append(found)
     asked = BuildRequest(**fields)
     backend = load_backend("tensorrt")
     backend.prepare(asked.options)
     built = backend.build(asked)
     return {
         **built,
+        "said": said,
+        "counted": counted[-1:],
         **(backend.describe(asked.engine, asked.options) if request.get("describe", True) else {}),
     }
 

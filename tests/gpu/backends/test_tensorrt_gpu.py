@@ -249,6 +249,17 @@ def test_a_network_hook_changes_the_engine(toolchain: Toolchain, tmp_path: Path)
         ).replace("tensorrt_bindings.", "")
 
 
+def test_a_build_reports_its_progress(toolchain: Toolchain, tmp_path: Path) -> None:
+    built = build(toolchain, tmp_path)
+    ((done, total, unit),) = built["counted"]
+    assert done > 0, built["said"]
+    if toolchain.version.startswith("8."):
+        assert (total, unit) == (0, "tactics")
+        assert any("conv0" in message for message in built["said"])
+    else:
+        assert unit.startswith("steps of ")
+
+
 def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:
