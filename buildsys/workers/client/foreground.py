@@ -16,7 +16,7 @@ from buildsys.workers.client.environment import server_environment
 from buildsys.workers.client.launch import check_toolchain
 from buildsys.workers.job import Job
 from buildsys.workers.protocol import Message, error_from_json, job_to_json
-from buildsys.workers.server_kinds import late_preload, server_kind_of, toolchain_of
+from buildsys.workers.server_kinds import server_kind_of, toolchain_of
 
 INTERRUPTED = 130  # exit code of the process after Ctrl-C
 
@@ -37,7 +37,7 @@ def run_in_foreground(job: Job, folder: Path, *, debugger: bool = False) -> Mess
     path = None if toolchain is None else check_interpreter(toolchain).require().path
     request = {
         "job": job_to_json(job),
-        "preload": (*kind.preload, *late_preload(job)),
+        "preload": kind.preload,
         "without": kind.without,
         "debugger": debugger,
         "parent": os.getpid(),
