@@ -95,11 +95,15 @@ def _print_failure(console: Console, session: Session, line: TargetLine, *, in_f
     finished = session.finished.get(line.target)
     sentence = line.reason if in_full or finished is None else finished.reason
     first, *details = printable(sentence).splitlines() or [""]
-    mark = "✗" if console.is_terminal else f"{'failed':<11} "  # as the displays have it
-    console.print(Text.assemble((mark, "bold red"), f" {line.target}  ", (line.took, "cyan")))
-    below = [first, *(details if in_full else ())]
+    below = details if in_full else []
     below += [f"log: {printable_line(line.log)}"] if line.log else []
     below += [f"rerun it alone: doit debug {line.target}", ""]
+    if console.is_terminal:
+        console.print(Text.assemble(("✗", "bold red"), f" {line.target}  ", (line.took, "cyan")))
+        below.insert(0, first)
+    else:  # all on one line, as in the display of a log
+        title = f"{'failed':<11}  {line.target}  {line.took}  {first}"
+        console.print(Text(title), soft_wrap=True)
     for text in below:  # unwrapped, so that YAML and paths can be copied from a narrow terminal
         console.print(Text(f"  {text}".rstrip()), soft_wrap=True)
 

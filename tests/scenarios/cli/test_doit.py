@@ -173,8 +173,9 @@ def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(
     found = [
         line for line in failed.out.splitlines() if line.startswith("failed       validate:bad")
     ]
-    assert len(found) == 1
-    assert "min" in found[0], "the case is named"
+    assert len(found) == 2, "at once, and at the end"
+    assert all("min" in line for line in found), "the case is named"
+    assert "rerun it alone: doit debug validate:bad\n" in failed.out
     assert "log: build/bad/validate/result.log" in failed.out
     result = json.loads((project.root / "build/bad/validate/result.json").read_text())
     assert result["status"] == "failed"
