@@ -23,14 +23,14 @@ from buildsys.execution.freshness import (
     is_required,
 )
 from buildsys.execution.recorded_reads import TOO_MANY, describe, remedy
-from buildsys.execution.stage_job import stage_job
+from buildsys.execution.stage_job import devices_alone, stage_job
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, missing_outputs
 from buildsys.store import ledger
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
-from buildsys.store.locks import CPU, LockHolder, Locks
+from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import (
@@ -42,7 +42,6 @@ from buildsys.store.signatures import (
     key_name,
 )
 from buildsys.store.state_db import StateDb, warn_on_stderr
-from buildsys.system.devices import gpu_uuids
 
 if TYPE_CHECKING:
     from buildsys.history.recorder import Recorder
@@ -170,12 +169,9 @@ class Executor:
                 record = self._restore(action, key, why)
                 if record is not None:
                     return _outcome(record, restored=True)
-            variables = action.toolchain.env if action.toolchain else ()
-            devices = gpu_uuids(variables) if action.alone_on_gpu else ()
-            devices = (*devices, CPU) if action.exclusive else devices
             # devices first: waiting for one must not keep others from an exclusive project
             with (
-                self._locks.devices(devices, target, on_wait),
+                self._locks.devices(devices_alone(action), target, on_wait),
                 self._locks.project(target, exclusive=action.exclusive, on_wait=on_wait),
             ):
                 self._publisher.remove_abandoned()

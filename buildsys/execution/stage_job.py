@@ -1,4 +1,4 @@
-"""The job that runs the stage of an action."""
+"""The job that runs the stage of an action, and the devices that it needs alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from buildsys.plan.action import Action, FileRef
+from buildsys.store.locks import CPU
+from buildsys.system.devices import gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
 
@@ -44,3 +46,10 @@ def stage_job(
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
         threads=0 if action.measures else threads,
     )
+
+
+def devices_alone(action: Action) -> tuple[str, ...]:
+    """Return the devices that no other target may use while ``action`` runs."""
+    variables = action.toolchain.env if action.toolchain else ()
+    gpus = tuple(gpu_uuids(variables)) if action.alone_on_gpu else ()
+    return (*gpus, CPU) if action.exclusive else gpus

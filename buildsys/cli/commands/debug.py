@@ -15,11 +15,10 @@ from buildsys.cli.command import Options, ProjectCommand, option, print_lines
 from buildsys.cli.session import Session
 from buildsys.errors import CheckFailed, StageError, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
-from buildsys.execution.stage_job import stage_job
+from buildsys.execution.stage_job import devices_alone, stage_job
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration, first_names
 from buildsys.store.locks import LockHolder, Locks
-from buildsys.system.devices import gpu_uuids
 from buildsys.workers.client.foreground import run_in_foreground
 
 if TYPE_CHECKING:
@@ -111,12 +110,10 @@ def _run(
 ) -> Mapping[str, Any]:
     """Run the job while holding the locks that a build would hold."""
     locks = Locks(session.project.state / "locks")
-    variables = action.toolchain.env if action.toolchain else ()
-    gpus = gpu_uuids(variables) if action.alone_on_gpu else ()
     name = f"debug {action.target}"
     with (
-        locks.devices(gpus, name, _report_wait),
-        locks.machine(name, exclusive=action.exclusive, on_wait=_report_wait),
+        locks.devices(devices_alone(action), name, _report_wait),
+        locks.project(name, exclusive=action.exclusive, on_wait=_report_wait),
     ):
         return run_in_foreground(job, folder, debugger=debugger)
 
