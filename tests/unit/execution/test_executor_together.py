@@ -181,7 +181,7 @@ import sys, time
 from dataclasses import replace
 from pathlib import Path
 import tiny_project
-from buildsys.execution import executor as module
+from buildsys.execution import stage_job as module
 module.gpu_uuids = lambda variables=(): ("GPU-1",)
 root, target = Path(sys.argv[1]), sys.argv[2]
 actions = tiny_project.actions()
