@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
 from buildsys.cli.console.target_line import FIRST_BUILD, TargetLine
@@ -14,7 +15,8 @@ from buildsys.report.formatting import duration
 from buildsys.system.printable import printable, printable_line
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.live import Live
     from rich.table import Table
 
     from buildsys.cli.console.estimate import Remaining
@@ -86,6 +88,9 @@ class PlainDisplay:
         self._print("run", line.target, f"… {line.why}" if line.why else "")
         self._watch(line)
 
+    def works(self) -> None:
+        """Do nothing: the line is there."""
+
     def waits(self, line: TargetLine, holder: str) -> None:
         """Print the process blocking a target."""
         self._print("waits", line.target, f"for {holder}")
@@ -148,17 +153,25 @@ class LiveDisplay:
         estimate: Callable[[], Remaining | None] = no_estimate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
+        self._out = out
         self._lines = lines
         self._estimate = estimate
         self._clock = clock
         self._began = clock()
         self._share = 0.0  # of the work done; it never shrinks
-        self._console = Console(file=out, highlight=False)
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        return Console(file=self._out, highlight=False)
+
+    @cached_property
+    def _live(self) -> Live:
+        from rich.live import Live
+
         # doit exchanges the standard streams from several threads under -n
-        self._live = Live(
+        return Live(
             console=self._console,
             get_renderable=self.render,
             transient=True,
@@ -168,14 +181,16 @@ class LiveDisplay:
         )
 
     def started(self, line: TargetLine) -> None:
-        """Start drawing with the first target."""
-        del line
+        """Do nothing: importing rich would delay the worker."""
+
+    def works(self) -> None:
+        """Start drawing when a worker has started."""
         self._live.start()
 
     def waits(self, line: TargetLine, holder: str) -> None:
         """Start drawing: the target's last message names the holder."""
-        del holder
-        self.started(line)
+        del line, holder
+        self._live.start()
 
     def ended(self, line: TargetLine) -> None:
         """Print the permanent line."""
@@ -183,6 +198,7 @@ class LiveDisplay:
 
         text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (line.took, "cyan"))
         details: list[str] = []
+        reason = ""
         if line.status == "restored":
             text.append("from the store", "dim")
         elif line.status == "passed":
@@ -191,9 +207,10 @@ class LiveDisplay:
             text.append(f"  {printable_line(why)}".rstrip(), "dim")
         elif line.reason:
             reason, *details = printable(line.reason).splitlines()
-            text.append(f"\n  {reason}", "red" if line.status == "failed" else "dim")
         self._live.refresh()  # else the target is shown as running below its own last line
-        self._console.print(text)
+        self._console.print(text, no_wrap=True, overflow="ellipsis")
+        if reason:
+            self._console.print(Text(f"  {reason}", "red" if line.status == "failed" else "dim"))
         below = Text("\n").join(Text(f"  {detail}") for detail in details)
         if line.status == "failed" and line.log:
             below.append(("\n" if details else "") + f"  log: {printable_line(line.log)}", "dim")

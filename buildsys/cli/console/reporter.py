@@ -226,6 +226,8 @@ class Reporter:
         if kind == "started":  # the worker; until then it may have waited
             line.began, line.message, line.counter = time.monotonic(), "", ""
             line.log_file = self.session.log(target)
+            with self._lock:
+                self._open_display().works()
         elif kind == "progress":
             line.message = event["message"]
         elif kind == "count":

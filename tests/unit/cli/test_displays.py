@@ -145,6 +145,7 @@ def test_the_live_display_shortens_messages_and_never_names(
     out = Terminal()
     display = LiveDisplay(out, lines)
     display.started(running)
+    display.works()
     display.close()
     (row,) = {text for text in out.getvalue().split("\n") if "engine:net:ort" in text}
     assert "engine:net:ort" in row

@@ -61,6 +61,7 @@ def test_displays_of_targets(out: io.StringIO) -> None:
     display = kind(out, ended)
     for line in ended.values():
         display.started(line)
+        display.works()
         display.waits(line, HOSTILE)
         if line.status != "running":
             display.ended(line)
