@@ -123,7 +123,7 @@ def measure(
             if len(order) > 1:
                 run_block(name, pace.settle_s, pace.settle_runs)
             blocks[name].append(run_block(name, pace.block_s, pace.block_runs))
-        taken = (sum(len(block.wall_ns) for block in found) for found in blocks.values())
-        count(min(taken), 0, "samples")
+        taken = min(sum(len(block.wall_ns) for block in found) for found in blocks.values())
+        count(taken, pace.min_samples if taken < pace.min_samples else 0, "samples")
         order.reverse()
     return blocks

@@ -194,6 +194,7 @@ class LiveDisplay:
 
     def ended(self, line: TargetLine) -> None:
         """Print the permanent line."""
+        from rich.padding import Padding
         from rich.text import Text
 
         text = Text.assemble(_MARKS[line.status], f" {line.target}  ", (line.took, "cyan"))
@@ -210,7 +211,8 @@ class LiveDisplay:
         self._live.refresh()  # else the target is shown as running below its own last line
         self._console.print(text, no_wrap=True, overflow="ellipsis")
         if reason:
-            self._console.print(Text(f"  {reason}", "red" if line.status == "failed" else "dim"))
+            style = "red" if line.status == "failed" else "dim"
+            self._console.print(Padding(Text(reason, style), (0, 0, 0, 2)))
         below = Text("\n").join(Text(f"  {detail}") for detail in details)
         if line.status == "failed" and line.log:
             below.append(("\n" if details else "") + f"  log: {printable_line(line.log)}", "dim")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -100,7 +101,7 @@ def _print_failure(console: Console, session: Session, line: TargetLine, *, in_f
     below += [f"rerun it alone: doit debug {line.target}", ""]
     if console.is_terminal:
         console.print(Text.assemble(("✗", "bold red"), f" {line.target}  ", (line.took, "cyan")))
-        below.insert(0, first)
+        console.print(Padding(Text(first), (0, 0, 0, 2)))
     else:  # all on one line, as in the display of a log
         title = f"{'failed':<11}  {line.target}  {line.took}  {first}"
         console.print(Text(title), soft_wrap=True)

@@ -71,6 +71,7 @@ class ScriptedExecutor:
         self.forced += [target] if force else []
         reason = "asked for" if force else self.reasons.get(target, "")
         self._session.on_event(target, {"event": "stale", "reason": reason})
+        self._session.on_event(target, {"event": "started", "pid": 1})
         outcome = self.actions.get(target, lambda: None)() or passed()
         fields = {name: getattr(outcome, name) for name in ("status", "reason", "hint")}
         write_result(self._session, target, **fields)
