@@ -25,6 +25,7 @@ from buildsys.plan.project_plan import ProjectPlan
 if TYPE_CHECKING:
     from buildsys.execution.executor import Executor, Outcome
     from buildsys.execution.freshness import Explanation
+    from buildsys.execution.stale_reasons import Reason
     from buildsys.history.recorder import Recorder
     from buildsys.manifest.project import Project
     from buildsys.store.signatures import TrustPolicy
@@ -69,6 +70,9 @@ class Session(TargetNames):
         self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups
         self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
         self.checked_stale_outputs = False  # after a failure
+        self.rebuilds: Mapping[str, Reason] = {}  # targets to run even if up to date, and why
+        self.repeats_flaky = False
+        self.first_failures: dict[str, str] = {}  # of flaky targets, which were repeated
         self._fresh: dict[str, str] = {}  # recorded status by up-to-date target
         self._idle = threading.Condition()
         self._busy = 0
@@ -121,6 +125,7 @@ class Session(TargetNames):
             timing_caches=project.timing_caches(),
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
+            jobs=0 if self.jobs <= 1 else self.jobs,
             on_event=lambda target, event: self.on_event(target, event),
             notify=notify,
             make_recorder=self._make_recorder,
@@ -145,6 +150,8 @@ class Session(TargetNames):
         """
         self._raise_if_interrupted()
         self.is_run = True
+        if target in self.rebuilds:
+            return False
         try:
             status = self.executor.up_to_date_status(target)
         except (BuildsysError, OSError, ValueError):
@@ -152,6 +159,10 @@ class Session(TargetNames):
         if status is not None:
             self._fresh[target] = status
         return status is not None
+
+    def is_up_to_date(self, target: str) -> bool:
+        """Return True if this run has found a target up to date."""
+        return target in self._fresh
 
     def are_up_to_date(self, targets: Iterable[str]) -> bool:
         """Return True if all targets are up to date, checking each once."""
@@ -229,14 +240,15 @@ class Session(TargetNames):
         with self._idle:
             self._busy += 1
         try:
-            self.finished[target] = self.executor.run(target, force=target in self._fresh)
+            self.finished[target] = self._run(target)
         except Exception as error:
             from buildsys.execution.executor import Outcome
 
             self._raise_if_interrupted()
             seconds = time.monotonic() - started
             problem, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
-            self.finished[target] = Outcome(target, "failed", seconds, problem, hint)
+            kind = type(error).__name__
+            self.finished[target] = Outcome(target, "failed", seconds, problem, hint, error=kind)
             code = getattr(error, "exit_code", BuildsysError.exit_code)
             self.exit_code = max(self.exit_code, code)
             raise
@@ -244,6 +256,22 @@ class Session(TargetNames):
             with self._idle:
                 self._busy -= 1
                 self._idle.notify_all()
+
+    def _run(self, target: str) -> Outcome:
+        """Run a target; repeat a flaky one of a nightly run once."""
+        options: dict[str, Any] = {"force": target in self._fresh}
+        if target in self.rebuilds:
+            options = {"force": True, "request": self.rebuilds[target]}
+        try:
+            return self.executor.run(target, **options)
+        except BuildsysError as error:
+            action = self.actions[target]
+            flaky = self.project.models[action.model].data["flaky"]
+            if self.interrupted or not self.repeats_flaky or action.stage not in flaky:
+                raise
+            self.first_failures[target] = str(error)
+            self.on_event(target, {"event": "repeated", "reason": str(error)})
+            return self.executor.run(target, **options)
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
         """Return the state of targets and dependencies, in build order."""

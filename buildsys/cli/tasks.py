@@ -43,7 +43,7 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
     try:
         check_variables(root)
         with no_garbage_collection():
-            session = Session(load_project(root))
+            session = Session(load_project(root, leave_out=Run.leaves_out))
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
         summary = f"{plural(len(error.errors), 'error')} in the manifests"
@@ -67,7 +67,7 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
         selection = None
         if Run.requested is not None:
             with no_garbage_collection():
-                selection = select(session, Run.requested())
+                selection = select(session, Run.requested(session))
         if selection is not None:
             yield from _tasks(session, selection)
         else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from buildsys.workers.client.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
+_REQUESTED = Reason(ASKED_FOR)
 _ATTEMPTS = 2  # if an input is written while the stage runs
 _SHOWN_READS = 20  # lines of user code with reads outside the key
 
@@ -63,6 +65,7 @@ class Outcome(NamedTuple):
     hint: str = ""
     waited: bool = False  # not run: another process or thread built it meanwhile
     restored: bool = False  # not run: its outputs came from the store
+    error: str = ""  # type of the failure
 
 
 class Executor:
@@ -70,7 +73,8 @@ class Executor:
 
     A noisy benchmark is published for people to see, and stays stale.
 
-    ``threads`` is the number of processor threads per worker, 0 for all. ``on_event`` gets the
+    ``threads`` is the number of processor threads per worker, ``jobs`` that of stages at a time; 0
+    is no limit. ``on_event`` gets the
     target with the worker's events, ``{"event": "stale", "reason": text}`` before anything is
     restored or run, and ``{"event": "waiting", "holder": text, "elsewhere": in another process}``.
     ``make_recorder`` is called before the first target that is not up to date.
@@ -90,6 +94,7 @@ class Executor:
         trust: TrustPolicy = NO_POLICY,
         timing_caches: Path | None = None,
         threads: int = 0,
+        jobs: int = 0,
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Recorder | None] = lambda: None,
@@ -100,6 +105,8 @@ class Executor:
         self._pool = pool
         self._timing_caches = timing_caches
         self._threads = threads
+        # targets that wait for a GPU or for the machine do not count
+        self._slots = threading.Semaphore(jobs) if jobs else nullcontext()
         self._on_event = on_event
         self._make_recorder = make_recorder
         self._db = pool.texts = StateDb(state / "state.db", notify)
@@ -145,8 +152,8 @@ class Executor:
         after = {target: self._actions[target].after for target in targets}
         return explain((self._forecaster.examine(self._actions[one]) for one in targets), after)
 
-    def run(self, target: str, *, force: bool = False) -> Outcome:
-        """Bring a target up to date, or with ``force`` rebuild it.
+    def run(self, target: str, *, force: bool = False, request: Reason = _REQUESTED) -> Outcome:
+        """Bring a target up to date, or with ``force`` rebuild it; ``request`` is then the reason.
 
         Raises: CheckFailed: its result file is published. StageError: nothing is published.
         The target is stale after both.
@@ -161,7 +168,7 @@ class Executor:
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:
                     return _outcome(record, waited=True)
-            reasons = found.reasons or (Reason(ASKED_FOR),)
+            reasons = found.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
             _ = self._recorder  # it asks git in the meantime
@@ -173,6 +180,7 @@ class Executor:
             with (
                 self._locks.devices(devices_alone(action), target, on_wait),
                 self._locks.project(target, exclusive=action.exclusive, on_wait=on_wait),
+                self._slots,
             ):
                 self._publisher.remove_abandoned()
                 return self._make(action, key, why)

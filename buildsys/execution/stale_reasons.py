@@ -19,7 +19,7 @@ LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"
 FAILED, UNAVAILABLE, UNREADABLE = "failed", "unavailable", "unreadable"
 NOISY = "noisy"
 ASKED_FOR, UPSTREAM, UNDECLARED = "asked-for", "upstream", "undeclared-read"
-UNTRUSTED = "untrusted"
+UNTRUSTED, REBUILD = "untrusted", "rebuild"
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
 _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
@@ -39,6 +39,7 @@ TEXTS = {
     UNREADABLE: "{subject}",
     UNTRUSTED: "restored from a shared cache without a trusted signature",
     ASKED_FOR: "asked for",
+    REBUILD: "rebuild of {subject} requested",
     UNDECLARED: "{subject}",
     UPSTREAM: "upstream: {subject} {new}",
     OUTPUT_MISSING: "output missing: {subject}",

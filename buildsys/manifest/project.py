@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -55,6 +55,8 @@ class Project:
     build: Path
     state: Path
     models: Mapping[str, ResolvedModel]
+    # manifests that were left out, with their errors
+    broken: Mapping[str, Sequence[ManifestError]] = field(default_factory=dict)
 
     def shared_cache(self) -> dict[str, Any] | None:
         """Return url, mode and timeout_s of the shared cache, or None.
@@ -115,24 +117,33 @@ def load_project(
     remember: bool = True,
     configs: Path | None = None,
     links_into: Path | None = None,
+    leave_out: bool = False,
 ) -> Project:
     """Load the manifests below ``configs/models``, except files to extend (``_*``).
 
     BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; the
     argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of
-    the project may be links into ``links_into``.
+    the project may be links into ``links_into``. With ``leave_out``, broken manifests are left out
+    of the project and their errors kept in it.
 
-    Raises: ManifestErrors: all errors of all files.
+    Raises: ManifestErrors: all errors of all files. With ``leave_out``, only if one of them is in
+    a file that all models share.
     """
     project = empty_project(root, configs=configs)
     load = _Load(project, remember, links_into)
     models = load.models()
-    if load.errors:
-        # each user of a shared value reports its error
-        distinct = {(error.file, error.key, error.problem): error for error in load.errors}
-        errors = sorted(distinct.values(), key=lambda e: (str(e.file), e.line or 0, e.column or 0))
-        raise ManifestErrors(tuple(errors))
-    return replace(project, models=models)
+    if not load.errors:
+        return replace(project, models=models)
+    # each user of a shared value reports its error
+    distinct = {(error.file, error.key, error.problem): error for error in load.errors}
+    errors = tuple(
+        sorted(distinct.values(), key=lambda e: (str(e.file), e.line or 0, e.column or 0))
+    )
+    # a preset or default that is wrong is dropped from the models, so none of them can be trusted
+    if not leave_out or load.are_shared_files_broken:
+        raise ManifestErrors(errors)
+    models = {name: model for name, model in models.items() if name not in load.ambiguous}
+    return replace(project, models=models, broken=load.broken)
 
 
 def empty_project(root: Path, *, configs: Path | None = None) -> Project:
@@ -155,6 +166,9 @@ class _Load:
     _links_into: Path | None
     _started_ns: int = field(default_factory=time.time_ns)
     errors: list[ManifestError] = field(default_factory=list)
+    broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
+    ambiguous: set[str] = field(default_factory=set)  # names of several models
+    are_shared_files_broken: bool = False
 
     def models(self) -> dict[str, ResolvedModel]:
         root, configs = self._project.root, self._project.configs
@@ -180,9 +194,13 @@ class _Load:
 
                     workspace = self._resolver.workspace
                     workspace.document(root / file)  # positions are those of a file that was read
+                    self.ambiguous.add(name)
                     text = f'model "{name}" is already declared in {models[name].file}'
                     origin = ValueOrigin(Path(file), ("model",))
-                    self.errors += workspace.errors([Problem(origin, text, "rename one of them")])
+                    errors = workspace.errors([Problem(origin, text, "rename one of them")])
+                    self.errors += errors
+                    for each in (file, models[name].file):
+                        self.broken.setdefault(each, []).extend(errors)
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
                     models[name] = ResolvedModel(name, file, text, trace)
@@ -203,6 +221,9 @@ class _Load:
         with workspace.recording() as paths:
             found, errors = ([], resolver.shared(file)) if shared else resolver.resolve(file)
         self.errors += errors
+        if errors:
+            self.broken[workspace.shown(file).as_posix()] = errors
+        self.are_shared_files_broken |= shared and bool(errors)
         if errors:
             return None
         texts = [(data["model"], json.dumps(data, separators=(",", ":"))) for data, _ in found]
@@ -244,6 +265,7 @@ class _Load:
             reason = (error.strerror or str(error)).lower()
             hint = "put one YAML file per model there"
             text = f"cannot read the folder: {reason}"
+            self.are_shared_files_broken = True
             self.errors.append(ManifestError(Path(self._shown(folder)), (), text, hint))
             return []
 

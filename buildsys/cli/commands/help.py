@@ -13,7 +13,7 @@ from buildsys import __version__
 from buildsys.cli.commands.doit_commands import DoitCommand
 
 SECTIONS = {
-    "Building": ("run", "clean", "forget", "ignore", "repro", "debug"),
+    "Building": ("run", "nightly", "clean", "forget", "ignore", "repro", "debug"),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
     "Installation and caches": ("doctor", "cache", "workers", "schema"),

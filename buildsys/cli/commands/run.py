@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from doit import Globals
 from doit.cmd_run import Run as DoitRun
 from doit.dependency import SqliteDB
 from doit.runner import ERROR as TASK_ERROR
 
-from buildsys.cli.command import INTERRUPTED, TAG
+from buildsys.cli.command import INTERRUPTED, TAG, option
 from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.interruption import on_interruption
 from buildsys.cli.session import Session
 from buildsys.plan.project_plan import model_of
+from buildsys.store.ledger import utc_now
+
+if TYPE_CHECKING:
+    from buildsys.report.run_results import RunResults
+
+JUNIT = option("junit", "write the results as JUnit XML into a file")
+SUMMARY = option("summary", "write a summary in Markdown into a file")
+_WAITING_THREADS = 16  # besides those of -n
 
 
 class Requested(NamedTuple):
@@ -32,12 +41,19 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
     name = "run"
     doc_purpose = "build targets"
     # during a run; called once the project is loaded
-    requested: ClassVar[Callable[[], Requested] | None] = None
+    requested: ClassVar[Callable[[Session], Requested] | None] = None
+    leaves_out: ClassVar[bool] = False  # broken manifests are left out of the project
 
     @property
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
         """Doit's options, and ours."""
-        return (*DoitRun.cmd_options, {**TAG, "default": []})
+        return (*DoitRun.cmd_options, {**TAG, "default": []}, JUNIT, SUMMARY)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.started, self._began = "", 0.0
+        self._files: Mapping[str, str] = {}  # option -> file about the run
+        self._ignored: set[str] = set()
 
     def get_reporters(self) -> dict[str, Any]:
         """Return doit's reporters, with our JSON reporter."""
@@ -67,8 +83,19 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """Let the tasks be selected by the command line."""
+        self.started, self._began = self.started or utc_now(), time.monotonic()
+        self._files = {name: params[name] for name in ("junit", "summary") if params[name]}
+        if self._files:
+            from buildsys.cli.run_files import check_files
+
+            self._files = check_files(self._files)
         Session.jobs, Session.always = max(1, params["num_process"]), params["always"]
-        Run.requested = partial(_requested, params, args)
+        if Session.jobs > 1:
+            from buildsys.system.devices import gpu_uuids
+
+            # a thread that waits for a GPU must not keep the processor idle
+            params["num_process"] += _WAITING_THREADS if gpu_uuids() else 0
+        Run.requested = partial(self.request, params, args)
         try:
             return super().execute(params, args)
         finally:
@@ -76,16 +103,25 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
 
     @wraps(DoitRun._execute)  # doit reads the options from its signature
     def _execute(self, **options: Any) -> Any:
-        """Return 1 for a failed check; doit counts targets downstream as errors."""
+        """Run the targets and write the files about the run."""
         reporter = self.loader.load_doit_config().get("reporter")
         session: Session | None = getattr(reporter, "session", None)
         if session is None:
             return super()._execute(**options)
+        if self.needs_results:
+            ignores = self.dep_manager.status_is_ignore
+            self._ignored = {task.name for task in self.task_list if ignores(task)}
+        code = self._run(session, options)
+        return self.finish(session, code) if self.needs_results else code
+
+    def _run(self, session: Session, options: dict[str, Any]) -> int:
+        """Return 1 for a failed check; doit counts targets downstream as errors."""
         try:
             with on_interruption(session.interrupt):
-                code = super()._execute(**options)
+                code: int = super()._execute(**options)
         except KeyboardInterrupt:
-            return session.interrupted or INTERRUPTED
+            session.interrupted = session.interrupted or INTERRUPTED
+            return session.interrupted
         if code and not session.checked_stale_outputs:  # with another reporter
             ends = session.finished.items()
             failed = dict.fromkeys(model_of(name) for name, end in ends if end.status == "failed")
@@ -95,15 +131,47 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
                 report_failure(session, failed)
         return session.exit_code if code == TASK_ERROR and session.exit_code else code
 
+    @property
+    def needs_results(self) -> bool:
+        """True if files are written about the run."""
+        return bool(self._files)
 
-def _requested(params: Any, names: Sequence[str]) -> Requested:
-    reporter = params["reporter"]
-    kind = reporter if isinstance(reporter, type) else type(reporter)
-    every_task = params["always"] or params["single"] or not issubclass(kind, Reporter)
-    database = Globals.dep_manager.backend
-    if not isinstance(database, SqliteDB):
-        every_task = True  # chosen with --backend; it has no fast query for ignored targets
-    elif not every_task:
-        marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
-        every_task = database._conn.execute(marked).fetchone() is not None
-    return Requested(names or params["default_tasks"], every_task)
+    def results(self, session: Session, since: str = "") -> RunResults:
+        """Return the results of all targets of this run."""
+        from buildsys.cli.run_files import collect_results
+
+        targets = dict.fromkeys(session.up_to_date_targets)
+        waiting = list(self.control.selected_tasks) if hasattr(self, "control") else []
+        while waiting:
+            name = waiting.pop()
+            if name not in targets:
+                targets[name] = None
+                waiting += self.control.tasks[name].task_dep
+        return collect_results(
+            session,
+            [name for name in targets if name in session.actions],
+            self._ignored,
+            started=self.started,
+            seconds=time.monotonic() - self._began,
+            since=since,
+        )
+
+    def finish(self, session: Session, code: int) -> int:
+        """Write the files about the run; return its exit code."""
+        from buildsys.cli.run_files import write_files
+
+        return max(code, write_files(self._files, self.results(session), "Build"))
+
+    def request(self, params: Any, names: Sequence[str], session: Session) -> Requested:
+        """Return what the command line requests of a loaded project."""
+        del session
+        reporter = params["reporter"]
+        kind = reporter if isinstance(reporter, type) else type(reporter)
+        every_task = params["always"] or params["single"] or not issubclass(kind, Reporter)
+        database = Globals.dep_manager.backend
+        if not isinstance(database, SqliteDB):
+            every_task = True  # chosen with --backend; it has no fast query for ignored targets
+        elif not every_task:
+            marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
+            every_task = database._conn.execute(marked).fetchone() is not None
+        return Requested(names or params["default_tasks"], every_task)

@@ -196,7 +196,9 @@ class Reporter:
     def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
         """Print the number of up-to-date targets, and those that cannot run here."""
         if not lines:
-            self._out.write("no targets: there is no manifest in the models folder yet\n")
+            broken = "all manifests are broken"
+            empty = "there is no manifest in the models folder yet"
+            self._out.write(f"no targets: {broken if self.session.project.broken else empty}\n")
             return
         counts = Counter(line.status for line in lines)
         parts = [plural(counts["fresh"], "target")]

@@ -17,9 +17,11 @@ from buildsys.cli.session import Session
 from buildsys.cli.tasks import doit_config
 from buildsys.execution.executor import Outcome
 from buildsys.execution.freshness import Explanation, Freshness, explain
+from buildsys.execution.stale_reasons import ASKED_FOR, Reason
 from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
+from buildsys.store.ledger import HistoryEntry
 
 MANIFEST: dict[str, Any] = {
     "source": {"python": "net.py:make"},
@@ -29,6 +31,9 @@ MANIFEST: dict[str, Any] = {
         {"backend": "tensorrt_rtx", "name": "rtx"},
     ],
 }
+
+
+REQUESTED = Reason(ASKED_FOR)
 
 
 class ScriptedExecutor:
@@ -42,6 +47,7 @@ class ScriptedExecutor:
         self.forced: list[str] = []
         self.actions: dict[str, Callable[[], Any]] = {}
         self.reasons: dict[str, str] = {}
+        self.runs: dict[str, list[HistoryEntry]] = {}
 
     def up_to_date_status(self, target: str) -> str | None:
         if target not in self.fresh:
@@ -67,9 +73,9 @@ class ScriptedExecutor:
             if not output.optional
         )
 
-    def run(self, target: str, *, force: bool = False) -> Any:
+    def run(self, target: str, *, force: bool = False, request: Reason = REQUESTED) -> Any:
         self.forced += [target] if force else []
-        reason = "asked for" if force else self.reasons.get(target, "")
+        reason = str(request) if force else self.reasons.get(target, "")
         self._session.on_event(target, {"event": "stale", "reason": reason})
         self._session.on_event(target, {"event": "started", "pid": 1})
         outcome = self.actions.get(target, lambda: None)() or passed()
@@ -92,6 +98,9 @@ class ScriptedExecutor:
             path = self._session.project.build / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+
+    def history(self, target: str, limit: int = 10) -> list[HistoryEntry]:
+        return self.runs.get(target, [])
 
     def owned(self, target: str) -> set[str]:
         return set()
@@ -120,6 +129,7 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, Scri
         build=root / "build",
         state=root / ".buildsys",
         models={name: _resolved(spec) for name, spec in resolved.items()},
+        broken={},
         signing=lambda: (None, (), "refuse"),
     )
     session = Session(project)  # type: ignore[arg-type]
@@ -155,12 +165,17 @@ class Doit:
         self.reasons: dict[str, str] = {}
         self.models: tuple[str, ...] = ("net",)
         self.tags: dict[str, list[str]] = {}  # by model
+        self.flaky: dict[str, list[str]] = {}
+        self.runs: dict[str, list[HistoryEntry]] = {}  # in the ledger, by target
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         """Return the exit code and all that was printed."""
         self.session, self.executor = make_session(self.root, *self.models)
         for model, tags in self.tags.items():
             self.session.project.models[model].data["tags"] = tags
+        for model, stages in self.flaky.items():
+            self.session.project.models[model].data["flaky"] = stages
+        self.executor.runs = self.runs
         self.executor.fresh, self.executor.actions, self.executor.reasons = (
             self.fresh,
             self.actions,

@@ -1,0 +1,1 @@
+"""doit nightly: everything that is stale, past failures, with files about the run."""

@@ -1,0 +1,201 @@
+"""Files about a run for CI systems: JUnit XML and a Markdown summary."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from doit.exceptions import InvalidCommand
+
+from buildsys.cli.session import Session
+from buildsys.errors import BuildsysError, StageError, with_hint
+from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
+from buildsys.report.junit import junit_xml
+from buildsys.report.key_figures import key_figure
+from buildsys.report.markdown.run_summary import run_summary
+from buildsys.report.run_results import (
+    FAILED,
+    FINISHED,
+    IGNORED,
+    INTERRUPTED,
+    NOISY,
+    NOT_RUN,
+    PASSED,
+    RESTORED,
+    UNAVAILABLE,
+    UP_TO_DATE,
+    BrokenManifest,
+    RunResults,
+    TargetResult,
+)
+from buildsys.system.files import replace_file
+from buildsys.system.printable import printable
+
+if TYPE_CHECKING:
+    from buildsys.store.ledger import HistoryEntry
+
+_GATE = "gate"  # the stage that compares with earlier builds
+_RECENT_RUNS = 20
+_SHOWN_REASONS = 2
+
+
+def check_files(files: Mapping[str, str]) -> dict[str, str]:
+    """Return absolute paths of the files to write, by option.
+
+    Raises: InvalidCommand: a file cannot be written, which nobody wants to learn after the run.
+    """
+    for option, name in files.items():
+        path = Path(name).absolute()
+        folder = next(one for one in path.parents if one.exists())
+        problem = "is a folder; name a file" if path.is_dir() else ""
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            problem = f"cannot be written; {folder} is not a writable folder"
+        if problem:
+            raise InvalidCommand(printable(f"--{option} {name} {problem}"))
+    return {option: str(Path(name).absolute()) for option, name in files.items()}
+
+
+def write_files(files: Mapping[str, str], run: RunResults, title: str, document: str = "") -> int:
+    """Write the files about a run; return the exit code 2 if one cannot be written.
+
+    ``document`` is the JSON of a nightly run, which must reach all targets.
+    """
+    contents = {
+        "junit": lambda: junit_xml(run, strict=bool(document)),
+        "summary": lambda: run_summary(run, title).encode(),
+        "json": lambda: document.encode(),
+    }
+    code = 0
+    for option, name in files.items():
+        try:
+            replace_file(Path(name), contents[option]())
+        except OSError as error:
+            sys.stderr.write(printable(f"ERROR: cannot write {name}: {error.strerror}\n"))
+            code = StageError.exit_code
+    return code
+
+
+def collect_results(
+    session: Session,
+    targets: Iterable[str],
+    ignored: Collection[str],
+    *,
+    started: str,
+    seconds: float,
+    since: str = "",
+) -> RunResults:
+    """Return the results of a run that began at ``started``.
+
+    ``since`` is the start of the first of several runs that count as one.
+    """
+    results = _Results(session, ignored, since or started)
+    ordered = session.in_order(dict.fromkeys(targets))
+    return RunResults(
+        started=started,
+        seconds=seconds,
+        host=socket.gethostname(),
+        status=INTERRUPTED if session.interrupted else FINISHED,
+        error="interrupted; finished targets are kept" if session.interrupted else "",
+        targets=tuple(results.of(target) for target in ordered),
+        manifests=tuple(broken_manifests(session)),
+    )
+
+
+def broken_manifests(session: Session) -> Iterator[BrokenManifest]:
+    """Yield the manifests that were left out of the project."""
+    for file, errors in session.project.broken.items():
+        yield BrokenManifest(file, tuple(dict.fromkeys(map(str, errors))))
+
+
+class _Results:
+    """The results of targets, from this run and from the ledger."""
+
+    def __init__(self, session: Session, ignored: Collection[str], since: str) -> None:
+        self._session = session
+        self._ignored = ignored
+        self._since = since
+
+    def of(self, target: str) -> TargetResult:
+        """Return the result of one target."""
+        session, action = self._session, self._session.actions[target]
+        end, fields = session.finished.get(target), {}
+        if session.is_unavailable(target):
+            reason = with_hint(end.reason, end.hint) if end else session.unavailable_reason(target)
+            fields = {"status": UNAVAILABLE, "reason": reason, **self._history(target)}
+        elif end is None:
+            is_current = session.is_up_to_date(target)
+            fields = {"status": UP_TO_DATE} if is_current else self._not_run(target)
+        elif end.waited:
+            fields = {"status": UP_TO_DATE, "reason": "built by another run meanwhile"}
+        elif end.status == NOISY:
+            reason = with_hint(end.reason, end.hint)
+            fields = {"status": NOISY, "reason": reason, "seconds": end.seconds}
+        elif end.status == FAILED:
+            reason = with_hint(end.reason, end.hint)
+            fields = {
+                "status": FAILED,
+                "reason": reason,
+                "error": end.error,
+                "seconds": end.seconds,
+            }
+            fields |= self._history(target)
+        else:
+            figure = key_figure(action.stage, session.result(target))
+            fields = {"status": RESTORED if end.restored else PASSED, "figure": figure}
+            fields |= {"why": self._why(target), "seconds": 0.0 if end.restored else end.seconds}
+        log = session.log(target)
+        has_log = end is not None and not end.waited and log.is_file()
+        return TargetResult(
+            target=target,
+            model=action.model,
+            stage=action.stage,
+            variant=action.variant,
+            owner=session.project.models[action.model].data["owner"],
+            log=os.path.relpath(log, session.project.root) if has_log else "",
+            first_failure=session.first_failures.get(target, ""),
+            **fields,
+        )
+
+    def _not_run(self, target: str) -> dict[str, Any]:
+        """Return why a target neither ran nor is up to date."""
+        session = self._session
+        needed = [target, *(one for one in session.needed([target]) if one != target)]
+        ignored = next((one for one in needed if one in self._ignored), "")
+        if ignored:
+            what = "excluded" if ignored == target else f"needs {ignored}, which is excluded"
+            reason = f"{what} by `doit ignore`; `doit forget {ignored}` includes it"
+            return {"status": IGNORED, "reason": reason}
+        ends = ((one, session.finished.get(one)) for one in needed)
+        failed = [one for one, end in ends if end and end.status == FAILED]
+        if failed:
+            reason = f"needs {failed[0]}, which failed"
+        else:
+            reason = "interrupted" if session.interrupted else "the run ended before"
+        return {"status": NOT_RUN, "reason": reason}
+
+    def _runs(self, target: str) -> list[HistoryEntry]:
+        try:
+            return self._session.executor.ledger.history(target, _RECENT_RUNS)
+        except (BuildsysError, OSError):  # a locked or damaged state: the run reports it
+            return []
+
+    def _history(self, target: str) -> dict[str, Any]:
+        """Return when a target passed before it failed or became unavailable."""
+        runs = [run for run in self._runs(target) if run.status != NOISY]
+        before = [run for run in runs if run.started < self._since]
+        if before == runs:  # not in this run
+            return {}
+        passed = [run for run in before if run.status in (PASSED, RESTORED)]
+        return {
+            "regressed": before[:1] == passed[:1] != [] or target.startswith(f"{_GATE}:"),
+            "last_passed": passed[0].started if passed else "",
+        }
+
+    def _why(self, target: str) -> str:
+        """Return the stale reasons of the last run of a target."""
+        runs = self._runs(target)[:1]
+        return summarize_reasons(decode_reasons(runs[0].why), _SHOWN_REASONS) if runs else ""

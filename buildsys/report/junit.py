@@ -1,0 +1,123 @@
+"""JUnit XML of a run: one test suite per model, one test case per target.
+
+The file is valid against the schemas of Ant (windyroad) and of Jenkins (junit-10), which know
+different elements. A build error is therefore a ``failure`` too (one has no ``error``), and logs of
+targets that passed are in the output of their suite (one has no output of a test case).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from xml.etree import ElementTree
+
+from buildsys.report.run_results import (
+    FAILED,
+    FINISHED,
+    IGNORED,
+    NOISY,
+    NOT_RUN,
+    PASSED,
+    RESTORED,
+    UNAVAILABLE,
+    RunResults,
+    TargetResult,
+)
+from buildsys.system.printable import printable, printable_line
+
+_MESSAGE_LENGTH = 500  # of the attribute; the text has all of it
+
+
+def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:
+    """Return the JUnit XML of a run; with ``strict``, ignored targets are failures."""
+    root = ElementTree.Element("testsuites")
+    suites: list[tuple[str, Sequence[TargetResult]]] = []
+    problems = [
+        TargetResult(
+            one.file, "manifests", "manifest", "", FAILED, reason="\n".join(one.errors),
+            error="ManifestError",
+        )
+        for one in run.manifests
+    ]  # fmt: skip
+    if run.status != FINISHED:  # a report without failures would look green
+        problems.append(
+            TargetResult("run", "run", "run", "", FAILED, reason=run.error, error=run.status)
+        )
+    suites += ((name, list(found)) for name, found in groupby(problems, key=lambda one: one.model))
+    suites += ((name, list(found)) for name, found in groupby(run.targets, lambda one: one.model))
+    for number, (name, targets) in enumerate(suites):
+        _add_suite(root, number, name, targets, run, strict=strict)
+    ElementTree.indent(root)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def _add_suite(
+    root: ElementTree.Element,
+    number: int,
+    name: str,
+    targets: Sequence[TargetResult],
+    run: RunResults,
+    *,
+    strict: bool,
+) -> None:
+    cases = [_case(one, strict=strict) for one in targets]
+
+    def count(kind: str) -> str:
+        return str(sum(case.find(kind) is not None for case in cases))
+
+    suite = ElementTree.SubElement(
+        root,
+        "testsuite",
+        id=str(number),
+        name=printable_line(name),
+        package="buildsys",
+        timestamp=run.started.removesuffix("Z"),
+        hostname=printable_line(run.host) or "localhost",
+        tests=str(len(cases)),
+        failures=count("failure"),
+        errors="0",
+        skipped=count("skipped"),
+        time=_seconds(sum(one.seconds for one in targets)),
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    for owner in dict.fromkeys(one.owner for one in targets if one.owner):
+        ElementTree.SubElement(properties, "property", name="owner", value=printable_line(owner))
+    suite.extend(cases)
+    ElementTree.SubElement(suite, "system-out").text = printable("\n".join(_output(targets)))
+    ElementTree.SubElement(suite, "system-err")
+
+
+def _case(one: TargetResult, *, strict: bool) -> ElementTree.Element:
+    case = ElementTree.Element(
+        "testcase",
+        name=printable_line(one.target),
+        classname=printable_line(f"{one.model}.{one.stage}"),
+        time=_seconds(one.seconds),
+    )
+    if one.status in (UNAVAILABLE, NOISY, IGNORED, NOT_RUN, FAILED):
+        failed = one.status == FAILED or one.regressed or (strict and one.status == IGNORED)
+        message = printable(" ".join(one.reason.split("\n")[0].split()))[:_MESSAGE_LENGTH]
+        problem = ElementTree.SubElement(
+            case, "failure" if failed else "skipped", message=message or one.status
+        )
+        if failed:  # the schema of Ant knows no type of "skipped"
+            problem.set("type", one.error or one.status)
+        lines = [one.reason, f"log: {one.log}" if one.log else ""]
+        problem.text = printable("\n".join(line for line in lines if line))
+    return case
+
+
+def _output(targets: Iterable[TargetResult]) -> Iterable[str]:
+    """Yield what a test case cannot say: why it ran, its figure and its log."""
+    for one in targets:
+        if one.status in (PASSED, RESTORED):
+            parts = [f"{one.target}: {one.status}", one.figure]
+            parts += [f"stale: {one.why}" if one.why else ""]
+            parts += [f"failed at first: {one.first_failure}" if one.first_failure else ""]
+            parts += [f"log: {one.log}" if one.log else ""]
+            yield "; ".join(" ".join(part.split()) for part in parts if part)
+
+
+def _seconds(value: float) -> str:
+    return f"{max(0.0, value):.3f}"

@@ -1,0 +1,100 @@
+"""Results of one run of doit: its targets with their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PASSED, RESTORED, UP_TO_DATE = "passed", "restored", "up-to-date"
+UNAVAILABLE, NOISY, FAILED = "unavailable", "noisy", "failed"
+IGNORED, NOT_RUN = "ignored", "not-run"
+FINISHED, RUNNING, INTERRUPTED, REFUSED = "finished", "running", "interrupted", "refused"
+STATUSES = (PASSED, RESTORED, UP_TO_DATE, UNAVAILABLE, NOISY, FAILED, IGNORED, NOT_RUN)
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """The end of one target."""
+
+    target: str
+    model: str
+    stage: str
+    variant: str
+    status: str  # one of STATUSES
+    seconds: float = 0.0
+    why: str = ""  # why it was stale
+    figure: str = ""  # its key figure
+    # failure with its hint, or why it is unavailable, noisy or was not run
+    reason: str = ""
+    error: str = ""  # type of the failure
+    log: str = ""  # of this run, relative to the project
+    owner: str = ""
+    first_failure: str = ""  # of a flaky target, which was repeated
+    last_passed: str = ""  # start of the run that passed before this failure, ISO
+    regressed: bool = False  # the run before this one passed, or a gate refused it
+
+
+@dataclass(frozen=True)
+class BrokenManifest:
+    """A manifest that cannot be loaded."""
+
+    file: str
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """One run of doit."""
+
+    started: str  # ISO, UTC
+    seconds: float
+    host: str
+    status: str = FINISHED  # RUNNING also after a kill, REFUSED if nothing could be run
+    error: str = ""  # why it is running or refused
+    targets: tuple[TargetResult, ...] = ()
+    manifests: tuple[BrokenManifest, ...] = ()
+
+    @property
+    def failed(self) -> list[TargetResult]:
+        """Targets that failed, and did before or never ran before."""
+        return self._where(lambda one: one.status == FAILED and not one.regressed)
+
+    @property
+    def regressed(self) -> list[TargetResult]:
+        """Targets that failed or became unavailable after a run that passed."""
+        return self._where(lambda one: one.regressed)
+
+    @property
+    def never_ran(self) -> list[TargetResult]:
+        """Targets that this run was to bring up to date and did not reach."""
+        return self._where(lambda one: one.status in (NOT_RUN, IGNORED))
+
+    @property
+    def never_ran_by_reason(self) -> dict[str, list[TargetResult]]:
+        """Targets that never ran, by the reason."""
+        found: dict[str, list[TargetResult]] = {}
+        for one in self.never_ran:
+            found.setdefault(one.reason, []).append(one)
+        return found
+
+    @property
+    def flaky(self) -> list[TargetResult]:
+        """Targets that passed only when they were repeated."""
+        return self._where(lambda one: bool(one.first_failure) and one.status != FAILED)
+
+    @property
+    def noisy(self) -> list[TargetResult]:
+        """Benchmarks without a trustworthy figure; the next run repeats them."""
+        return self._where(lambda one: one.status == NOISY)
+
+    @property
+    def built(self) -> list[TargetResult]:
+        """Targets that this run has built or restored."""
+        return self._where(lambda one: one.status in (PASSED, RESTORED))
+
+    def count(self, status: str) -> int:
+        """Return the number of targets with a status."""
+        return sum(one.status == status for one in self.targets)
+
+    def _where(self, accepts: Callable[[TargetResult], bool]) -> list[TargetResult]:
+        return [one for one in self.targets if accepts(one)]

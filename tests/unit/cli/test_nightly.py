@@ -1,0 +1,295 @@
+"""doit nightly and the files about runs, on a scripted executor."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from cli_doubles import Doit, fail, passed
+
+from buildsys.cli.commands.nightly.lock import NightlyRun, hold_lock
+from buildsys.errors import CheckFailed, ManifestError, StageError
+from buildsys.store.ledger import HistoryEntry
+
+CHECK = CheckFailed("output y is off", "raise verify.fp32.rtol")
+
+
+@pytest.fixture
+def nightly(doit: Doit) -> Doit:
+    doit.models = ("a", "b")
+    (doit.root / "dodo.py").touch()
+    return doit
+
+
+def written(doit: Doit) -> dict[str, Any]:
+    """Return nightly.json; all files about the run must agree with it."""
+    folder = doit.root / "build/nightly"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "junit.xml",
+        "nightly.json",
+        "summary.md",
+    ]
+    found: dict[str, Any] = json.loads((folder / "nightly.json").read_text())
+    assert found["outcome"] in (folder / "summary.md").read_text().splitlines()[0]
+    problems = ElementTree.parse(folder / "junit.xml").findall(".//failure")
+    assert bool(problems) == (found["exit_code"] != 0)
+    return found
+
+
+def entry(target: str, status: str, started: str, why: str = "") -> HistoryEntry:
+    return HistoryEntry(target, "key", status, started, 1.0, "", why)
+
+
+def test_a_nightly_run_builds_everything_stale_and_writes_its_files(nightly: Doit) -> None:
+    code, out = nightly("nightly")
+    assert code == 0
+    assert out.endswith("nightly: passed; see build/nightly/summary.md\n")
+    found = written(nightly)
+    assert (found["status"], found["outcome"], found["exit_code"]) == ("finished", "passed", 0)
+    assert [one["target"] for one in found["targets"]] == list(nightly.session.actions)
+    assert {one["status"] for one in found["targets"]} == {"passed"}
+    nightly.fresh.update(nightly.session.actions)
+    assert nightly("nightly")[0] == 0
+    assert nightly.session.finished == {}
+    assert written(nightly)["counts"]["up-to-date"] == len(nightly.session.actions)
+
+
+def test_a_failure_stops_only_what_needs_it(nightly: Doit) -> None:
+    nightly.actions["verify:a:ort"] = fail(CHECK)
+    code, out = nightly("nightly")
+    assert code == 1
+    assert "failed     verify:a:ort  output y is off; raise verify.fp32.rtol" in out
+    assert "never ran  bench:a:ort, report:a  needs verify:a:ort, which failed" in out
+    assert "nightly: 1 failed, 2 never ran; see build/nightly/summary.md" in out
+    found = written(nightly)
+    assert (found["failed"], found["never_ran"]) == (["verify:a:ort"], ["bench:a:ort", "report:a"])
+    ends = {one["target"]: one for one in found["targets"]}
+    assert ends["verify:a:ort"]["error"] == "CheckFailed"
+    assert ends["validate:a"]["log"] == "build/a/validate/result.log"
+    assert ends["bench:a:ort"]["log"] == ""
+    assert ends["report:b"]["status"] == "passed"
+
+
+def test_broken_manifests_are_listed_and_the_others_built(
+    nightly: Doit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cli_doubles
+
+    error = ManifestError(Path("configs/models/c.yaml"), ("modle",), "unknown field", line=1)
+    make = cli_doubles.make_session
+
+    def with_broken(*arguments: Any) -> Any:
+        session, executor = make(*arguments)
+        session.project.broken["configs/models/c.yaml"] = [error]
+        return session, executor
+
+    monkeypatch.setattr(cli_doubles, "make_session", with_broken)
+    code, out = nightly("nightly")
+    assert code == 3
+    assert "broken  configs/models/c.yaml:1: modle: unknown field" in out
+    found = written(nightly)
+    assert found["outcome"] == "1 broken manifest"
+    assert found["manifests"][0]["file"] == "configs/models/c.yaml"
+    assert found["counts"]["passed"] == len(nightly.session.actions)
+
+
+def test_an_ignored_target_never_ran(nightly: Doit) -> None:
+    assert nightly("ignore", "engine:a:ort")[0] == 0
+    code, out = nightly("nightly", "a")
+    assert code == 2
+    assert "never ran  engine:a:ort  excluded by `doit ignore`; `doit forget engine:a:ort`" in out
+    assert "verify:a:ort" in written(nightly)["never_ran"]
+
+
+@pytest.mark.parametrize(
+    ("status", "before", "regressed"),
+    [
+        ("failed", ["passed"], True),
+        ("failed", ["failed", "passed"], False),
+        ("failed", [], False),
+        ("unavailable", ["restored"], True),
+        ("unavailable", ["unavailable", "passed"], False),
+    ],
+)
+def test_what_passed_before_has_regressed(
+    nightly: Doit, status: str, before: list[str], regressed: bool
+) -> None:
+    target = "engine:a:rtx"
+    end = fail(CHECK) if status == "failed" else lambda: passed(status="unavailable", reason="no")
+    nightly.actions[target] = end
+    runs = [entry(target, status, "2999-01-01T00:00:00Z")]
+    runs += [entry(target, one, f"2026-01-0{9 - at}T00:00:00Z") for at, one in enumerate(before)]
+    nightly.runs = {target: runs}
+    code, out = nightly("nightly")
+    found = written(nightly)
+    assert (found["regressed"] == [target]) == regressed
+    assert (f"regressed  {target}" in out) == regressed
+    assert code == (1 if regressed or status == "failed" else 0)
+    last = {one["target"]: one["last_passed"] for one in found["targets"]}[target]
+    assert bool(last) == ("passed" in before or "restored" in before)
+
+
+def test_a_flaky_target_is_repeated_once(nightly: Doit) -> None:
+    attempts: list[str] = []
+
+    def fails_at_first() -> Any:
+        attempts.append("bench")
+        if len(attempts) == 1:
+            raise StageError("the clock jumped")
+        return passed()
+
+    nightly.actions["bench:a:ort"] = fails_at_first
+    nightly.flaky = {"a": ["bench"]}
+    code, out = nightly("nightly")
+    assert (code, len(attempts)) == (0, 2)
+    assert "flaky  bench:a:ort  passed when repeated; the clock jumped" in out
+    assert written(nightly)["flaky"] == ["bench:a:ort"]
+    attempts.clear()
+    assert nightly("build:a")[0] == 2, "an ordinary run repeats nothing"
+
+
+@pytest.mark.parametrize("flaky", [["verify"], ["bench"]])
+def test_a_target_fails_for_good_at_the_second_failure(nightly: Doit, flaky: list[str]) -> None:
+    attempts: list[str] = []
+    nightly.actions["verify:a:ort"] = lambda: attempts.append("verify") or fail(CHECK)()
+    nightly.flaky = {"a": flaky}
+    assert nightly("nightly", "verify:a:ort")[0] == 1
+    assert len(attempts) == (2 if flaky == ["verify"] else 1)
+    assert written(nightly)["failed"] == ["verify:a:ort"]
+
+
+def test_a_rebuild_of_engines_includes_what_reads_them_and_names_its_reason(
+    nightly: Doit,
+) -> None:
+    nightly.build_all()
+    nightly.fresh.update(nightly.session.actions)
+    code, out = nightly("nightly", "--rebuild", "engines", "a")
+    assert code == 0
+    stages = ("engine", "verify", "bench", "report")
+    assert set(nightly.session.finished) == {
+        target for target in nightly.session.actions.of("a") if target.partition(":")[0] in stages
+    }
+    assert "run          verify:a:ort  … rebuild of engine requested" in out
+    assert written(nightly)["rebuild"] == ["engine"]
+
+
+def test_all_rebuilds_everything(nightly: Doit) -> None:
+    nightly.build_all()
+    nightly.fresh.update(nightly.session.actions)
+    assert nightly("nightly", "--all")[0] == 0
+    assert set(nightly.session.finished) == set(nightly.session.actions)
+
+
+def test_a_rebuild_that_failed_is_repeated_in_the_next_run(nightly: Doit) -> None:
+    nightly.build_all()
+    nightly.fresh.update(nightly.session.actions)
+    nightly.actions["engine:a:ort"] = fail(StageError("out of memory"))
+    assert nightly("nightly", "--rebuild", "engine", "engine:a:ort")[0] == 2
+    nightly.actions.clear()
+    assert nightly("nightly", "b")[0] == 0
+    assert nightly.session.finished == {}, "it is not in this selection"
+    nightly.runs = {"engine:a:ort": [entry("engine:a:ort", "passed", "2999-01-01T00:00:00Z")]}
+    nightly.session.executor.runs.clear()
+    assert nightly("nightly")[0] == 0
+    assert list(nightly.session.finished) == []
+    nightly.runs = {}
+
+
+def test_an_unknown_stage_is_one_sentence(nightly: Doit) -> None:
+    code, out = nightly("nightly", "--rebuild", "engins")
+    assert (code, out) == (3, "ERROR: --rebuild: there is no stage 'engins'; nearest: engine\n")
+
+
+def test_a_refused_run_says_so_in_its_files(nightly: Doit) -> None:
+    code, out = nightly("nightly", "--tag", "nihgtly")
+    assert code == 3
+    assert "there is no tag 'nihgtly'; no manifest has tags" in out
+    found = written(nightly)
+    assert (found["status"], found["exit_code"]) == ("refused", 3)
+    assert "there is no tag" in found["error"]
+
+
+def test_a_second_run_ends_at_once_and_names_the_first(nightly: Doit) -> None:
+    path = nightly.root / ".buildsys/nightly.lock"
+    with hold_lock(path, "2026-11-22T02:00:00Z") as lock:
+        code, out = nightly("nightly")
+        host = lock.run.host
+    assert code == 2
+    assert out == (
+        f"ERROR: another nightly run is in progress: process {os.getpid()} on {host}, "
+        "started 2026-11-22 02:00:00 UTC; wait until it has finished\n"
+    )
+    assert not (nightly.root / "build/nightly").exists()
+
+
+def test_the_run_after_a_killed_one_says_so_and_continues(nightly: Doit) -> None:
+    path = nightly.root / ".buildsys/nightly.lock"
+    nightly.build_all()
+    nightly.fresh.update(nightly.session.actions)
+    with hold_lock(path, "2026-11-22T02:00:00Z") as lock:
+        lock.set_rebuilds({"engine:a:ort": ("engine", "2026-11-22T02:00:00Z")})
+    code, out = nightly("nightly")
+    assert code == 0
+    assert "the previous nightly run (process" in out
+    assert "started 2026-11-22 02:00:00 UTC) was killed; finished targets are kept" in out
+    assert list(nightly.session.finished) == ["engine:a:ort"]
+    assert written(nightly)["killed"]["started"] == "2026-11-22T02:00:00Z"
+    assert "was killed" not in nightly("nightly")[1]
+
+
+def test_an_interrupted_run_leaves_files_that_say_so(nightly: Doit) -> None:
+    def interrupt() -> Any:
+        nightly.session.interrupt(130)
+        raise KeyboardInterrupt
+
+    nightly.actions["engine:a:ort"] = interrupt
+    code, out = nightly("nightly")
+    assert code == 130
+    found = written(nightly)
+    assert (found["status"], found["exit_code"]) == ("interrupted", 130)
+    assert found["outcome"].startswith("interrupted")
+    assert "engine:a:ort" in found["never_ran"]
+    assert nightly.session.finished["simplify:a"].status == "passed"
+    nightly.actions.clear()
+    code, out = nightly("nightly")
+    assert code == 0
+    assert "was killed" not in out
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}\n', b"\xff" * 99])
+def test_a_damaged_lock_file_is_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "nightly.lock"
+    path.write_bytes(content)
+    with hold_lock(path, "2026-11-22T02:00:00Z") as lock:
+        assert lock.previous is None
+    with hold_lock(path, "2026-11-23T02:00:00Z") as lock:
+        assert lock.previous == NightlyRun("2026-11-22T02:00:00Z", since="2026-11-22T02:00:00Z")
+        assert lock.run.since == "2026-11-22T02:00:00Z", "both count as one run"
+
+
+def test_an_ordinary_run_writes_junit_and_a_summary(nightly: Doit) -> None:
+    nightly.actions["verify:a:ort"] = fail(CHECK)
+    files = ("--junit", "out/junit.xml", "--summary", "out/summary.md")
+    code, _ = nightly("--continue", *files)
+    assert code == 1
+    root = ElementTree.parse(nightly.root / "out/junit.xml")
+    assert len(root.findall(".//testcase")) == len(nightly.session.actions)
+    (failure,) = root.findall(".//failure")
+    assert failure.get("message") == "output y is off; raise verify.fp32.rtol"
+    assert "# Build: 1 failed, 2 never ran" in (nightly.root / "out/summary.md").read_text()
+    code, out = nightly("--continue", "-r", "json", *files)
+    assert json.loads(out)["tasks"]
+    assert len(ElementTree.parse(nightly.root / "out/junit.xml").findall(".//failure")) == 1
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(nightly: Doit) -> None:
+    (nightly.root / "file").touch()
+    for name, problem in (("file/junit.xml", "cannot be written"), (".", "is a folder")):
+        code, out = nightly("--junit", name)
+        assert code == 3
+        assert f"--junit {name} {problem}" in out
+        assert nightly.session.finished == {}

@@ -1,0 +1,76 @@
+"""Loading a project without its broken manifests."""
+
+from __future__ import annotations
+
+import pytest
+from manifest_files import ProjectFolder
+
+from buildsys.errors import ManifestErrors
+from buildsys.manifest.project import Project, load_project
+
+
+def load(project: ProjectFolder) -> Project:
+    return load_project(project.root, leave_out=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["modle: bad\n", "model: [\n", "", "\0", "model: bad\nextends: missing.yaml\n"]
+)
+def test_a_broken_manifest_is_left_out_with_its_errors(project: ProjectFolder, text: str) -> None:
+    project.model()
+    project.write("configs/models/bad.yaml", text)
+    found = load(project)
+    assert list(found.models) == ["net"]
+    assert list(found.broken) == ["configs/models/bad.yaml"]
+    errors = [str(error) for error in found.broken["configs/models/bad.yaml"]]
+    assert errors == project.errors()
+
+
+def test_a_broken_base_leaves_out_every_manifest_that_extends_it(project: ProjectFolder) -> None:
+    project.write("configs/models/_base.yaml", "exprot: {opset: 17}\n")
+    project.model("extends: _base.yaml", name="a")
+    project.model("extends: _base.yaml", name="b")
+    project.model()
+    found = load(project)
+    assert list(found.models) == ["net"]
+    assert list(found.broken) == ["configs/models/a.yaml", "configs/models/b.yaml"]
+
+
+def test_neither_of_two_models_of_one_name_is_built(project: ProjectFolder) -> None:
+    project.model()
+    project.model(name="other")
+    project.write("configs/models/z.yaml", (project.root / "configs/models/net.yaml").read_bytes())
+    found = load(project)
+    assert list(found.models) == ["other"]
+    assert sorted(found.broken) == ["configs/models/net.yaml", "configs/models/z.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("project.yaml", "defautls: {}\n"),
+        ("engines.yaml", "ort: {backend: onnxruntime, precison: fp32}\n"),
+        ("engines.yaml", "[\n"),
+    ],
+)
+def test_errors_of_shared_files_leave_nothing_to_build(
+    project: ProjectFolder, file: str, text: str
+) -> None:
+    project.model()
+    project.write(f"configs/{file}", text)
+    with pytest.raises(ManifestErrors, match=f"configs/{file}"):
+        load(project)
+
+
+def test_a_wrong_default_leaves_out_every_manifest(project: ProjectFolder) -> None:
+    project.model()
+    project.settle()
+    load(project)  # into the cache
+    project.write("configs/project.yaml", "defaults: {exprot: {}}\n")
+    found = load(project)
+    assert (found.models, list(found.broken)) == ({}, ["configs/models/net.yaml"])
+
+
+def test_without_broken_manifests_nothing_is_left_out(project: ProjectFolder) -> None:
+    project.model()
+    assert load(project).broken == {}
