@@ -119,10 +119,10 @@ def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterat
     known = {each.name: each for each in layers}
     total = sum(times_ms.values())
     for name in sorted(times_ms, key=lambda name: -times_ms[name])[:_SLOWEST]:
-        layer = known.get(name, EngineLayer(name, "layer", None))
+        each = known.get(name, EngineLayer(name, "layer", None))
         yield {
-            "name": name, "kind": layer.kind, "precision": layer.dtype,
-            "time_ms": round(times_ms[name], 6), "nodes": list(layer.nodes[:_MOST_NODES]),
+            "name": name, "kind": each.kind, "precision": each.dtype,
+            "time_ms": round(times_ms[name], 6), "nodes": list(each.nodes[:_MOST_NODES]),
             "share": round(times_ms[name] / total, 4) if total else 0.0,
         }  # fmt: skip
 
