@@ -74,7 +74,7 @@ def _report_model(session: Session, model: str) -> StaleOutputs:
     except (BuildsysError, OSError) as error:
         problem = " ".join(str(error).split())
         try:
-            _, stale_since = _read_state(session, model)
+            _, stale_since = read_state(session, model)
         except (BuildsysError, OSError):
             return StaleOutputs(model, problem=problem)
         if target not in stale_since:
@@ -94,7 +94,7 @@ def _report_model(session: Session, model: str) -> StaleOutputs:
     return StaleOutputs(model, targets, started, report, problem)
 
 
-def _read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
+def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
     """Return problems, and the start of the run per stale output.
 
     Raises: StageError, OSError: the state cannot be read.
@@ -142,7 +142,7 @@ def _replace_report(session: Session, report: Action) -> tuple[Problems, dict[st
     states: list[tuple[Problems, dict[str, str]]] = []
 
     def write() -> tuple[Mapping[str, bytes], str]:
-        states.append(_read_state(session, report.model))
+        states.append(read_state(session, report.model))
         problems = states[0][0]
         failed = [target for target, problem in problems.items() if problem.failed]
         reason = "the last run stopped before writing the report"

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
@@ -185,6 +185,9 @@ class Reporter:
             elapsed_s = time.monotonic() - self._began
             unshown = {line.target for line in self._unshown}
             print_summary(self._out, self.session, lines, elapsed_s, stale, unshown)
+            self._write_pages(
+                {*(one.model for one in lines if one.has_ended), *(one.model for one in stale)}
+            )
         elif not broken and not self._problems:
             self._print_nothing_to_do(lines)
         for problem in self._problems:
@@ -192,6 +195,15 @@ class Reporter:
         if interrupted:
             self._out.write(NOTICE)
         self._out.flush()
+
+    def _write_pages(self, models: Collection[str]) -> None:
+        """Write the pages of models that this run has changed."""
+        from buildsys.cli.html_pages import update_pages
+
+        line = update_pages(
+            self.session, [one for one in self.session.project.models if one in models]
+        )
+        self._out.write(printable(f"{line}\n") if line else "")
 
     def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
         """Print the number of up-to-date targets, and those that cannot run here."""
@@ -263,6 +275,9 @@ class Reporter:
         estimate = Estimate(self.session, self._lines, self.session.jobs)
         self._estimate = estimate
         estimate.learn()
+        from buildsys.cli.html_pages import load_templates
+
+        load_templates()
 
     def _remaining(self) -> Remaining | None:
         return self._estimate.remaining() if self._estimate else None

@@ -125,10 +125,10 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
 def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart | None:
     """Draw the error of each output and case, with the limit, on a logarithmic axis.
 
-    An error of 0 is at the left end, one that is not finite at the right.
+    An error of 0 is at the left end, one that is not finite at the right. None without errors.
     """
     values = [value for row in rows for value in row.errors.values()]
-    if not values:
+    if not any(values):  # none, or all of them 0
         return None
     positive = [v for v in values if math.isfinite(v) and v > 0]
     ends = [*positive, *([limit] if limit else [])]
@@ -240,12 +240,12 @@ def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Char
         return height * (1 - up.at(value) / 100)
 
     def across(n: int) -> float:
-        return 2 + 96 * n / max(last, 1)
+        return 9 + 89 * n / max(last, 1)  # right of the labels
 
     parts = [_level(top(tick), f"{_number(tick)} {unit}") for tick in up.ticks()[:5]]
     for n, point in enumerate(points):
         if point.mark:
-            at = _n(across(n) - 48 / max(last, 1))
+            at = _n(across(n) - 44.5 / max(last, 1))
             parts.append(
                 f'<line class="mark" x1="{at}%" x2="{at}%" y1="0" y2="{height}">'
                 f"<title>{_text(point.mark, 400)}</title></line>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -206,6 +206,12 @@ def _problems(
     return [(*key, rows) for key, rows in ordered]
 
 
+def load_templates() -> None:
+    """Compile the templates, which takes longer than rendering them."""
+    for name in ("model.html", INDEX):
+        _environment().get_template(name)
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -289,22 +295,23 @@ def _names(report: Report) -> dict[tuple[str, str], str]:
 
 def _distributions(
     page: ModelPage, case: str, colors: Mapping[tuple[str, str], str]
-) -> Chart | None:
-    names, samples = _names(page.report), page.samples_ms or {}
-    return charts.distributions(
-        [
-            Distribution(
-                name=names[line.engine, line.contender],
-                kind=colors[line.engine, line.contender],
-                samples_ms=samples.get((line.engine, case, line.contender), ()),
-                p50_ms=line.p50_ms,
-                p99_ms=line.p99_ms,
-                interval_ms=line.p50_interval_ms,
+) -> list[tuple[str, Chart]]:
+    """Return one chart per engine with its contenders."""
+    samples, rows = page.samples_ms or {}, defaultdict[str, list[Distribution]](list)
+    for line in page.report.bench:
+        if line.case == case:
+            rows[line.engine].append(
+                Distribution(
+                    name=contender_name(line),
+                    kind=colors[line.engine, line.contender],
+                    samples_ms=samples.get((line.engine, case, line.contender), ()),
+                    p50_ms=line.p50_ms,
+                    p99_ms=line.p99_ms,
+                    interval_ms=line.p50_interval_ms,
+                )
             )
-            for line in page.report.bench
-            if line.case == case
-        ]
-    )
+    drawn = ((engine, charts.distributions(found)) for engine, found in rows.items())
+    return [(engine, chart) for engine, chart in drawn if chart is not None]
 
 
 def _contenders(report: Report) -> list[tuple[TimingLine, str, bool, str]]:

@@ -86,7 +86,8 @@ def test_errors_are_drawn_against_their_limit() -> None:
     assert chart is not None
     assert [row[2] for row in chart.rows] == ["0", "1.0e-06", "3.0e-04", "not finite"]
     assert charts.errors([], 1e-4, "relative error") is None
-    parsed(charts.errors([ErrorRow("y", {"opt": 0.0})], None, "relative error"))
+    assert charts.errors([ErrorRow("y", {"opt": 0.0})], 1e-4, "relative error") is None
+    parsed(charts.errors([ErrorRow("y", {"opt": 0.0, "max": NAN})], None, "relative error"))
 
 
 def test_lines_need_two_sizes() -> None:

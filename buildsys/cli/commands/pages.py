@@ -1,0 +1,29 @@
+"""doit pages: the HTML pages of models, written again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from buildsys.cli.command import Options, ProjectCommand, print_lines
+from buildsys.cli.session import Session
+from buildsys.plan.project_plan import model_of
+
+
+class Pages(ProjectCommand):
+    """Write HTML pages of models without building anything."""
+
+    doc_purpose = "write the HTML pages of models and their index, without building anything"
+    doc_usage = "[MODEL ...]"
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Write the pages and print the path of the index."""
+        from buildsys.cli.html_pages import write_pages
+
+        del options
+        session = Session.read_only(root)
+        chosen = {model_of(target) for target in session.select(names)}
+        index = write_pages(session, [name for name in session.project.models if name in chosen])
+        print_lines([f"pages: {os.path.relpath(index)}" if index else "no model has a page"])
+        return 0

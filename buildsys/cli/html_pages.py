@@ -1,0 +1,226 @@
+"""HTML pages of models and their index, written at the end of a run.
+
+They are no outputs of a target: they also show the history, failures and the states of targets,
+which change without any input of the report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildsys.cli.failure_report import read_state
+from buildsys.cli.session import Session
+from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
+from buildsys.history.database import History, history_file
+from buildsys.plan.action import Action
+from buildsys.report.assemble import assemble_after_failure
+from buildsys.report.html.changes import PastBuild
+from buildsys.report.html.pages import (
+    INDEX,
+    EngineHistory,
+    GraphPicture,
+    IndexRow,
+    ModelPage,
+    PipelineRow,
+    index_row,
+    load_templates,
+    page_name,
+    render_index,
+    render_model,
+)
+from buildsys.report.results.reader import read_report
+from buildsys.report.results.report import Report
+from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
+from buildsys.store.state_db import ReadOnlyStateDb
+from buildsys.system.file_locks import locked
+from buildsys.system.files import replace_file
+
+__all__ = ["load_templates", "update_pages", "write_pages"]
+
+if TYPE_CHECKING:
+    from buildsys.history.database import Build
+
+FOLDER = "report"  # in the build folder
+_ROWS = "index_rows.json"  # in the state folder: the index without reading all reports
+_MOST_BUILDS = 100
+_SHOWN_REASONS = 2
+_SHOWN_DIFFERENCES = 3
+_LARGEST_PICTURE = 40_000  # bytes inside a page
+
+
+def update_pages(session: Session, models: Iterable[str]) -> str:
+    """Write the pages of ``models``; return a line for the console.
+
+    A fault of a page fails no build.
+    """
+    try:
+        index = write_pages(session, models)
+    except Exception as error:  # the border: one line, with the traceback in a file
+        path = os.path.relpath(session.keep_traceback("pages", error))
+        summary = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"the pages cannot be written: {summary}; traceback: {path}"
+    return f"pages: {os.path.relpath(index)}" if index else ""
+
+
+def write_pages(session: Session, models: Iterable[str]) -> Path | None:
+    """Write the pages of ``models`` and the index; return the index, None without pages.
+
+    Raises: BuildsysError, OSError: a page cannot be written.
+    """
+    project, folder = session.project, session.project.build / FOLDER
+    ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
+    history = History.read_only(history_file(project.state))
+    new: dict[str, IndexRow] = {}
+    for model in models:
+        if "html" not in project.models[model].data["report"]["formats"]:
+            continue
+        page = _page(session, model, ledger, history)
+        replace_file(folder / page_name(model), render_model(page).encode())
+        new[model] = index_row(page)
+    with locked(project.state / f"{_ROWS}.lock"):
+        rows = {**_read_rows(project.state / _ROWS), **new}
+        known = [rows[model] for model in project.models if model in rows]
+        kept = [row for row in known if (folder / row.page).is_file()]
+        if not kept:
+            return None
+        for row in rows.values():
+            if row.model not in project.models:
+                (folder / row.page).unlink(missing_ok=True)
+        text = json.dumps({row.model: dataclasses.asdict(row) for row in kept})
+        replace_file(project.state / _ROWS, text.encode())
+        replace_file(folder / INDEX, render_index(kept, utc_now()).encode())
+    return folder / INDEX
+
+
+def _read_rows(path: Path) -> dict[str, IndexRow]:
+    """Return the rows of the last index; a damaged file counts as empty."""
+    try:
+        found = json.loads(path.read_bytes())
+        return {
+            str(model): IndexRow(
+                **{**row, "trend": tuple(row["trend"]), "tags": tuple(row["tags"])}
+            )
+            for model, row in found.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _page(session: Session, model: str, ledger: Ledger, history: History) -> ModelPage:
+    actions = session.actions.of(model)
+    build, folder = session.project.build, session.project.build / FOLDER
+    data = session.project.models[model].data
+
+    def link(path: Path) -> str:
+        return os.path.relpath(path, folder) if path.is_file() else ""
+
+    def rows(report: Report) -> Iterator[PipelineRow]:
+        for line in report.summary:
+            past = ledger.history(line.target, 1)
+            how = "from the cache" if past and past[0].status == RESTORED else ""
+            files = [link(build / model / name) if name else "" for name in (line.log, line.file)]
+            yield PipelineRow(line, how, *files)
+
+    report = _report(session, model, actions)
+    return ModelPage(
+        report=report,
+        generated=utc_now(),
+        pipeline=tuple(rows(report)),
+        samples_ms=_samples(actions, build),
+        history=tuple(_engine_history(history, model, one.name) for one in report.engines),
+        pictures=tuple(_pictures(actions[f"report:{model}"], build, folder)),
+        tags=tuple(map(str, data.get("tags") or ())),
+        owner=str(data.get("owner") or ""),
+    )
+
+
+def _report(session: Session, model: str, actions: Mapping[str, Action]) -> Report:
+    """Return the written report if it is up to date, else one from the state of all targets."""
+    target, build = f"report:{model}", session.project.build
+    own = actions[target]
+    finished = session.finished.get(target)
+    is_current = finished is not None and finished.status == PASSED
+    problems = {} if is_current else read_state(session, model)[0]
+    report = read_report(build / own.outputs["result"].path) if not problems else None
+    if report is not None:
+        return dataclasses.replace(report, model=model)
+    inputs = {
+        one.target: build / one.outputs["result"].path for one in actions.values() if one != own
+    }
+    notice = "Targets that are not up to date are shown without their figures" if problems else ""
+    return assemble_after_failure(model, own.options["manifest"], inputs, problems, notice)
+
+
+def _samples(
+    actions: Mapping[str, Action], build: Path
+) -> dict[tuple[str, str, str], Sequence[float]]:
+    """Return the raw samples of all benchmarks."""
+    found: dict[tuple[str, str, str], Sequence[float]] = {}
+    for action in actions.values():
+        if action.stage != "bench":
+            continue
+        try:
+            cases = json.loads((build / action.outputs["result"].path).read_bytes())["cases"]
+            for case, figures in cases.items():
+                for name, contender in figures["contenders"].items():
+                    samples = contender["samples_ms"]
+                    if all(isinstance(one, (int, float)) for one in samples):
+                        found[action.variant, case, name] = samples
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # no result, or a damaged one: the table has no distribution
+    return found
+
+
+def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPicture]:
+    for role, ref in report.outputs.items():
+        kind, _, name = role.partition(".")
+        path = build / ref.path
+        if kind == "picture" and path.is_file():
+            title = f"Picture of the {name} graph"
+            if path.stat().st_size > _LARGEST_PICTURE:
+                yield GraphPicture(title, link=os.path.relpath(path, folder))
+            else:
+                yield GraphPicture(title, svg=path.read_text(encoding="utf-8"))
+
+
+def _engine_history(history: History, model: str, engine: str) -> EngineHistory:
+    def builds(stage: str, limit: int) -> tuple[PastBuild, ...]:
+        target = f"{stage}:{model}:{engine}"
+        return tuple(_past_builds(history, history.builds(target=target, limit=limit)))
+
+    return EngineHistory(
+        engine, builds("engine", 4), builds("verify", 4), builds("bench", _MOST_BUILDS)
+    )
+
+
+def _past_builds(history: History, builds: Sequence[Build]) -> Iterator[PastBuild]:
+    for one, earlier in pairwise([*builds, None]):
+        assert one is not None
+        mark = ""
+        if earlier is not None and one.environment != earlier.environment:
+            mark = _differences(history.environment(earlier), history.environment(one))
+        yield PastBuild(
+            started=one.started,
+            status=one.status,
+            figures=one.figures,
+            commit=one.revision[:8] + ("+" if one.dirty else ""),
+            why=summarize_reasons(decode_reasons(one.why), _SHOWN_REASONS) if one.why else "",
+            mark=mark,
+        )
+
+
+def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Return the parts of the environment that differ, in a few words."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    shown = [
+        f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"
+        for name in sorted(names)[:_SHOWN_DIFFERENCES]
+    ]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more
