@@ -29,7 +29,6 @@ from buildsys.report.html.pages import (
     ModelPage,
     PipelineRow,
     index_row,
-    load_templates,
     page_name,
     render_index,
     render_model,
@@ -40,8 +39,6 @@ from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.system.file_locks import locked
 from buildsys.system.files import replace_file
-
-__all__ = ["load_templates", "update_pages", "write_pages"]
 
 if TYPE_CHECKING:
     from buildsys.history.database import Build

@@ -275,7 +275,8 @@ class Reporter:
         estimate = Estimate(self.session, self._lines, self.session.jobs)
         self._estimate = estimate
         estimate.learn()
-        from buildsys.cli.html_pages import load_templates
+        import_module("buildsys.cli.html_pages")
+        from buildsys.report.html.pages import load_templates
 
         load_templates()
 
