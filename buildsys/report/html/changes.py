@@ -64,7 +64,7 @@ def changes(
     yield from _size(engine, [one for one in built if one.status == PASSED])
     yield from _error(engine, [one for one in verified if one.status == PASSED])
     newest = max((*built[:1], *verified[:1], *timed[:1]), key=lambda one: one.started, default=None)
-    if newest is not None:
+    if newest is not None and max(map(len, (built, verified, timed))) > 1:
         if newest.why:
             yield Change("built because", newest.why, "")
         if newest.mark:

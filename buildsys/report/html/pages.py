@@ -413,12 +413,10 @@ def _trend(one: EngineHistory) -> Chart | None:
 
 def _changes(history: Iterable[EngineHistory], engine: str) -> list[Change]:
     """Return what the last builds changed, the recommended engine first."""
-    ordered = sorted(history, key=lambda one: one.engine != engine)
-    return [
-        change
-        for one in ordered
-        for change in changes(one.engine, one.built, one.verified, one.timed)
-    ]
+    found: dict[Change, None] = {}  # reasons are the same for several engines
+    for one in sorted(history, key=lambda one: one.engine != engine):
+        found |= dict.fromkeys(changes(one.engine, one.built, one.verified, one.timed))
+    return list(found)
 
 
 def _is_positive(value: float | None) -> bool:
