@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ def golden_input(
     seed: int,
     project: Path,
     extreme: int = 0,
+    half: bool = False,
 ) -> Tensor:
     """Return the golden values of one input in one case.
 
-    ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order.
+    ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order;
+    with ``half`` only in the second half of the input.
     Raises: StageError: the data does not fit the input's shape or dtype, or cannot be read.
     """
     if not data and _is_float(dtype):
@@ -61,7 +64,14 @@ def golden_input(
         return tensor_of(np.full(shape, value), dtype)
     key = int.from_bytes(hashlib.sha256(f"{name}/{case}".encode()).digest()[:16], "little")
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
-    return _random(data, name, shape, dtype, stream, extreme)
+    if not half:
+        return _random(data, name, shape, dtype, stream, extreme)
+    size = prod(shape)
+    parts = [
+        _random(data, name, (count,), dtype, stream, ends).array
+        for count, ends in ((size // 2, 0), (size - size // 2, extreme))
+    ]
+    return Tensor(np.concatenate(parts).reshape(shape), dtype)
 
 
 def _random(

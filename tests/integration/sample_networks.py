@@ -307,6 +307,14 @@ class Large(nn.Module):
         return x
 
 
+class Saturated(nn.Module):
+    """A branch on a size that is invisible in saturated outputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shift = 0.5 if x.shape[1] == 5001 else 0.0  # the special size
+        return torch.tanh(x * 50 + shift)
+
+
 class Logarithm(nn.Module):
     """Infinite at 0."""
 

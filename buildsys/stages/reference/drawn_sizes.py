@@ -13,10 +13,12 @@ from buildsys.stages.reference.size_conditions import Condition
 _SCANNED = 1024  # values of a range that a condition is evaluated for
 
 
-def draw_sizes(spans: Mapping[str, DimRange], known: Iterable[Dims], seed: int) -> Iterator[Dims]:
-    """Yield distinct sizes outside ``known``, most of them cheap, until the ranges are used up.
+def draw_sizes(
+    spans: Mapping[str, DimRange], known: Iterable[Dims], seed: int, *, smallest_first: bool = False
+) -> Iterator[Dims]:
+    """Yield distinct sizes outside ``known``, most of them cheap.
 
-    ``spans`` have ``min``, ``max`` and ``multiple_of``.
+    ``spans`` have ``min``, ``max`` and ``multiple_of``. The sizes end with the ranges.
     """
     seen = [dict(dims) for dims in known]
     key = int.from_bytes(hashlib.sha256(",".join(spans).encode()).digest()[:16], "little")
@@ -27,10 +29,11 @@ def draw_sizes(spans: Mapping[str, DimRange], known: Iterable[Dims], seed: int) 
         for name, span in spans.items():
             allowed = _allowed(span)
             # the cube makes half of all sizes fall into the lowest eighth of the range
-            position = int(len(allowed) * stream.random() ** 3)
+            position = 0 if smallest_first else int(len(allowed) * stream.random() ** 3)
             taken = {other[name] for other in seen}
             free = [n for n in allowed[position : position + 8] if n not in taken]
             dims[name] = free[0] if free else allowed[position]
+        smallest_first = False
         if dims in seen:
             misses += 1
             continue
@@ -42,7 +45,7 @@ def draw_sizes(spans: Mapping[str, DimRange], known: Iterable[Dims], seed: int) 
 def suggested_sizes(
     spans: Mapping[str, DimRange], known: Sequence[Dims], conditions: Iterable[Condition]
 ) -> Iterator[Dims]:
-    """Yield the smallest sizes for which a condition differs from all known sizes."""
+    """Yield the smallest sizes on the untested side of conditions."""
     wanted: dict[str, list[int]] = {}
     tested = list(conditions)
     for name, span in spans.items():

@@ -7,7 +7,7 @@ largest golden value, would pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -29,14 +29,16 @@ class FurtherCase:
 
     name: str
     dims: Dims
-    values: Mapping[str, Any]  # of golden_input: case, seed, extreme
+    values: Mapping[str, Any]  # of golden_input: case, seed, extreme, half
+    apart: tuple[FurtherCase, ...] = ()  # instead of this case if it cannot be compared
 
 
 def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
     """Yield the planned cases: drawn sizes, sizes suggested by ``module``, other values.
 
-    Large ones are left out: drawn sizes after the first beyond a quarter of the shape cases, and
-    second values, as the first have both tails.
+    Large inputs have few: the smallest new size with extreme values in one half, so that one run
+    of the network shows both, and other drawn sizes only up to a quarter of the shape cases. The
+    ordinary half shows errors that saturated outputs hide.
     """
     options, seed = job.options.get("further"), job.options["source"]["seed"]
     if options is None:
@@ -47,10 +49,12 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
         return sum(prod(concrete_shape(shape, dims)) for shape in shapes)
 
     known, spans = list(job.options["cases"].values()), options["spans"]
+    is_large = elements(options["dims"]) > _LARGE
     sizes: list[Dims] = []
     if options["sizes"]:
         budget = sum(map(elements, known)) * _DRAWN_SHARE
-        for dims in sorted(islice(draw_sizes(spans, known, seed), options["drawn"]), key=elements):
+        drawn = draw_sizes(spans, known, seed, smallest_first=is_large)
+        for dims in sorted(islice(drawn, options["drawn"]), key=elements):
             budget -= elements(dims)
             if budget >= 0 or not sizes or elements(dims) <= _LARGE:
                 sizes.append(dims)
@@ -59,9 +63,10 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
 
             conditions = size_conditions(module, job.project)
             sizes += suggested_sizes(spans, [*known, *sizes], conditions)
-    for name, dims in zip(options["sizes"], sizes, strict=False):
-        yield FurtherCase(name, dims, {"case": name, "seed": seed})
-    is_large = elements(options["dims"]) > _LARGE
+    cases = [
+        FurtherCase(name, dims, {"case": name, "seed": seed})
+        for name, dims in zip(options["sizes"], sizes, strict=False)
+    ]
     for name in options["values"]:
         kind, _, number = name.partition("-")
         if is_large and (number == "2" or (kind == "seed" and sizes)):
@@ -69,4 +74,9 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
         values = {"case": "min", "seed": seed + int(number)}  # callables know the case
         if kind == "extremes":
             values |= {"extreme": 1 if number == "1" else -1, "seed": seed}
-        yield FurtherCase(name, options["dims"], values)
+        cases.append(FurtherCase(name, options["dims"], values))
+    if is_large and sizes and "extreme" in cases[-1].values:
+        size, *others, extremes = cases
+        values = {**size.values, "extreme": 1, "half": True}
+        cases = [replace(extremes, dims=size.dims, values=values, apart=(size, extremes)), *others]
+    yield from cases

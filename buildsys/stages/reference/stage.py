@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +36,7 @@ class Original(NamedTuple):
 
 
 def run(job: Job) -> StageResult:
-    """Write one file ``case.NAME`` per shape case, and of the further cases that can be compared.
+    """Write one file ``case.NAME`` per shape case and comparable further case.
 
     Raises: StageError: the model cannot be built or called, or its outputs are not as declared or
     not finite.
@@ -54,7 +55,9 @@ def run(job: Job) -> StageResult:
             )
         cases[case] = _save_case(job, case, dims, Case(inputs, outputs, original.float_type))
     warnings = []
-    for further in further_cases(job, original.module):
+    pending = deque(further_cases(job, original.module))
+    while pending:
+        further = pending.popleft()
         job.progress(f"case {further.name}")
         try:
             inputs = golden_inputs(job, further.dims, further.values)
@@ -62,7 +65,9 @@ def run(job: Job) -> StageResult:
             problem = not_finite(outputs)
         except StageError as error:  # the original refuses what the manifest allows
             problem = error.problem
-        if problem:
+        if problem and further.apart:
+            pending.extend(further.apart)
+        elif problem:
             shown = format_case(further.name, further.dims)
             warnings.append(f"case {shown} is not compared: {problem}")
         else:
@@ -72,7 +77,7 @@ def run(job: Job) -> StageResult:
 
 
 def golden_inputs(job: Job, dims: Dims, values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return all golden inputs; ``values`` has their case, seed and extremes."""
+    """Return all golden inputs; ``values`` are further arguments of ``golden_input``."""
     return {
         name: golden_input(
             name,
@@ -176,7 +181,7 @@ def _onnx_model(job: Job) -> Original:
 
 
 def not_finite(outputs: Tensors) -> str:
-    """Return the first output with NaN or infinite values in words; "" without one."""
+    """Return the first output with NaN or infinite values in words, or ""."""
     for name, tensor in outputs.items():
         if count := tensor.non_finite():
             return f"output {name} has {count} of {tensor.array.size} values NaN or infinite"

@@ -76,7 +76,7 @@ def run(job: Job) -> StageResult:
             try:
                 found = check_outputs(job, graph, opened, {case: tensors}, noise=noise)
             except StageError as error:
-                hint = _hint(job, case)
+                hint = _hint(job, case, sizes)
                 raise type(error)(f"case {shown}: {error.problem}", hint) from error
             failed = [check for check in found if not check.comparison.passed]
             if failed and is_unstable(job, opened, noise, tensors, failed):
@@ -107,9 +107,9 @@ def run(job: Job) -> StageResult:
         reason = first.sentence() + (f"; {note}" if note else "") + and_more(failed)
         hint = _STABLE if note else ""
         if first.case in further:
-            shown = format_dims(dims[first.case])
-            reason += f"; {first.case} has {shown}" if shown else ""
-            hint = hint or _hint(job, first.case)
+            sizes = dims[first.case]
+            reason += f"; {first.case} has {format_dims(sizes)}" if sizes else ""
+            hint = hint or _hint(job, first.case, sizes)
         return StageResult("failed", reason, hint, figures)
     for graph in GRAPHS:
         cases: dict[str, dict[str, Comparison]] = {}
@@ -148,9 +148,10 @@ def _limited(job: Job) -> list[str]:
     return []
 
 
-def _hint(job: Job, case: str) -> str:
-    hint = _OTHER_SIZES if case.startswith("drawn") else _OTHER_VALUES
-    return hint.format(model=job.model)
+def _hint(job: Job, case: str, sizes: Dims) -> str:
+    hints = [_OTHER_SIZES] if sizes not in job.options["cases"].values() else []
+    hints += [] if case.startswith("drawn") else [_OTHER_VALUES]
+    return "; or ".join(hints).format(model=job.model)
 
 
 def _sizes(case: Case, shapes: Mapping[str, Sequence[int | str]]) -> Dims:

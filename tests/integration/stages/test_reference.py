@@ -322,6 +322,7 @@ def test_a_ready_file_that_onnx_runtime_refuses(tmp_path: Path) -> None:
 # --- further cases ---
 
 LENGTH: dict[str, Any] = {"x": {"shape": [2, "length"]}}
+WIDE: dict[str, Any] = {"x": {"shape": ["batch", 5000]}}
 LONG = {"length": {"min": 2, "opt": 8, "max": 64}}
 
 
@@ -396,6 +397,36 @@ def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Pa
     assert any(
         "(length " in line and "forward of Halved failed" in line for line in refused["warnings"]
     )
+
+
+def test_one_run_of_a_large_input_has_a_new_size_and_extremes(tmp_path: Path) -> None:
+    figures = run(tmp_path, "Branches", inputs=WIDE).figures
+    assert set(figures["cases"]) == {"min", "opt", "max", "odd", "extremes-1"}
+    assert figures["cases"]["extremes-1"]["dims"] == {"batch": 2}
+    ordinary, extreme = case_of(tmp_path, "extremes-1").inputs["x"].array
+    assert ordinary.std() == pytest.approx(1, rel=0.1)
+    assert extreme.std() == pytest.approx(4, rel=0.1)
+    golden = case_of(tmp_path, "min").inputs["x"].array
+    assert not np.array_equal(ordinary, golden[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "dims", "compared", "left_out"),
+    [
+        ("Logarithm", {"random": "uniform"}, {}, "drawn-1", "extremes-1 (batch 1)"),
+        ("Halved", None, {"length": {"min": 5000, "opt": 5008, "max": 5064, "odd": 5004}},
+         "extremes-1", "drawn-1 (length 5001)"),
+    ],
+)  # fmt: skip
+def test_size_and_extremes_are_compared_apart_if_the_network_refuses_one(
+    tmp_path: Path, name: str, data: Any, dims: Any, compared: str, left_out: str
+) -> None:
+    shape = [2, "length"] if dims else ["batch", 5000]
+    sections = {"inputs": {"x": {"shape": shape, "data": data}}, **({"dims": dims} if dims else {})}
+    figures = run(tmp_path, name, **sections).figures
+    assert set(figures["cases"]) == {"min", "opt", "max", "odd", compared}
+    (warning,) = figures["warnings"]
+    assert warning.startswith(f"case {left_out} is not compared: ")
 
 
 def test_files_and_constants_have_no_other_values(tmp_path: Path) -> None:
