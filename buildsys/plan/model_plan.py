@@ -17,7 +17,14 @@ from buildsys.plan.engine_typing import (
     unknown_version,
     with_typing,
 )
-from buildsys.plan.graph_points import Graph, Spec, further_cases, graph_points, profile_values
+from buildsys.plan.graph_points import (
+    Graph,
+    Spec,
+    changes_golden,
+    further_cases,
+    graph_points,
+    profile_values,
+)
 
 DataEntry = Mapping[str, Any]  # source of input values
 ONNXRUNTIME = "onnxruntime"
@@ -39,11 +46,14 @@ class ModelPlan:
         self.is_onnx = "onnx" in source
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         self.further = further_cases(spec, self.exported)
-        if self.unsimplified.golden_folder != self.exported.golden_folder and self.further:
-            # surgery computes golden tensors for the shape cases only
-            self.further = {**self.further, "sizes": [], "values": []}
+        self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
         self.operators = CustomOperators(spec)
-        self.assembled = f"{self.name}/simplify/assembled.json"  # outputs made of unlike parts
+        # outputs made of unlike parts, before and after the steps on the simplified graph
+        self.assembled = self.final_assembled = FileRef(f"{self.name}/simplify/assembled.json")
+        self.final_assembled_target = f"simplify:{self.name}"
+        if changes_golden(self.final.steps):
+            self.final_assembled = FileRef(f"{self.final.graph.folder}/assembled.json")
+            self.final_assembled_target = self.final.graph.target
         data = {name: tensor["data"] for name, tensor in spec["inputs"].items()}
         # options to create and call the network; for PyTorch with the example
         self.network_options: dict[str, Any] = {

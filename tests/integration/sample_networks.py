@@ -315,6 +315,16 @@ class Saturated(nn.Module):
         return torch.tanh(x * 50 + shift)
 
 
+def unchanged(model: Any) -> Any:
+    """Return the graph as it is, for a hook."""
+    return model
+
+
+def previous_outputs(_inputs: Any, outputs: Any) -> Any:
+    """Return the golden outputs before a step, for a reference."""
+    return outputs
+
+
 class Logarithm(nn.Module):
     """Infinite at 0."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.onnx_graphs.tensors import Case, load_case, save_case
+from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_case, tensor_of
 from buildsys.plan.project_plan import plan_model
 from buildsys.stages.surgery import stage as surgery
 from buildsys.workers.job import Job, StageResult
@@ -80,6 +81,14 @@ class Surgery:
                 for name, tensor in options["inputs"].items()
             }
             save_case(build / f"m/reference/{case}.npz", inputs, graph.run(inputs))
+
+    def add_further_case(self, name: str, batch: int, **outputs: Tensor) -> None:
+        """Add a golden case for validate, with ``outputs`` instead of the graph's."""
+        x = tensor_of(np.random.default_rng(1).standard_normal((batch, 3, 8, 8)), "float32")
+        found = OrtGraph(self.job.inputs["model"]).run({"x": x})
+        path = self.folder / f"build/m/reference/{name}.npz"
+        save_case(path, {"x": x}, {**found, **outputs})
+        self.job = replace(self.job, inputs={**self.job.inputs, f"case.{name}": path})
 
     def run(self) -> StageResult:
         return surgery.run(self.job)

@@ -14,7 +14,6 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
     name = model.name
     cases = model.exported.cases(model.exported.values)
     data = model.network_options["data"].values()
-    further = [*model.further.get("sizes", ()), *model.further.get("values", ())]
     operators = NO_OPERATORS
     if model.is_onnx:
         operators = model.operators.use()
@@ -26,13 +25,13 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         options={
             **model.network_options,
             "cases": cases,
-            **({"further": model.further} if further else {}),
+            **({"further": model.further} if model.further else {}),
             **operators.options,
         },
         inputs=operators.inputs,
         outputs={
             **model.exported.golden(cases),
-            **model.exported.golden(further, optional=True),
+            **model.exported.golden(model.further_names, optional=True),
             "result": FileRef(f"{name}/reference/reference.json"),
         },
         sources=tuple(dict.fromkeys((*model.network_sources, *data_files(data)))),

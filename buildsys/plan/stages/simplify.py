@@ -32,7 +32,7 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
         inputs={**point.graph.files(), **operators.inputs},
         outputs={
             **model.final.source.files(),
-            "assembled": FileRef(model.assembled),
+            "assembled": model.assembled,
             "result": FileRef(f"{name}/simplify/graph.json"),
         },
         after=(point.graph.target, *operators.after),

@@ -47,13 +47,19 @@ def plan_surgery(model: ModelPlan, when: str) -> Iterator[Action]:
     graphsurgeon = any(step.get("graph") == "graphsurgeon" for step in steps)
     operators, folder = model.operators.use(), point.graph.folder
     read = before.golden(dict.fromkeys(case["golden"] for case in cases.values()))
+    written = point.golden(cases) if golden_changes else {}
+    if golden_changes and model.further:
+        read |= before.golden(model.further_names, optional=True)
+        written |= point.golden(model.further_names, optional=True)
+    if golden_changes and not after_export:
+        read["assembled"], written["assembled"] = model.assembled, model.final_assembled
     yield Action(
         **model.fields("surgery", when),
         options={**options, **operators.options},
         inputs={**point.source.files(), **read, **operators.inputs},
         outputs={
             **point.graph.files(),
-            **(point.golden(cases) if golden_changes else {}),
+            **written,
             "result": FileRef(f"{folder}/surgery.json"),
         },
         sources=tuple(dict.fromkeys(files)),

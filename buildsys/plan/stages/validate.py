@@ -14,7 +14,7 @@ _TOLERANCE = ("rtol", "cosine", "atol", "top1")
 def plan_validate(model: ModelPlan) -> Iterator[Action]:
     """Plan the check of the exported and the simplified graph."""
     name, section = model.name, model.spec["validate"]
-    first, final = model.unsimplified, model.final
+    network, first, final = model.exported, model.unsimplified, model.final
     options: dict[str, Any] = {
         "tolerance": {field: section[field] for field in _TOLERANCE},
         **first.compare,
@@ -27,12 +27,22 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         if final.policies:
             options["compare_simplified"] = dict(final.policies)
         golden |= final.golden(options["simplified_cases"], prefix="simplified.")
+        golden["assembled_simplified"] = model.final_assembled
         after.append(final.golden_target)
     if model.further:
-        further = [*model.further["sizes"], *model.further["values"]]
-        shapes = {tensor: signature["shape"] for tensor, signature in first.inputs.items()}
-        options["further"] = {"cases": further, "shapes": shapes}
-        golden |= first.golden(further, optional=True)
+        shapes = {tensor: signature["shape"] for tensor, signature in network.inputs.items()}
+        options["further"] = {"cases": model.further_names, "shapes": shapes}
+        golden |= first.golden(model.further_names, optional=True)
+        if final.golden_folder != first.golden_folder:
+            golden |= final.golden(model.further_names, "simplified.", optional=True)
+        if first.golden_folder != network.golden_folder:
+            # for the cases that surgery cannot carry
+            golden |= network.golden(model.further_names, "unmodified.", optional=True)
+            files = network.graph.files().items()
+            golden |= {f"unmodified.{role}": file for role, file in files}
+            after += [network.graph.target, network.golden_target]
+            if network.policies:
+                options["compare_unmodified"] = dict(network.policies)
     operators = model.operators.use()
     yield Action(
         **model.fields("validate"),
@@ -40,7 +50,7 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         inputs={
             **{f"exported.{role}": file for role, file in first.graph.files().items()},
             **{f"simplified.{role}": file for role, file in final.graph.files().items()},
-            "assembled": FileRef(model.assembled),
+            "assembled": model.assembled,
             **golden,
             **operators.inputs,
         },

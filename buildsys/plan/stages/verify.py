@@ -11,6 +11,9 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
     name, final, operators = model.name, model.final, engine.loaded_operators
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
+    upstream = (
+        f"engine:{name}:{engine.name}", final.golden_target, model.final_assembled_target,
+    )  # fmt: skip
     return Action(
         **model.fields("verify", engine.name),
         options={
@@ -22,13 +25,13 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
         },
         inputs={
             **engine.files,
-            "assembled": FileRef(model.assembled),
+            "assembled": model.final_assembled,
             **final.golden(engine.cases),
             **operators.inputs,
         },
         outputs={"result": FileRef(f"{name}/verify/{engine.name}.json")},
         sources=operators.sources,
-        after=(f"engine:{name}:{engine.name}", final.golden_target, f"simplify:{name}"),
+        after=tuple(dict.fromkeys(upstream)),
         code=("buildsys.stages.verify.stage", engine.backend_code),
         tools=tuple(dict.fromkeys(tools)),
         toolchain=engine.toolchain,

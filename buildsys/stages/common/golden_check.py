@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.manifest.default_limits import effective_limits
-from buildsys.onnx_graphs.output_policies import compare_outputs, load_assembled
+from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
 from buildsys.report.results.header import CheckFailure, ComparedCases
@@ -40,22 +40,34 @@ class OutputCheck:
         return {**place, **self.comparison.failure()}
 
 
+class OutputRules(NamedTuple):
+    """The policies of a graph's outputs, and those made of unlike parts."""
+
+    policies: Mapping[str, Policy]
+    assembled: Collection[str]
+
+
+def output_rules(job: Job, suffix: str = "") -> OutputRules:
+    """Return the rules of a job's graph, e.g. with the suffix ``_simplified``."""
+    assembled = load_assembled(job.inputs.get(f"assembled{suffix}"))
+    return OutputRules(job.options.get(f"compare{suffix}", {}), assembled)
+
+
 def check_outputs(
     job: Job,
     name: str,
     graph: OrtGraph,
     golden: Mapping[str, Case],
-    compare: str = "compare",
     noise: RoundingNoise | None = None,
+    rules: OutputRules | None = None,
 ) -> list[OutputCheck]:
     """Run a graph in every case; an unmatched output fails.
 
-    ``compare`` is the job's option with the policies. ``noise`` of the graph excuses errors, unless
-    the manifest sets the limit.
+    ``noise`` of the graph excuses errors, unless the manifest sets the limit. ``rules`` are by
+    default the job's.
     Raises: StageError: the graph cannot run.
     """
-    limits, policies = golden_limits(job, golden), job.options.get(compare, {})
-    assembled = load_assembled(job.inputs.get("assembled"))
+    limits, (policies, assembled) = golden_limits(job, golden), rules or output_rules(job)
     feeds = {case: tensors.inputs for case, tensors in golden.items()}
     checks = []
     for case, tensors in golden.items():

@@ -11,9 +11,14 @@ import numpy as np
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.output_policies import compare_outputs, load_assembled
+from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.stages.common.golden_check import OutputCheck, golden_limits
+from buildsys.stages.common.golden_check import (
+    OutputCheck,
+    OutputRules,
+    golden_limits,
+    output_rules,
+)
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.workers.job import Job
 
@@ -23,15 +28,19 @@ _EXPLAINED = 16.0  # the last bits of one draw hit other elements than rounding
 
 
 def is_unstable(
-    job: Job, graph: OrtGraph, noise: RoundingNoise, case: Case, failed: Sequence[OutputCheck]
+    job: Job,
+    graph: OrtGraph,
+    noise: RoundingNoise,
+    case: Case,
+    failed: Sequence[OutputCheck],
+    rules: OutputRules | None = None,
 ) -> bool:
     """Return True if the last bits move every failed output beyond its limits.
 
     The change must be comparable to the difference: a wrong branch is no matter of rounding.
     """
     unexplained = {check.output: check.comparison.relative for check in failed}
-    limits, policies = golden_limits(job, {"": case}), job.options.get("compare", {})
-    assembled = load_assembled(job.inputs.get("assembled"))
+    limits, (policies, assembled) = golden_limits(job, {"": case}), rules or output_rules(job)
     try:
         own = graph.run(case.inputs)
         for draw in range(_DRAWS):

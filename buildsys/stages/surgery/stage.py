@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import check_file, copy_model, file_facts, load_model, ports
+from buildsys.onnx_graphs.output_policies import load_assembled
 from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensors import load_case, save_case
 from buildsys.report.results.surgery import SurgeryResult
@@ -34,7 +37,13 @@ def run(job: Job) -> StageResult:
         }
         feeds = {case: tensors.inputs for case, tensors in golden.items()}
         computed = run_cases(job, source, feeds)
-        state = GraphState(source, job.options["inputs"], golden, computed)
+        known = {f"case.{origin['golden']}" for origin in job.options["cases"].values()}
+        further = {
+            role.removeprefix("case."): load_case(path)
+            for role, path in job.inputs.items()
+            if role.startswith("case.") and role not in known
+        }
+        state = GraphState(source, job.options["inputs"], golden, computed, further)
         before = file_facts(load_model(state.path, external_data=False), state.path)
         results: list[StepResult] = []
         for number, step in enumerate(job.options["steps"], start=1):
@@ -56,10 +65,19 @@ def run(job: Job) -> StageResult:
         if f"case.{case}" in job.outputs:
             float_type = golden[case].float_type  # steps do not keep it
             save_case(job.outputs[f"case.{case}"], tensors.inputs, tensors.outputs, float_type)
+    for case, tensors in state.further.items():
+        path = job.outputs[f"case.{case}"]
+        save_case(path, tensors.inputs, tensors.outputs, tensors.float_type)
     figures = _figures(before, results)
     model = load_model(target, external_data=False)
     figures["after"] = file_facts(model, target)
     figures["inputs"], figures["outputs"] = ports(model)
+    if "assembled" in job.outputs:
+        names = load_assembled(job.inputs["assembled"])
+        for step in job.options["steps"]:
+            names = [(step.get("rename") or {}).get(name, name) for name in names]
+        found = {*names, *assembled_outputs(model)} & {port["name"] for port in figures["outputs"]}
+        job.outputs["assembled"].write_text(json.dumps({"outputs": sorted(found)}))
     return StageResult(figures=figures)
 
 

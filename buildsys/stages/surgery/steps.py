@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensors import Case
 from buildsys.report.results.header import CheckFailure
 from buildsys.report.results.surgery import SurgeryStep
 from buildsys.stages.common.equivalence import (
@@ -139,7 +140,7 @@ def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResul
             for case, name, comparison in differences
         ],
     )
-    new_state = GraphState(path, inputs, cases.golden, actual)
+    new_state = GraphState(path, inputs, cases.golden, actual, _carried(job, step, state, after))
     return StepResult(figures, new_state, cases.expected, differences, cases.warnings, hint)
 
 
@@ -156,6 +157,28 @@ def _step_cases(job: Job, step: Step, state: GraphState, after: ModelProto) -> S
     if kind == "rename":
         return golden_cases.renamed_cases(state, step)
     return StepCases(state.golden, state.computed)
+
+
+def _carried(job: Job, step: Step, state: GraphState, after: ModelProto) -> dict[str, Case]:
+    """Return the further cases after a step.
+
+    Those with unknown outputs are left out; ``validate`` compares them in the graph before surgery.
+    """
+    if "free_dims" in step or step.get("reference") is not None:
+        return {}
+    found = {}
+    for name, case in state.further.items():
+        alone = replace(state, golden={name: case}, computed={name: case.outputs})
+        with suppress(StageError):
+            if kind_of(step) in ("cast", "cut"):  # the graph may have to compute outputs
+                computed = run_cases(job, state.path, {name: case.inputs})
+                alone = replace(alone, computed=computed)
+            if "cut" in step:
+                cases = golden_cases.cut_cases(job, alone, step)
+            else:
+                cases = _step_cases(job, step, alone, after)
+            found[name] = replace(cases.golden[name], float_type=case.float_type)
+    return found
 
 
 def _check_interface(step: Step, before: dict[str, Any], after: dict[str, Any]) -> None:

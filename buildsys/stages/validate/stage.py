@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, format_case, format_dims
+from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
+from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case
@@ -14,6 +17,7 @@ from buildsys.stages.common.golden_check import (
     and_more,
     check_outputs,
     golden_limits,
+    output_rules,
     summarize_checks,
 )
 from buildsys.stages.common.rounding_noise import RoundingNoise
@@ -23,6 +27,7 @@ from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult
 
 GRAPHS = ("exported", "simplified")
+_UNMODIFIED = "unmodified"  # the exported graph before surgery
 _STABLE = (
     "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
     " scores: trained weights, or those of a python source, with or without randomize: true"
@@ -35,6 +40,14 @@ _OTHER_VALUES = (
     "a branch depends on the values, or a range is too narrow; the warnings of export:{model} name"
     " the lines: use torch.where instead of if, or limit the values by inputs.NAME.data"
 )
+
+
+class _FurtherCase(NamedTuple):
+    """A case with its graph."""
+
+    graph: str
+    tensors: Case
+    sizes: Dims
 
 
 def run(job: Job) -> StageResult:
@@ -60,33 +73,40 @@ def run(job: Job) -> StageResult:
             case: load_case(job.inputs[f"simplified.case.{case}"])
             for case in job.options["simplified_cases"]
         }
-    # one graph is enough: simplify compares both of them
-    further, graph_of_further = _further_cases(job), "exported" if is_changed else "simplified"
-    dims = {**job.options["cases"], **{case: sizes for case, (_, sizes) in further.items()}}
-    warnings, checks = _limited(job), {}
-    for graph in GRAPHS:
+    further = _further_cases(job)
+    if any(found.graph == _UNMODIFIED for found in further.values()):
+        golden = {_UNMODIFIED: {}, **golden}
+    dims = {**job.options["cases"], **{case: found.sizes for case, found in further.items()}}
+    warnings, checks = _limited(further), {}
+    for graph in golden:
         job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
         path = job.inputs[f"{graph}.model"]
-        opened, noise = open_graph(job, path), RoundingNoise(job, path)
-        compare = "compare_simplified" if graph == "simplified" and is_changed else "compare"
-        checks[graph] = check_outputs(job, graph, opened, golden[graph], compare, noise)
-        for case, (tensors, sizes) in further.items() if graph == graph_of_further else ():
+        opened, noise, rules = open_graph(job, path), RoundingNoise(job, path), output_rules(job)
+        if graph == _UNMODIFIED:
+            assembled = assembled_outputs(load_model(path, external_data=False))
+            rules = output_rules(job, "_unmodified")._replace(assembled=assembled)
+        elif graph == "simplified" and is_changed:
+            rules = output_rules(job, "_simplified")
+        checks[graph] = check_outputs(job, graph, opened, golden[graph], noise, rules)
+        for case, (in_graph, tensors, sizes) in further.items():
+            if in_graph != graph:
+                continue
             job.progress(f"case {case}")
             shown = format_case(case, sizes)
             try:
-                found = check_outputs(job, graph, opened, {case: tensors}, noise=noise)
+                found = check_outputs(job, graph, opened, {case: tensors}, noise, rules)
             except StageError as error:
                 hint = _hint(job, case, sizes)
                 raise type(error)(f"case {shown}: {error.problem}", hint) from error
             failed = [check for check in found if not check.comparison.passed]
-            if failed and is_unstable(job, opened, noise, tensors, failed):
+            if failed and is_unstable(job, opened, noise, tensors, failed, rules):
                 warnings.append(f"case {shown} is not compared: {UNSTABLE}")
                 continue
             golden[graph] = {**golden[graph], case: tensors}
             checks[graph] += found
-    summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in GRAPHS}
+    summaries = {graph: summarize_checks(job, checks[graph], golden[graph]) for graph in golden}
     failed = [check for found, _ in summaries.values() for check in found]
-    every = [check for graph in GRAPHS for check in checks[graph]]
+    every = [check for graph in golden for check in checks[graph]]
     worst = max(every, key=lambda check: check.comparison.relative, default=None)
     figures: ValidateResult = {
         "graphs": {graph: numbers["cases"] for graph, (_, numbers) in summaries.items()},
@@ -123,29 +143,39 @@ def run(job: Job) -> StageResult:
     return StageResult(figures=figures)
 
 
-def _further_cases(job: Job) -> dict[str, tuple[Case, Dims]]:
-    """Return the further cases with golden outputs, and their sizes."""
-    further = job.options.get("further", {"cases": ()})
-    found = {}
+def _further_cases(job: Job) -> dict[str, _FurtherCase]:
+    """Return the further cases with golden outputs, each for the last graph that has them.
+
+    One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
+    """
+    places = [("simplified.", "simplified"), ("", "exported"), ("unmodified.", _UNMODIFIED)]
+    if "simplified_cases" not in job.options:
+        places = [("", "simplified"), ("unmodified.", _UNMODIFIED)]
+    further, found = job.options.get("further", {"cases": ()}), {}
     for name in further["cases"]:
-        if f"case.{name}" in job.inputs:
-            case = load_case(job.inputs[f"case.{name}"])
-            found[name] = case, _sizes(case, further["shapes"])
+        files = [
+            (graph, path)
+            for prefix, graph in places
+            if (path := job.inputs.get(f"{prefix}case.{name}"))
+        ]
+        if files:
+            (graph, path), (_, original) = files[0], files[-1]
+            case, sizes = load_case(path), _sizes(load_case(original), further["shapes"])
+            found[name] = _FurtherCase(graph, case, sizes)
     return found
 
 
-def _limited(job: Job) -> list[str]:
-    """Return the warning that surgery leaves something out of the further cases."""
-    if "further" not in job.options:
-        return []
-    if not job.options["further"]["cases"]:
-        return ["surgery changes the inputs or outputs, so only the shape cases are compared"]
-    if "simplified_cases" in job.options:
-        return [
-            "surgery changes the inputs or outputs of the simplified graph, so drawn sizes and"
-            " other values are compared in the exported graph only"
-        ]
-    return []
+def _limited(further: Mapping[str, _FurtherCase]) -> list[str]:
+    """Return warnings for cases of earlier graphs than the simplified one."""
+    graphs: dict[str, list[str]] = {}
+    for case, found in further.items():
+        graphs.setdefault(found.graph, []).append(case)
+    return [
+        f"golden outputs after surgery are unknown for {', '.join(cases)}:"
+        f" compared in the {graph} graph only"
+        for graph, cases in graphs.items()
+        if graph != "simplified"
+    ]
 
 
 def _hint(job: Job, case: str, sizes: Dims) -> str:

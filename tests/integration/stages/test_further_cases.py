@@ -24,6 +24,7 @@ from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import is_unstable
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
+from buildsys.stages.surgery import stage as surgery
 from buildsys.stages.validate import stage as validate
 from buildsys.stages.validate import stress
 from buildsys.workers.job import Job
@@ -33,19 +34,23 @@ LONG = {"batch": {"min": 1, "opt": 2, "max": 4}, "length": {"min": 2, "opt": 8, 
 
 
 def validate_job(folder: Path, name: str, **sections: Any) -> Job:
-    """Return the job of validate after export and reference; the graph is not simplified."""
+    """Return the job of validate after the stages before it; the graph is not simplified."""
     source = {"python": f"{NETWORKS}:{name}", "kwargs": sections.pop("kwargs", {})}
     resolved = manifest(**{"source": source, "inputs": LENGTH, "dims": LONG, **sections})
-    for stage in (export, reference):
-        name = stage.__name__.split(".")[-2]
-        assert stage.run(stage_job(name, resolved, folder)).status == "passed"
-    action = next(action for action in plan_model(resolved) if action.stage == "validate")
-    paths = {
-        role: folder / ref.path.replace("/simplify/", "/export/")
-        for role, ref in action.inputs.items()
-    }
-    job = stage_job("validate", resolved, folder)
-    return replace(job, inputs={role: path for role, path in paths.items() if path.exists()})
+    simplified = "/surgery/after_export/" if "surgery" in sections else "/export/"
+
+    def job_of(stage: str) -> Job:
+        action = next(action for action in plan_model(resolved) if action.stage == stage)
+        paths = {
+            role: folder / ref.path.replace("/simplify/", simplified)
+            for role, ref in action.inputs.items()
+        }
+        job = stage_job(stage, resolved, folder)
+        return replace(job, inputs={role: path for role, path in paths.items() if path.exists()})
+
+    for stage in (export, reference, *((surgery,) if "surgery" in sections else ())):
+        assert stage.run(job_of(stage.__name__.split(".")[-2])).status == "passed"
+    return job_of("validate")
 
 
 @pytest.mark.parametrize(("kwargs", "size"), [({"special": 57}, 57), ({"period": 23}, 23)])
@@ -113,12 +118,33 @@ def test_a_right_graph_passes_in_all_cases_with_their_sizes(tmp_path: Path) -> N
     assert set(result.figures["dims"]["drawn-1"]) == {"batch", "length"}
 
 
-def test_surgery_that_changes_golden_tensors_leaves_only_the_shape_cases() -> None:
-    source = {"python": f"{NETWORKS}:Branches"}
-    resolved = manifest(source=source, surgery=[{"rename": {"x": "image"}}])
-    actions = {action.stage: action for action in plan_model(resolved)}
-    assert "further" not in actions["reference"].options
-    assert actions["validate"].options["further"]["cases"] == []
+@pytest.mark.parametrize(
+    ("step", "graph"),
+    [
+        ({"rename": {"x": "image", "output0": "y"}}, "simplified"),
+        (
+            {
+                "function": f"{NETWORKS}:unchanged",
+                "changes": "numbers",
+                "reference": {"python": f"{NETWORKS}:previous_outputs"},
+            },
+            "unmodified",
+        ),
+    ],
+)
+def test_surgery_keeps_the_further_cases(tmp_path: Path, step: dict[str, Any], graph: str) -> None:
+    job = validate_job(tmp_path, "Branches", kwargs={"special": 57}, surgery=[step])
+    result = validate.run(job)
+    assert result.status == "failed"
+    assert re.search(rf"case drawn-\d of the {graph} graph", result.reason)
+    assert "length 57" in result.reason
+    warnings = result.figures["warnings"]
+    if graph == "simplified":
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert warning.startswith("golden outputs after surgery are unknown for drawn-1, drawn-2")
+        assert warning.endswith("extremes-2: compared in the unmodified graph only")
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"special": 57}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from surgery_jobs import Surgery, agree, hook
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import operator_counts, ports
+from buildsys.onnx_graphs.output_policies import load_assembled
+from buildsys.onnx_graphs.tensors import tensor_of
 
 HOOK = "plugins/hooks/hook.py:change"
 
@@ -56,6 +59,44 @@ def test_two_tensors_can_change_names(tmp_path: Path) -> None:
     surgery = Surgery(tmp_path, conv_bn(), [{"rename": {"x": "y", "y": "x"}}])
     assert surgery.run().status == "passed"
     agree(surgery, "opt")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"rename": {"x": "image", "y": "scores"}}, {"cast": {"image": "float64"}}],
+        [{"cast": {"x": "float16"}}],
+        [{"cut": {"outputs": ["conv"]}}, {"rename": {"conv": "features"}}],
+    ],
+)
+def test_further_cases_follow_the_steps(tmp_path: Path, steps: list[dict[str, Any]]) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), steps)
+    surgery.add_further_case("drawn-1", batch=3)
+    assert surgery.run().status == "passed"
+    agree(surgery, "drawn-1")
+    assert not surgery.job.outputs["case.drawn-2"].exists()
+
+
+def test_further_outputs_are_not_computed_by_a_wrong_graph(tmp_path: Path) -> None:
+    surgery = Surgery(tmp_path, conv_bn(), [{"cut": {"outputs": ["conv"]}}])
+    surgery.add_further_case("drawn-1", batch=3, y=tensor_of(np.ones((3, 5), np.float32)))
+    assert surgery.run().status == "passed"
+    assert not surgery.job.outputs["case.drawn-1"].exists()
+
+
+def test_assembled_outputs_follow_the_steps(tmp_path: Path) -> None:
+    steps = [{"rename": {"y": "boxes"}}, {"rename": {"boxes": "rows"}}]
+    surgery = Surgery(tmp_path, conv_bn(), steps)
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text('{"outputs": ["y"]}')
+    job = surgery.job
+    surgery.job = replace(
+        job,
+        inputs={**job.inputs, "assembled": before},
+        outputs={**job.outputs, "assembled": after},
+    )
+    assert surgery.run().status == "passed"
+    assert load_assembled(after) == ["rows"]
 
 
 def test_a_fixed_dimension_has_its_golden_case(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ LIBRARY = {"operators": "library.b:b.so"}
 ORT_ENGINE = "engine:engine.onnx engine.data:engine.onnx.data"
 RTX_ENGINE = "engine:engine.engine engine.data:engine.engine.data"
 AFTER_SIMPLIFY = {"surgery/after_simplify": GRAPH}
+ASSEMBLED = "assembled:assembled.json"
 TWO_CASES = "case.min:min.npz case.max:max.npz"
 TWO_OF_NETWORK = f"network.{TWO_CASES.replace(' ', ' network.')}"
 READ: dict[str, dict[str, str]] = {
@@ -137,16 +138,18 @@ READ: dict[str, dict[str, str]] = {
     "reference:net": {},
     "surgery:net:after_export": {"export": GRAPH, "reference": CASES, **LIBRARY},
     "simplify:net": {"surgery/after_export": GRAPH, **LIBRARY},
-    "surgery:net:after_simplify": {"simplify": GRAPH, "reference": CASES, **LIBRARY},
+    "surgery:net:after_simplify": {
+        "simplify": f"{GRAPH} {ASSEMBLED}",
+        "reference": f"{CASES} {FURTHER}",
+        **LIBRARY,
+    },
     "calibrate:net": {**AFTER_SIMPLIFY, **LIBRARY},
     "convert:net:fp16": {
-        "surgery/after_simplify": f"{GRAPH} {CASES}",
-        "simplify": "assembled:assembled.json",
+        "surgery/after_simplify": f"{GRAPH} {ASSEMBLED} {CASES}",
         **LIBRARY,
     },
     "convert:net:int8": {
-        "surgery/after_simplify": f"{GRAPH} {CASES}",
-        "simplify": "assembled:assembled.json",
+        "surgery/after_simplify": f"{GRAPH} {ASSEMBLED} {CASES}",
         "calibrate": "ranges:ranges.json",
         **LIBRARY,
     },
@@ -155,16 +158,17 @@ READ: dict[str, dict[str, str]] = {
         "surgery/after_simplify": (
             f"simplified.{GRAPH.replace(' ', ' simplified.')}"
             f" simplified.{CASES.replace(' ', ' simplified.')}"
+            " assembled_simplified:assembled.json"
+            f" simplified.{FURTHER.replace(' ', ' simplified.')}"
         ),
-        "simplify": "assembled:assembled.json",
+        "simplify": ASSEMBLED,
         "reference": f"{CASES} {FURTHER}",
         **LIBRARY,
     },
     "engine:net:ort": {**AFTER_SIMPLIFY, **LIBRARY},
     "verify:net:ort": {
         "engine/ort": f"{ORT_ENGINE} library.b:b.so",
-        "simplify": "assembled:assembled.json",
-        "surgery/after_simplify": CASES,
+        "surgery/after_simplify": f"{ASSEMBLED} {CASES}",
     },
     "bench:net:ort": {
         "engine/ort": f"{ORT_ENGINE} library.b:b.so",
@@ -174,8 +178,7 @@ READ: dict[str, dict[str, str]] = {
     "engine:net:rtx": {"convert/fp16": GRAPH},
     "verify:net:rtx": {
         "engine/rtx": RTX_ENGINE,
-        "simplify": "assembled:assembled.json",
-        "surgery/after_simplify": CASES,
+        "surgery/after_simplify": f"{ASSEMBLED} {CASES}",
     },
     "bench:net:rtx": {
         "engine/rtx": RTX_ENGINE,
@@ -210,9 +213,9 @@ WRITTEN = {
     "export:net": {"export": f"{GRAPH} origins:origins.json result:export.json"},
     "reference:net": {"reference": f"{CASES} {FURTHER} result:reference.json"},
     "surgery:net:after_export": {"surgery/after_export": f"{GRAPH} result:surgery.json"},
-    "simplify:net": {"simplify": f"{GRAPH} assembled:assembled.json result:graph.json"},
+    "simplify:net": {"simplify": f"{GRAPH} {ASSEMBLED} result:graph.json"},
     "surgery:net:after_simplify": {
-        "surgery/after_simplify": f"{GRAPH} {CASES} result:surgery.json"
+        "surgery/after_simplify": f"{GRAPH} {CASES} {FURTHER} {ASSEMBLED} result:surgery.json"
     },
     "calibrate:net": {"calibrate": "batches:batches.npz ranges:ranges.json result:calibrate.json"},
     "convert:net:fp16": {"convert/fp16": f"{GRAPH} result:convert.json"},
