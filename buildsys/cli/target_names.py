@@ -160,7 +160,7 @@ class TargetNames:
 
 
 def full_name(name: str, models: Collection[str], actions: ProjectPlan) -> str | None:
-    """Return the full name of a target or group, None for an unknown name.
+    """Return the full name of a target or group, or None.
 
     Only the models in ``name`` are planned.
     Raises: UsageError: the name is ambiguous.
@@ -176,7 +176,7 @@ def full_name(name: str, models: Collection[str], actions: ProjectPlan) -> str |
 
 
 def _readings(name: str, models: Collection[str], actions: ProjectPlan) -> list[str]:
-    """Return the full names that a name may stand for."""
+    """Return the full names of a short one."""
     found: dict[str, None] = {}
     parts = name.split(":")
     if len(parts) == 1:

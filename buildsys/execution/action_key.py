@@ -1,4 +1,4 @@
-"""Action keys: digests over labelled parts, built from options, files, libraries and code."""
+"""Action keys: digests of labelled parts (options, files, libraries, code)."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class KeyBuilder:
     def after_run(
         self, action: Action, key: ActionKey, reads: Sequence[Sequence[Any]]
     ) -> tuple[ActionKey, str]:
-        """Return ``key`` with what a run read, and the name of anything changed since.
+        """Return ``key`` with the reads of a run, and any changed one.
 
         ``reads`` come from the worker.
         """

@@ -80,7 +80,7 @@ class BuildCache:
         return None
 
     def reads(self, action: Action, key: ActionKey) -> Iterator[Reads]:
-        """Yield what other builds with the same other parts read outside them.
+        """Yield reads of other builds with otherwise equal parts.
 
         Such a build has two records: its own, and this one without the reads in its key.
         """
@@ -94,7 +94,7 @@ class BuildCache:
                 yield reads
 
     def _records(self, action: Action, key: ActionKey) -> Iterator[ActionRecord]:
-        """Yield the record under a key in the store and the one in the shared cache."""
+        """Yield the records under a key in the store and the shared cache."""
         if found := self._stored(action.target, key.digest):
             yield found
         if self._remote is not None and not action.measures:
@@ -142,7 +142,7 @@ class BuildCache:
                         self._share(replace(one, outputs=outputs))
 
     def signer(self, record: ActionRecord) -> str:
-        """Return the public key that signed a record, "" without a verified signature."""
+        """Return the public key of a record's verified signature, or ""."""
         if not record.origin:
             return BUILT_HERE
         trusted = self._trust.is_active and not self._trust.problem(record)

@@ -34,7 +34,7 @@ class EnvironmentParts:
         self._packages: dict[tuple[str, tuple[str, ...], bool], str] = {}
 
     def of_action(self, action: Action) -> Parts:
-        """Return the parts for libraries, devices and variables that an action names."""
+        """Return the parts for an action's libraries, devices and variables."""
         toolchain = action.toolchain
         wanted = action.tools, action.peer_tools, toolchain, action.devices, action.environment
         if wanted not in self._facts:
@@ -55,7 +55,7 @@ class EnvironmentParts:
         return self._facts[wanted]
 
     def of_imports(self, action: Action, names: Collection[str]) -> Parts:
-        """Return the identities of distributions that user code imports.
+        """Return the identities of distributions imported by user code.
 
         Only theirs are looked at thoroughly: they are small, and edited more often than ours.
         """
@@ -65,7 +65,7 @@ class EnvironmentParts:
         return parts | self._identities(others, action.runs_in, thorough=True)
 
     def of_distributions(self, action: Action, names: Collection[str]) -> Parts:
-        """Return the versions and identities of distributions that user code imports."""
+        """Return versions and identities of distributions imported by user code."""
         return self._versions(names, action.runs_in) | self.of_imports(action, names)
 
     def of_module(self, action: Action, module: str) -> tuple[Parts, str | None]:
@@ -91,7 +91,7 @@ class EnvironmentParts:
     def _identities(
         self, names: Collection[str], toolchain: ToolchainRef | None, *, thorough: bool = False
     ) -> Parts:
-        """Return the identities of distributions, whose versions say too little."""
+        """Return the identities of distributions without unique versions."""
         if not names:
             return {}
         path = self._module_path(toolchain)
@@ -117,5 +117,5 @@ class EnvironmentParts:
 
 
 def variables_of(action: Action) -> Mapping[str, str]:
-    """Return the environment variables that an action sees."""
+    """Return the environment variables visible to an action."""
     return {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}

@@ -134,7 +134,7 @@ class Executor:
         return self.up_to_date_status(target) is not None
 
     def up_to_date_status(self, target: str) -> str | None:
-        """Return the recorded status of an up-to-date target, None for a stale one."""
+        """Return the status of an up-to-date target, None for a stale one."""
         try:
             return self._checker.up_to_date_status(self._actions[target])
         except StageError:

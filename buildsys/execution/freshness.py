@@ -234,7 +234,7 @@ class FreshnessChecker:
         return self._keys.build(action, self._ledger.reads(action.target))
 
     def _current_status(self, action: Action, key: ActionKey) -> str | None:
-        """Return the recorded status of an up-to-date target, None for a stale one."""
+        """Return the status of an up-to-date target, None for a stale one."""
         if key.missing or TOO_MANY in key.reads or (action.strict_reads and key.undeclared):
             return None
         found = self._ledger.outputs(action.target, key.digest)

@@ -1,4 +1,4 @@
-"""Stored builds that belong to plans.
+"""Stored builds of plans.
 
 Manifest fields, sources and the chain of inputs are compared, as a repository has them. Versions of
 libraries, devices and buildsys itself are not: builds from other machines count as well.
@@ -25,13 +25,13 @@ RecordsOf = Callable[[str], Sequence[ActionRecord]]  # target -> its known build
 
 @dataclass(frozen=True)
 class PlannedBuilds:
-    """Targets with the parts of their keys that come from a repository."""
+    """Targets with the parts of their keys from a repository."""
 
     parts: Mapping[str, Parts]
     after: Mapping[str, tuple[str, ...]]  # target -> targets whose outputs it reads
 
     def matching(self, target: str, records: RecordsOf) -> list[ActionRecord]:
-        """Return the builds of a target that could be restored, in the order of ``records``.
+        """Return the restorable builds of a target, in the order of ``records``.
 
         Their inputs must be outputs of matching builds upstream.
         """

@@ -1,4 +1,4 @@
-"""Files, folders and variables that a stage read outside its key, as further parts of the key.
+"""Reads outside a stage's key, as further parts of it.
 
 A stage cannot know in advance what user code reads, so a key holds what the last run read: like the
 dependency files of a C compiler, ``read:`` parts name a file, a folder (with a slash) or a variable
@@ -35,7 +35,7 @@ class DeclaredReads(NamedTuple):
 
 
 class ReadValues:
-    """Present values of what stages read."""
+    """Present values of recorded files, folders and variables."""
 
     def __init__(self, project: str, digests: DigestCache, unlisted: Collection[str]) -> None:
         """Prepare. ``unlisted`` are folders that the project's own runs write."""
@@ -53,7 +53,7 @@ class ReadValues:
         return parts
 
     def declared(self, names: Iterable[str], environment: Mapping[str, str]) -> DeclaredReads:
-        """Return what a manifest declares; a folder counts with all files below it.
+        """Return the reads declared by a manifest. A folder stands for all files below it.
 
         Raises: StageError: a file cannot be read.
         """
@@ -119,7 +119,7 @@ def reads_outside(
     values: ReadValues,
     distributions: Callable[[str], Iterable[str]],
 ) -> tuple[dict[str, str], str]:
-    """Return the reads outside a key, and the name of anything changed since it was read.
+    """Return the reads outside a key, and the name of any changed one.
 
     ``reads`` are those of the recorder, ``covered`` the paths in the key; ``distributions`` returns
     the labels for the distributions of a module.
@@ -153,12 +153,12 @@ def reads_outside(
 
 
 def is_followed(label: str) -> bool:
-    """Return True for a read that a record may name: it comes from another machine."""
+    """Check for a read to follow. A record may come from another machine."""
     return label.startswith(("tool:", READ)) and "\0" not in label and label != TOO_MANY
 
 
 def undeclared(reads: Reads, parts: Mapping[str, str]) -> dict[str, str]:
-    """Return the reads to report: what exists, and variables that user code itself reads."""
+    """Return the reads to report: existing files, and variables of user code."""
     return {
         label: where
         for label, where in reads.items()
@@ -172,7 +172,7 @@ def undeclared(reads: Reads, parts: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
-    """Yield one sentence per line of user code that reads something outside the key."""
+    """Yield one sentence per line of user code with reads outside the key."""
     lines: dict[str, list[str]] = {}
     for label, where in sorted(reads.items(), key=lambda item: (item[1], item[0])):
         lines.setdefault(where, []).append(label.removeprefix(READ))
@@ -186,7 +186,7 @@ def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
 
 
 def remedy(reads: Reads) -> str:
-    """Return the manifest lines that declare reads."""
+    """Return manifest lines declaring reads."""
     names = [label.removeprefix(READ) for label in reads]
     inside = [f'"{name}"' for name in sorted(names) if _is_declarable(name)]
     if inside:

@@ -140,7 +140,7 @@ class UpToDateModels:
         return found
 
     def _environments(self, actions: Iterable[Action]) -> str:
-        """Return the environments of actions, with what their last runs read."""
+        """Return the environments of actions, with the reads of their last runs."""
         lines = (environment_of(each, self._ledger.reads(each.target)) for each in actions)
         return "\n".join(sorted(set(lines)))
 
@@ -207,7 +207,7 @@ def environment_of(action: Action, recorded: Reads | None = None) -> str:
 
 
 def action_in(line: str) -> tuple[Action, Reads]:
-    """Return an action without options and files for an environment, and recorded reads.
+    """Return an action with only its environment and recorded reads.
 
     Its key is the state of the environment.
     """
@@ -226,7 +226,7 @@ def action_in(line: str) -> tuple[Action, Reads]:
 
 
 def _plain_stamp(path: str) -> tuple[int, ...]:
-    """Return a stamp with a short text: with its names, formatting takes as long as the stat."""
+    """Return a stamp as a plain tuple. Formatting field names takes as long as the stat."""
     return tuple(stamp(path) or ())
 
 

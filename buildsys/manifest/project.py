@@ -75,7 +75,7 @@ class Project:
         return cache
 
     def signing(self) -> tuple[Path | None, tuple[str, ...], str]:
-        """Return the signing key, the trusted keys, and the treatment of unsigned records."""
+        """Return signing key, trusted keys, and the treatment of unsigned records."""
         settings = self._setting("cache") or {}
         file = settings.get("signing_key")
         key = self.root / Path(str(file)).expanduser() if file else None

@@ -56,7 +56,7 @@ def format_dims(dims: Mapping[str, int]) -> str:
 
 
 def format_case(case: str, dims: Mapping[str, int]) -> str:
-    """Return a case with its sizes: ``odd (batch 3)``; names such as ``batch=12`` have them."""
+    """Return a case with its sizes: ``odd (batch 3)``. ``batch=12`` has them already."""
     return f"{case} ({format_dims(dims)})" if dims and "=" not in case else case
 
 

@@ -1,4 +1,4 @@
-"""Arguments of forward in the form of the manifest's ``call``: lists, dicts, None.
+"""Arguments of forward in the form of the manifest's ``call``.
 
 A string is the name of an input, ``{tuple: […]}`` a tuple and ``{text: …}`` a string.
 """
@@ -41,7 +41,7 @@ def _value(value: Any, inputs: Tensors) -> Any:
 
 
 def call_hint(module: torch.nn.Module, inputs: Tensors) -> str:
-    """Return the ``call`` that a network takes after it refused its inputs one by one, or ""."""
+    """Return the ``call`` accepted by a network, or ""."""
     deadline = time.monotonic() + _TRIAL_S
     for what, call in _forms(list(inputs)):
         if time.monotonic() > deadline:

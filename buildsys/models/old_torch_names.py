@@ -17,7 +17,7 @@ _MOVED = {  # until torch 2.9 -> now
 
 
 class _MovedModules(MetaPathFinder, Loader):
-    """Import of moved modules; the last finder, so that an existing module has priority."""
+    """Import of moved modules, after all other finders."""
 
     def find_spec(
         self,
@@ -38,6 +38,6 @@ class _MovedModules(MetaPathFinder, Loader):
 
 
 def provide_old_names() -> None:
-    """Let user code import moved modules by their old names, in this process."""
+    """Let user code import moved modules by their old names."""
     if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
         sys.meta_path.append(_MovedModules())

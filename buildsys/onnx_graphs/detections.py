@@ -44,7 +44,7 @@ def match_detections(
     expected: Mapping[str, Tensor],
     rtol: float,
 ) -> Matches:
-    """Match the rows of output ``boxes`` [..., n, 4 or more] and its companions.
+    """Match the rows of ``boxes`` [..., n, 4+] and its companions.
 
     Boxes are equal within ``rtol`` of their largest coordinate: clipping makes boxes without width
     or height, whose overlap depends on the last bits.
@@ -112,7 +112,7 @@ def _read(name: str, policy: Mapping[str, Any], outputs: Mapping[str, Tensor]) -
 
 
 def _overlap(first: Array, second: Array, rtol: float = 0.0) -> Array:
-    """Return the intersection over union of all pairs; 1 for equal boxes."""
+    """Return the intersection over union of all pairs. Equal boxes have 1."""
     low = np.maximum(first[:, None, :2], second[None, :, :2])
     high = np.minimum(first[:, None, 2:], second[None, :, 2:])
     both = np.clip(high - low, 0, None).prod(axis=2)

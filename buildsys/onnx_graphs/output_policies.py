@@ -176,7 +176,7 @@ def _per_channel(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _F
 
 
 def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
-    """Compare the k largest entries of each row and their values; ties may swap."""
+    """Compare the k largest entries of each row. Ties may swap."""
     axis = policy["axis"]
     x, y = (np.moveaxis(values, axis, -1).reshape(-1, y.shape[axis]) for values in (x, y))
     k = min(policy["k"], y.shape[1])
@@ -190,7 +190,7 @@ def _top_k(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure
 
 
 def _tokens(x: Array, y: Array, policy: Policy, tolerance: Tolerance) -> _Failure | None:
-    """Compare the largest entry of each row of the last axis; ties may swap."""
+    """Compare the largest entry along the last axis. Ties may swap."""
     x, y = np.atleast_1d(x), np.atleast_1d(y)
     slack = _rtol(policy, tolerance) * _sizes(y).max(axis=-1)
     chosen = np.take_along_axis(y, x.argmax(axis=-1)[..., None], axis=-1)[..., 0]
@@ -229,7 +229,7 @@ _POLICIES: Mapping[str, Callable[[Array, Array, Policy, Tolerance], _Failure | N
 
 
 def _sizes(values: Array) -> Array:
-    """Return the magnitudes of finite values; an infinity would make any limit infinite."""
+    """Return the magnitudes of finite values. An infinity would make any limit infinite."""
     return np.where(np.isfinite(values), np.abs(values), 0.0)
 
 
@@ -245,7 +245,7 @@ def _worst(values: Array) -> tuple[int, ...]:
 def _compare_detections(
     name: str, policy: Policy, actual: Outputs, expected: Outputs, tolerance: Tolerance
 ) -> dict[str, Comparison]:
-    """Compare boxes and their companions; the figures are those of the matched rows."""
+    """Compare boxes and their companions, with the figures of matched rows."""
     companions = (policy["labels"], policy["scores"], *policy["rows"])
     members = [member for member in (name, *companions) if member in expected]
     depth = expected[name].array.ndim - 1  # up to the axis of the rows
@@ -292,7 +292,7 @@ def _reordered(
     expected: Outputs,
     tolerance: Tolerance,
 ) -> dict[str, Comparison]:
-    """Return comparisons with the rows of equal score reordered; empty if they don't pass.
+    """Return passed comparisons with rows of equal score reordered, or none.
 
     Such outputs have as many rows as one of ``scores``, the correct outputs in falling order.
     """
@@ -335,7 +335,7 @@ def _falls(tensor: Tensor) -> bool:
 
 
 def _has_ties(scores: Tensor, tolerance: Tolerance) -> bool:
-    """Check for two lowest scores that are equal within the tolerance."""
+    """Check for two lowest scores equal within the tolerance."""
     values = np.sort(scores.values().astype(np.float64).reshape(-1))
     limit = _rtol({}, tolerance) * float(np.abs(values).max(initial=0.0))
     return values.size > 1 and bool(values[1] - values[0] <= limit)

@@ -13,7 +13,7 @@ _BLOCK = 1 << 22  # elements of a temporary array
 
 
 def close_rows(x: Array, y: Array, limits: Array) -> list[Array]:
-    """Return for every row of ``y`` [n, c] the rows of ``x`` within ``limits`` [c]."""
+    """Return the rows of ``x`` within ``limits`` of each row of ``y``."""
     step = max(1, _BLOCK // max(1, x.size))
     near: list[Array] = []
     for start in range(0, len(y), step):
@@ -25,7 +25,7 @@ def close_rows(x: Array, y: Array, limits: Array) -> list[Array]:
 
 
 def match_rows(candidates: Sequence[Array]) -> Array:
-    """Assign each row one of its candidates, each to one row at most; -1 if none is left.
+    """Assign each row one candidate, each to one row, or -1.
 
     As many rows as possible are matched, by augmenting paths.
     """

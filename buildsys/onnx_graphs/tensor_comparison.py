@@ -82,7 +82,7 @@ class Comparison:
     def as_failed(
         self, a: Array, b: Array, broken: tuple[str, ...], index: tuple[int, ...] | None = None
     ) -> Comparison:
-        """Return the same figures with the verdict "failed", at ``index`` of both arrays."""
+        """Return the figures as failed at ``index`` of both arrays."""
         problem = ", ".join(broken)
         if index is None:
             return replace(self.as_passed(), passed=False, problem=problem, broken=broken)
@@ -206,7 +206,7 @@ def _zero_reason(expected: Array) -> str:
 
 
 def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenError | None:
-    """Return the worst slice with an error beyond ``rtol`` of the slice's own magnitude.
+    """Return the worst slice beyond ``rtol`` of its own magnitude.
 
     The limits apply to the largest magnitude of the whole output, which hides errors of small
     slices: of scores next to box coordinates. Rounding errors of large slices also reach small

@@ -80,7 +80,7 @@ class Tensor:
         return values
 
     def non_finite(self) -> int:
-        """Return the number of elements that are NaN or infinite."""
+        """Return the number of NaN and infinite elements."""
         values = self.values()
         return int((~np.isfinite(values)).sum()) if values.dtype.kind in "fc" else 0
 

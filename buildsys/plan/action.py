@@ -71,7 +71,7 @@ class Action:
 
 
 def missing_outputs(action: Action, status: str, outputs: Mapping[str, object]) -> list[str]:
-    """Return the required outputs that are absent or None in ``outputs``.
+    """Return the required outputs absent or None in ``outputs``.
 
     The result file is always required, and after a pass every output that is not optional.
     """

@@ -93,7 +93,7 @@ class CustomOperators:
         return _use(entries, inputs, (self.target,) if inputs else ())
 
     def loaded_use(self, engine: Mapping[str, Any]) -> OperatorUse:
-        """Return the additions to an action running an engine: its own copies of libraries."""
+        """Return the additions for running an engine: copies of its libraries."""
         found = self._entries(engine["backend"])
         entries = [entry for entry in found if entry["kind"] in ("library", "plugin")]
         folder = f"{self._model}/engine/{engine['name']}"

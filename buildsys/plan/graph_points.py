@@ -145,7 +145,7 @@ def size_ranges(spec: Spec, exported: GraphPoint) -> dict[str, dict[str, int]]:
 
 
 def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
-    """Return the cases besides the shape cases, for ``validate`` only; {} without any.
+    """Return the further cases of ``validate``, or {}.
 
     Their sizes are chosen when the golden outputs are computed: some depend on the network's
     source. So their files are optional.
@@ -227,7 +227,7 @@ def name_of(values: Mapping[str, int]) -> str:
 
 
 def _renamed(policies: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the policies after a step renamed outputs; the other outputs keep their names."""
+    """Return the policies after a step renamed outputs."""
 
     def new(value: Any) -> Any:
         if isinstance(value, (list, tuple)):

@@ -78,7 +78,7 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def shares(found: Mapping[str, float], most: int | None = None) -> str:
-    """Return shares in percent, the largest first: ``90.0 % float16, 10.0 % float32``."""
+    """Return shares, the largest first: ``90.0 % float16, 10.0 % float32``."""
     ordered = sorted(((share, name) for name, share in found.items()), reverse=True)
     texts = [f"{100 * share:.1f} % {name}" for share, name in ordered]
     return first_names(texts, len(texts) if most is None else most)

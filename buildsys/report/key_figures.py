@@ -56,7 +56,7 @@ def worst_error(errors: Sequence[tuple[float, str]]) -> str:
 
 
 def executed_precision(engine: EngineResult) -> str:
-    """Return the types that the layers of an engine run in, "" if not recorded."""
+    """Return the recorded types of an engine's layers, or ""."""
     found = engine.get("precision_shares", {}).get("layers", {})
     of = "network" if engine.get("precision_of") == "network" else "layers"
     return f"{of} {q.shares(found, _SHOWN_TYPES)}" if found else ""

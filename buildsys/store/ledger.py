@@ -127,7 +127,7 @@ class Ledger:
         return None if found is None else (rows[0][0], found)
 
     def reads(self, target: str) -> dict[str, str]:
-        """Return what the last run of a target read outside its key: part -> file:line."""
+        """Return the reads outside a target's key: part -> file:line."""
         rows = self._db.read(_SELECT_READS, (_READS_NAME + target,))
         with suppress(TypeError, ValueError, AttributeError, RecursionError):
             return {str(k): str(v) for k, v in json.loads(rows[0][0]).items()} if rows else {}

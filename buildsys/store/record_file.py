@@ -1,4 +1,4 @@
-"""The file of an action record: a checksum and JSON, checked completely before use.
+"""The file of an action record: a checksum and JSON.
 
 The checksum detects damage. A file from a shared cache may have been written by anybody, so
 whatever would make a build fail later (a name that no file system can hold, a value that the
@@ -85,7 +85,7 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
 
 
 def shown(text: object) -> str:
-    """Return a text of a record, short and in ASCII without control characters."""
+    """Return a record's text, shortened, in ASCII without control characters."""
     escaped = ascii(text)
     return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
 
@@ -154,7 +154,7 @@ def _output_file(file: Any) -> OutputFile:
 
 
 def _is_encodable(text: str) -> bool:
-    """Return False for lone surrogates, which SQLite and terminals refuse."""
+    """Return False for lone surrogates. SQLite and terminals refuse them."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -63,7 +63,7 @@ class SigningKey:
 
 
 class TrustPolicy:
-    """The keys that a project trusts, and its treatment of other records."""
+    """The keys trusted by a project, and its treatment of other records."""
 
     def __init__(self, trusted: Iterable[str] = (), unsigned: str = REFUSE) -> None:
         self.trusted = frozenset(trusted)
@@ -79,7 +79,7 @@ class TrustPolicy:
         return f"{self.unsigned}: {sorted(self.trusted)}" if self.is_active else ""
 
     def problem(self, record: ActionRecord) -> str:
-        """Return the reason not to trust a record, "" for a trusted signature."""
+        """Return the reason not to trust a record, or ""."""
         if record.signature is None:
             return "is not signed"
         key = record.signature.get("key", "")
@@ -103,13 +103,13 @@ NO_POLICY = TrustPolicy()
 
 
 class RestoredSigners:
-    """The signers of outputs restored from a shared cache, by target and key."""
+    """The signers of outputs from a shared cache, by target and key."""
 
     def __init__(self, texts: TextCache) -> None:
         self._texts = texts
 
     def add(self, record: ActionRecord, signer: str) -> None:
-        """Record the signer of a record that is restored, "" without a verified signature.
+        """Record the signer of a restored record, "" without a verified signature.
 
         One built here needs none; ``signer`` is then ``BUILT_HERE``.
         """
@@ -118,7 +118,7 @@ class RestoredSigners:
             self._texts.set(name, signer)
 
     def are_trusted(self, target: str, key: str, policy: TrustPolicy) -> bool:
-        """Return False for outputs whose signer the project does not trust."""
+        """Return False for outputs of untrusted signers."""
         if not policy.is_active or policy.unsigned == WARN:
             return True
         signer = self._texts.get(_restored_name(target, key))
@@ -130,7 +130,7 @@ def _restored_name(target: str, key: str) -> str:
 
 
 def generate_key(file: Path) -> str:
-    """Write a new private key, readable by its owner only; return the public key.
+    """Write a new private key for its owner only. Return the public key.
 
     Raises: StageError: the file exists, or cannot be written.
     """

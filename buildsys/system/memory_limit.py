@@ -1,4 +1,4 @@
-"""A limit on the memory that a piece of work may allocate."""
+"""A limit on the memory of a piece of work."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def package_identities(
 
 
 def _identity(folder: str, texts: TextCache, *, thorough: bool) -> str:
-    """Return the identity of the distribution with this ``.dist-info`` folder, "" if unknown."""
+    """Return the identity of the distribution of a ``.dist-info`` folder, or ""."""
     record = f"{folder}/RECORD"
     of_record = stamp(record)
     if of_record is None:
@@ -98,7 +98,7 @@ def _state(root: str, paths: Iterable[str]) -> str:
 
 
 def _watched(modules: Collection[str]) -> list[str]:
-    """Return the modules to look at in every run, and the folders of all others.
+    """Return the modules to check in every run, and other folders.
 
     Whatever replaces or adds a file changes its folder: pip, ``sed -i``, most editors.
     """
@@ -126,7 +126,7 @@ def _modules_in(record: str) -> _Record:
 def _edited(
     root: str, entries: _Record, stamps: Mapping[str, Stamp | None], of_record: Stamp
 ) -> Iterator[list[str]]:
-    """Yield the modules that differ from RECORD, with their digests.
+    """Yield the modules different from RECORD, with their digests.
 
     A shared library is only read if its size or time differs: torch's have gigabytes.
     """

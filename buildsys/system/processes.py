@@ -83,7 +83,7 @@ def kill_group(pid: int) -> None:
 
 
 def kill_process(pid: int) -> None:
-    """Kill a process and the group that it leads, if they still exist."""
+    """Kill a process and its group, if they still exist."""
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)

@@ -136,7 +136,7 @@ def _listed_version(name: str, installed: Mapping[str, str]) -> str:
 
 
 def builds_of(name: str) -> tuple[str, ...]:
-    """Return the normalized name of a distribution and those of its other builds."""
+    """Return the normalized names of a distribution and its other builds."""
     plain = normalized(name)
     return (plain, *_OTHER_BUILDS.get(plain, ()), *_CUDA_BUILDS.get(plain, ()))
 
@@ -165,7 +165,7 @@ def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -
 
 
 def in_a_family(variable: str) -> bool:
-    """Return True for a variable of ENVIRONMENT: in the keys, or without effect on results."""
+    """Check for a variable of ENVIRONMENT: in the keys, or without effect."""
     return any(pattern.fullmatch(variable) for pattern in ENVIRONMENT.values())
 
 
@@ -180,7 +180,7 @@ def installed_versions(search_path: tuple[str, ...]) -> Mapping[str, str]:
 
 @cache
 def distribution_folders(search_path: tuple[str, ...]) -> Mapping[str, str]:
-    """Return normalized name -> ``.dist-info`` folder of the distributions on a module path."""
+    """Return normalized name -> ``.dist-info`` folder of distributions."""
     # ten times as fast as importlib.metadata, which parses a page of metadata per distribution
     folders: dict[str, str] = {}
     for folder in search_path:

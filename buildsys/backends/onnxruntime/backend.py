@@ -118,7 +118,7 @@ def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
 
 
 def build(request: BuildRequest) -> Figures:
-    """Save the optimized graph as the engine, load it again, and return the settings.
+    """Save and reload the optimized graph as the engine; return the settings.
 
     Some optimizations write a graph that ONNX Runtime itself refuses (1.31: a Split of the same
     name inside and outside a Loop), so a lower level is tried until the file loads.
@@ -279,7 +279,7 @@ def _source(request: BuildRequest, folder: Path) -> Path:
 
 
 def _is_emulated(request: BuildRequest) -> bool:
-    """Check for bfloat16 on the CPU, which has few kernels for it."""
+    """Check for bfloat16 on the CPU. It has few kernels for it."""
     if request.options["provider"] != "cpu":
         return False
     if request.options["precision"] == "bf16":

@@ -1,4 +1,4 @@
-"""The newest versions of ONNX files that the installed ONNX Runtime reads.
+"""The newest versions of ONNX files readable by the installed ONNX Runtime.
 
 It does not list them, so graphs of one node are tried. A library onnx newer than ONNX Runtime
 writes files that it refuses, although most of them use nothing new.
@@ -33,7 +33,7 @@ def newest_opset() -> int:
 
 
 def fit_versions(model: ModelProto, shown: str) -> tuple[ModelProto, list[str]]:
-    """Return a model that ONNX Runtime reads, and what was changed.
+    """Return a model readable by ONNX Runtime, and the changes.
 
     Raises: StageError: its opset cannot be lowered.
     """

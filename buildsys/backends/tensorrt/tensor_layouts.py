@@ -52,7 +52,7 @@ def unpacked(memory: Array, layout: str, shape: tuple[int, ...]) -> Array:
 
 
 def _blocks(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    """Return the axis of the channels, their blocks, and the size of a block.
+    """Return the channels' axis, their blocks, and the size of a block.
 
     A layout with channels last has one block.
     """

@@ -178,7 +178,7 @@ def _set_monitor(library: Library, config: Any, request: BuildRequest) -> Any:
 
 
 def refused_node(library: Library, error: Any) -> UnsupportedNode:
-    """Return the node of a parser's error, with the parser's whole text as reason."""
+    """Return the node of a parser's error, with the whole text."""
     index = error.node() if error.node() >= 0 else None
     if library.generation == TRT_8:
         return UnsupportedNode(index, "", "", error.desc())
@@ -195,7 +195,7 @@ def device_memory_bytes(library: Library, engine: Any) -> int:
 
 
 def set_fields(library: Library, config: Any, options: Options) -> None:
-    """Set the fields of an engine that only some generations have."""
+    """Set the fields of an engine unknown to some generations."""
     if library.generation == TRT_8:  # the default of later ones
         config.set_preview_feature(library.trt.PreviewFeature.PROFILE_SHARING_0806, True)
     if library.generation in SINCE_10:

@@ -171,7 +171,7 @@ def _call(view: ManifestView) -> Problems:
 def _named_inputs(
     view: ManifestView, path: FieldPath, value: Any
 ) -> Iterator[tuple[FieldPath, str]]:
-    """Yield place and name of the inputs in the arguments of a call."""
+    """Yield places and names of inputs in the arguments of a call."""
     if isinstance(value, str):
         yield path, value
     if isinstance(value, list) or (isinstance(value, dict) and value.keys() != {"text"}):

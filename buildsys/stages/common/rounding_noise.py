@@ -1,4 +1,4 @@
-"""Rounding noise of a graph: how far the last bits of its numbers move its outputs.
+"""Rounding noise of a graph: the effect of last bits on its outputs.
 
 Rounding the result of an operation has the effect of a small change of its operands (backward
 error analysis), so two right implementations differ about as much as one of them does after a
@@ -39,7 +39,7 @@ _ELEM_TYPES = {
 
 @dataclass(frozen=True)
 class RoundingNoise:
-    """Rounding noise of a graph's file, measured for errors that exceed a limit."""
+    """Rounding noise of a graph's file, measured only after an error."""
 
     job: Job
     path: Path
@@ -55,7 +55,7 @@ class RoundingNoise:
         inputs: Tensors,
         assembled: Collection[str] = (),
     ) -> dict[str, Comparison]:
-        """Return ``compared`` with the errors passed that the noise explains.
+        """Return ``compared`` with the errors explained by noise passed.
 
         Such an error is at most ``_FACTOR`` times the noise and ``_MOST`` times ``rtol``; the other
         limits hold. Others get a note if the noise alone breaks the limits.
@@ -90,7 +90,7 @@ class RoundingNoise:
         return excused
 
     def nudged_outputs(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
-        """Return the outputs after a change of all weights and inputs in the last bit."""
+        """Return the outputs with the last bits of weights and inputs changed."""
         rng, model = np.random.default_rng(draw), load_model(self.path)
         for tensor in model.graph.initializer:
             if dtype := _ELEM_TYPES.get(tensor.data_type):
@@ -113,7 +113,7 @@ def _nudged_input(tensor: Tensor, rng: np.random.Generator) -> Array:
 
 
 def nudge(bits: Array, values: Array, rng: np.random.Generator) -> Array:
-    """Return the bits of the next larger or smaller magnitudes, drawn for each value."""
+    """Return the bits of the next larger or smaller magnitudes."""
     is_rounded = np.isfinite(values) & (values * _EXACT != np.round(values * _EXACT))
     step = rng.integers(0, 2, bits.shape, dtype=np.int8).astype(bool)
     one = bits.dtype.type(1)

@@ -1,4 +1,4 @@
-"""Differences that the last bits of the numbers explain.
+"""Differences explained by the last bits of the numbers.
 
 Two right implementations differ as well, for example in the order of nearly equal scores.
 """
@@ -35,7 +35,7 @@ def is_unstable(
     failed: Sequence[OutputCheck],
     rules: OutputRules | None = None,
 ) -> bool:
-    """Return True if the last bits move every failed output beyond its limits.
+    """Check if the last bits move every failed output beyond its limits.
 
     The change must be comparable to the difference: a wrong branch is no matter of rounding.
     """

@@ -98,7 +98,7 @@ class PrecisionRules:
         return decision
 
     def _is_mask(self, node: NodeProto) -> bool:
-        """Check for results with constants beyond the 16-bit range, unless data scales them."""
+        """Check for unscaled results with constants beyond the 16-bit range."""
         if node.op_type == "ConstantOfShape":
             return self._rounding(fill_value(node))[1]
         if any(subgraphs(node)):

@@ -142,7 +142,7 @@ def export_failure(
 
 
 def _other_exporter(exporter: str, opset: int, attempt: Attempt) -> str:
-    """Return the end of a hint: YAML of the other exporter, unless it fails as well."""
+    """Return the end of a hint: the other exporter, unless it fails."""
     other, wanted = "torchscript", min(opset, NEWEST_TORCHSCRIPT_OPSET)
     if exporter == "torchscript":
         other, wanted = "dynamo", max(opset, OLDEST_DYNAMO_OPSET)

@@ -1,4 +1,4 @@
-"""Assumptions on sizes that torch.export made, against the ranges of ``dims``.
+"""Assumptions of torch.export on sizes, against the ranges of ``dims``.
 
 torch.export follows one side of a branch such as ``if length % 7 == 0`` and notes the condition.
 Within ``Dim.DYNAMIC`` it drops it without a word. A condition alone does not make a graph wrong:
@@ -43,7 +43,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """A condition that a captured program assumes."""
+    """A condition assumed by a captured program."""
 
     environment: ShapeEnv
     condition: Any  # sympy
@@ -52,7 +52,7 @@ class Guard:
 
 @contextmanager
 def recorded_guards() -> Iterator[list[Guard]]:
-    """Collect all guards with the code that caused them.
+    """Collect all guards with their places in the code.
 
     They are dropped from the program, and their traces from the environment, before it is returned.
     A torch without this internal function records none.
@@ -80,7 +80,7 @@ def recorded_guards() -> Iterator[list[Guard]]:
 
 
 def check_guards(program: Any, guards: Sequence[Guard], request: ExportRequest) -> None:
-    """Run the program at sizes within ``request.ranges`` that its guards exclude.
+    """Run the program at sizes excluded by its guards.
 
     Raises: CheckFailed: the program differs from the network there.
     """
@@ -157,7 +157,7 @@ def _dimensions(environment: ShapeEnv, request: ExportRequest) -> dict[Any, str]
 def _excluded(
     condition: Any, names: Mapping[Any, str], ranges: Mapping[str, DimRange]
 ) -> Dims | None:
-    """Return the first sizes within ``ranges`` that a condition excludes.
+    """Return the first sizes within ``ranges`` excluded by a condition.
 
     torch takes sizes of 0 and 1 for special; the case min compares those.
     """

@@ -1,4 +1,4 @@
-"""Trial of a remedy: the same export with other options, in a child process.
+"""Trial of a remedy: an export with other options, in a child.
 
 A process exports once (see ``registrations``), so a trial is a fork of the process that failed. It
 computes with one thread: the thread pools of torch do not survive a fork.
@@ -30,7 +30,7 @@ _LARGEST_BYTES = 1 << 30  # of weights: a fork copies what the export changes
 
 
 def try_export(request: ExportRequest, changes: Mapping[str, Any], project: Path) -> str | None:
-    """Return the problem of an export with changed options, "" if it works, None if unknown."""
+    """Return the problem of an export with changed options. "": it works, None: unknown."""
     if request.weight_bytes > _LARGEST_BYTES:
         return None
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""Conditions on sizes in the source of a network, such as ``length % 7 == 0``.
+"""Conditions on sizes in a network's source, such as ``length == 9``.
 
 A tracer follows one side of a branch. Sizes on the other side show a wrong graph, but a random draw
 seldom meets ``length == 9``. So comparisons with constants and remainders are read from the source,
@@ -91,13 +91,13 @@ def _sources(
 
 
 def _layer(node: ast.AST, names: Mapping[str, Any]) -> Any:
-    """Return the class that a statement defines, if it is one of layers, else None."""
+    """Return the class of layers defined by a statement, or None."""
     found = names.get(node.name) if isinstance(node, ast.ClassDef) else None
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
 
 
 def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, Assigned]]:
-    """Yield comparisons, remainders, and calls of min and max, with their local variables.
+    """Yield comparisons, remainders, and calls of min and max.
 
     Constructors are left out: they know no size.
     """
@@ -117,7 +117,7 @@ def _expressions(tree: ast.AST, assigned: Assigned) -> Iterator[tuple[ast.expr, 
 
 
 def _assigned(function: ast.FunctionDef) -> Assigned:
-    """Return the arithmetic of local variables with one assignment: ``half = length // 2``."""
+    """Return the arithmetic of variables assigned once: ``half = length // 2``."""
     values: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -179,7 +179,7 @@ def _function(code: CodeType) -> Condition:
 
 
 class _Substitution(ast.NodeTransformer):
-    """Replacement of known names by their values, and of all others by the size."""
+    """Replacement of names by known values or the size."""
 
     def __init__(
         self, assigned: Assigned, names: Mapping[str, Any], layer: nn.Module | None
@@ -209,7 +209,7 @@ class _Substitution(ast.NodeTransformer):
         return self.visit(ast.Tuple(node.elts, ast.Load()))
 
     def _value(self, node: ast.AST) -> Any:
-        """Return the value of a global name or an attribute of the layer, else None."""
+        """Return the value of a global name or layer attribute, or None."""
         if isinstance(node, ast.Name):
             return self._layer if node.id == "self" else self._names.get(node.id)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):

@@ -181,7 +181,7 @@ def _onnx_model(job: Job) -> Original:
 
 
 def not_finite(outputs: Tensors) -> str:
-    """Return the first output with NaN or infinite values in words, or ""."""
+    """Return the first output with NaN or infinite values, or ""."""
     for name, tensor in outputs.items():
         if count := tensor.non_finite():
             return f"output {name} has {count} of {tensor.array.size} values NaN or infinite"

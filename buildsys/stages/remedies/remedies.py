@@ -154,7 +154,7 @@ def opset_remedies(
 
 
 def raised_opset_remedies(exporter: str, wanted: int) -> list[Remedy]:
-    """Return the remedy for a torch message that asks for opset ``wanted``."""
+    """Return the remedy for a torch message about opset ``wanted``."""
     needs_dynamo = exporter == "torchscript" and wanted > NEWEST_TORCHSCRIPT_OPSET
     yaml = f"export: {{{'exporter: dynamo, ' * needs_dynamo}opset: {wanted}}}"
     return [Remedy("opset", f"export to opset {wanted}, as torch asks", (yaml,))]
@@ -193,7 +193,7 @@ def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
 def tried_remedies(
     remedies: Sequence[Remedy], attempt: Callable[[Mapping[str, Any]], str | None]
 ) -> list[Remedy]:
-    """Return remedies without those that fail when tried; these are named in the last one.
+    """Return the remedies that work. The last one names the others.
 
     ``attempt`` exports with changed options and returns the problem, "" or None if unknown. Only
     remedies that change nothing else are tried.
@@ -212,7 +212,7 @@ def tried_remedies(
 
 
 def _export_changes(remedy: Remedy) -> dict[str, Any]:
-    """Return the export options of a remedy that consists of them."""
+    """Return the export options of a remedy, if it has only these."""
     found = _EXPORT_OPTIONS.fullmatch(remedy.yaml[0]) if len(remedy.yaml) == 1 else None
     if not found:
         return {}

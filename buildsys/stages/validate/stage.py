@@ -144,7 +144,7 @@ def run(job: Job) -> StageResult:
 
 
 def _further_cases(job: Job) -> dict[str, _FurtherCase]:
-    """Return the further cases with golden outputs, each for the last graph that has them.
+    """Return the further cases, each for its last possible graph.
 
     One graph is enough: ``simplify`` and ``surgery`` compare their graphs with those before.
     """

@@ -22,7 +22,7 @@ _EXTREMES = (0, 0, 1, -1)  # in turns; 0: as the manifest's data
 
 
 def run(job: Job) -> StageResult:
-    """Compare both graphs with the original ``count`` times; list failures with sizes and seeds."""
+    """Compare both graphs with the original ``count`` times. Failures have sizes and seeds."""
     original = load_original(job)
     paths = {name: job.inputs[f"{name}.model"] for name in GRAPHS}
     graphs = {
@@ -73,7 +73,7 @@ def run(job: Job) -> StageResult:
 
 
 def _sizes(job: Job, original: Original) -> Iterator[Dims]:
-    """Yield sizes forever: those suggested by the source, drawn ones, and these again."""
+    """Yield suggested and drawn sizes in turns, forever."""
     spans, known = job.options["spans"], list(job.options["cases"].values())
     suggested: list[Dims] = []
     if spans and original.module is not None:

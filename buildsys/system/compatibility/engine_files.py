@@ -138,7 +138,7 @@ def read_record(engine: Path) -> Record | Reason:
 
 
 def is_file_name(name: str) -> bool:
-    """Return True for the name of a file in a folder, without a path."""
+    """Check for the name of a file without a path."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     try:

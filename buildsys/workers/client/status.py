@@ -70,7 +70,7 @@ def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
 
 
 def retire_servers(environment: Mapping[str, str]) -> list[RunningServer]:
-    """End the idle servers of this user at once, the others with the runs they serve.
+    """End idle servers of this user at once, others after their runs.
 
     Returns them as they were before.
     """

@@ -189,7 +189,7 @@ def _run_job(job: Job, log_file: Path) -> Message:
 
 
 def _start_recorder(job: Job) -> ReadRecorder | None:
-    """Record what the user's code reads, where the system can."""
+    """Record the reads of user code, if the system can."""
     if not hasattr(os, "memfd_create"):  # not Linux
         return None
     folders = {path.parent for path in job.outputs.values()}
@@ -201,14 +201,14 @@ def _start_recorder(job: Job) -> ReadRecorder | None:
 
 
 def _make_readable(outputs: Iterable[Path], umask: int) -> None:
-    """Give outputs the permissions of new files, whatever umask they were written with."""
+    """Give outputs the permissions of new files, regardless of their umask."""
     for path in outputs:
         with contextlib.suppress(OSError):  # not written
             path.chmod(path.stat().st_mode | 0o666 & ~umask)
 
 
 def _shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """Return a message without its middle if it is too long for a result and the console."""
+    """Return a message, without its middle if it is too long."""
     if len(text) <= longest:
         return text
     left_out = len(text) - longest

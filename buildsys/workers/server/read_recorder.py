@@ -1,4 +1,4 @@
-"""Recorder of everything that user code reads while a stage runs.
+"""Recorder of all reads of user code during a stage.
 
 An audit hook sees files opened, folders listed and modules imported by Python code. A subclass of
 the class of ``os.environ`` sees environment variables: the object stays the same, so that
@@ -80,7 +80,7 @@ class Read(NamedTuple):
 
 
 class _Caller(NamedTuple):
-    """The code that reads something."""
+    """The place of a read in user code."""
 
     line: str = ""  # file:line of the innermost user code
     direct: bool = True  # only the standard library is in between
@@ -88,7 +88,7 @@ class _Caller(NamedTuple):
 
 
 class ReadRecorder:
-    """A record of reads, shared with forked processes through a file without a name."""
+    """A record of reads, shared with forked processes by an unnamed file."""
 
     def __init__(self, project: Path, ignored: tuple[str, ...] = ()) -> None:
         """Prepare a recorder. ``ignored`` are folders of the job itself, ending in a slash."""
@@ -348,7 +348,7 @@ class ReadRecorder:
         importlib.import_module = import_module
 
     def _add_mapped_files(self) -> None:
-        """Add files still mapped, such as weights opened by a library in C or Rust."""
+        """Add files still mapped, such as weights opened by a native library."""
         with suppress(OSError, ValueError):
             with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123
                 names = {f"/{line.rstrip().partition('/')[2]}" for line in stream}
@@ -362,7 +362,7 @@ class ReadRecorder:
 
 
 def _recording_class(base: type, on_variable: Callable[[str, FrameType], None]) -> type:
-    """Return a subclass of the class of ``os.environ`` reporting what is read."""
+    """Return a subclass of the class of ``os.environ`` reporting reads."""
 
     class _Environ(base):  # type: ignore[misc]
         def __getitem__(self, key: Any) -> Any:
