@@ -66,6 +66,7 @@ class GraphPoint:
     policies: Mapping[str, Any]  # output -> policy of comparisons
     golden_folder: str
     golden_target: str  # writes the golden tensors
+    has_further: bool  # outputs of further cases follow from the network's
 
     def cases(self, wanted: Iterable[str] = ALL_CASES) -> dict[str, Dims]:
         """Return the ``wanted`` shape cases, each distinct shape once."""
@@ -113,7 +114,7 @@ def graph_points(spec: Spec) -> GraphPoints:
         if sizes not in known:
             values[case] = {**values["opt"], **sizes}
     own, origins = values, representatives(values)
-    points, golden = [], (f"{name}/reference", f"reference:{name}")
+    points, golden, has_further = [], (f"{name}/reference", f"reference:{name}"), True
     declared = spec["outputs"].items()
     policies = {output: tensor["compare"] for output, tensor in declared if tensor.get("compare")}
     for (when, source), taken, found, spans in zip(chain, steps, inputs, dims, strict=True):
@@ -122,11 +123,14 @@ def graph_points(spec: Spec) -> GraphPoints:
             golden = graph
         for step in taken:
             policies = _renamed(policies, step.get("rename") or {})
+            has_further &= "free_dims" not in step and step.get("reference") is None
         if any(steps):
             own = {case: _only(sizes, spans) for case, sizes in values.items()}
             origins = representatives(own)
         points.append(
-            GraphPoint(taken, source, graph, found, spans, own, origins, policies, *golden)
+            GraphPoint(
+                taken, source, graph, found, spans, own, origins, policies, *golden, has_further
+            )
         )
     return GraphPoints(values, *points)
 

@@ -48,7 +48,7 @@ def plan_surgery(model: ModelPlan, when: str) -> Iterator[Action]:
     operators, folder = model.operators.use(), point.graph.folder
     read = before.golden(dict.fromkeys(case["golden"] for case in cases.values()))
     written = point.golden(cases) if golden_changes else {}
-    if golden_changes and model.further:
+    if golden_changes and point.has_further:
         read |= before.golden(model.further_names, optional=True)
         written |= point.golden(model.further_names, optional=True)
     if golden_changes and not after_export:

@@ -32,8 +32,9 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
     if model.further:
         shapes = {tensor: signature["shape"] for tensor, signature in network.inputs.items()}
         options["further"] = {"cases": model.further_names, "shapes": shapes}
-        golden |= first.golden(model.further_names, optional=True)
-        if final.golden_folder != first.golden_folder:
+        if first.has_further:
+            golden |= first.golden(model.further_names, optional=True)
+        if final.has_further and final.golden_folder != first.golden_folder:
             golden |= final.golden(model.further_names, "simplified.", optional=True)
         if first.golden_folder != network.golden_folder:
             # for the cases that surgery cannot carry

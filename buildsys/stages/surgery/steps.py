@@ -164,8 +164,6 @@ def _carried(job: Job, step: Step, state: GraphState, after: ModelProto) -> dict
 
     Those with unknown outputs are left out; ``validate`` compares them in the graph before surgery.
     """
-    if "free_dims" in step or step.get("reference") is not None:
-        return {}
     found = {}
     for name, case in state.further.items():
         alone = replace(state, golden={name: case}, computed={name: case.outputs})
