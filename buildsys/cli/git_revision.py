@@ -59,6 +59,17 @@ def read_checkout(root: Path, unversioned: Iterable[Path]) -> Checkout:
     return Checkout(project, commit, is_dirty)
 
 
+def commits_until(root: Path, revision: str) -> list[str]:
+    """Return a revision's commit and its ancestors, newest first.
+
+    Raises: UsageError: there is no repository, or no such revision.
+    """
+    git = _Git(root)
+    wanted = ("--max-count=1000", "--end-of-options", f"{revision}^{{commit}}", "--")
+    problem = f"there is no model, engine, build or git revision {revision!r}"
+    return git.text("rev-list", *wanted, problem=problem).splitlines()
+
+
 def _remote_name(url: str) -> str:
     """Return one name for all URLs of a remote, without user and password."""
     _, scheme, address = url.rpartition("://")

@@ -26,7 +26,7 @@ from buildsys.store.state_db import ReadOnlyStateDb, Row, Schema, StateDb, State
 
 RAN, RESTORED = "ran", "restored"
 HOST, GPU = "host", "gpu"  # clocks
-SHOWN_ID = 8  # characters
+_SHOWN_ID = 8  # characters
 KEEP_SAMPLES = 4096  # per measurement, evenly spaced over its duration
 FULL_BENCHMARKS = 50  # per target; older ones keep THINNED_SAMPLES per measurement
 THINNED_SAMPLES = 256
@@ -88,6 +88,11 @@ class Build:
     manifest: str = ""  # digest of a text: the resolved manifest of the model
     outputs: Mapping[str, str] = field(default_factory=dict)  # role -> content digest
     figures: Mapping[str, Any] = field(default_factory=dict)  # see ``figures.build_figures``
+
+    @property
+    def short_id(self) -> str:
+        """The beginning of the id, as shown."""
+        return self.id[:_SHOWN_ID]
 
 
 @dataclass(frozen=True)
@@ -229,6 +234,12 @@ class History:
             if isinstance(name, str) and isinstance(machine_id, str):
                 found.setdefault(name, set()).add(machine_id)
         return found
+
+    def models(self, project: str = "") -> list[str]:
+        """Return the recorded models, sorted."""
+        where, values = ("project IN (?, '')", (project,)) if project else ("1", ())
+        rows = self._db.read(f"SELECT DISTINCT model FROM builds WHERE {where}", values)
+        return sorted(name for (name,) in rows if isinstance(name, str))
 
     def projects(self) -> list[str]:
         """Return the known projects, sorted."""

@@ -63,7 +63,7 @@ class Diff(ProjectCommand):
         title = f"{model}: {first} → {second}: {count(before)} → {count(after)} nodes"
         lines = [f"{title}, no difference"]
         if not document["is_equal"]:
-            lines = [title, *_sections(document)]
+            lines = [title, *diff_lines(document)]
         notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
         print_answer(options, document, (*notes, *lines))
         return 0
@@ -97,7 +97,8 @@ def _graph_names(names: Sequence[str]) -> Sequence[str]:
     return (names[0], stage)
 
 
-def _sections(document: Mapping[str, Any]) -> Iterator[str]:
+def diff_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences of two graphs by section."""
     for name, values in document["header"].items():
         yield from _section(name.replace("_", " "), [_arrow(values)])
     opsets = [f"{name} {_arrow(pair)}" for name, pair in document["opsets"].items()]

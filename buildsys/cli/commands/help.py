@@ -15,7 +15,7 @@ from buildsys.cli.commands.doit_commands import DoitCommand
 SECTIONS = {
     "Building": ("run", "nightly", "clean", "forget", "ignore", "repro", "debug"),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
-    "Reports": ("pages",),
+    "Reports and history": ("pages", "history", "compare"),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
     "Installation and caches": ("doctor", "cache", "workers", "schema"),
     "Others": ("help", "tabcompletion"),

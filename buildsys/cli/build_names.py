@@ -1,0 +1,189 @@
+"""Recorded builds by name: ``last``, ``previous``, an id, a revision, ``MODEL[:ENGINE]@…``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buildsys.cli.command import unknown_name
+from buildsys.cli.console.rows import time_ago
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+from buildsys.history.compare import builds_at
+from buildsys.history.database import Build, History
+from buildsys.history.recorder import machine_id
+from buildsys.plan.project_plan import model_of
+
+LAST, PREVIOUS = "last", "previous"
+ENGINE_STAGES = ("engine", "verify", "bench")
+SHOWN_REVISION = 8
+_ID = re.compile(r"[0-9a-f]{4,32}")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The recorded builds of a model, or of one engine, at some time."""
+
+    name: str  # as typed
+    model: str
+    engine: str  # "" for all
+    moment: Build
+    builds: Mapping[str, Build]  # by target, the last complete ones
+    note: str = ""
+
+    def of(self, stage: str, variant: str = "") -> Build | None:
+        """Return the build of a target."""
+        return self.builds.get(":".join(filter(None, (stage, self.model, variant))))
+
+    def latest(self) -> Build:
+        """Return the last build of all targets, or the moment itself."""
+        return max(self.builds.values(), key=lambda one: one.position, default=self.moment)
+
+    def engines(self) -> list[str]:
+        """Return the recorded engines."""
+        return [one.variant for one in self.builds.values() if one.stage == "engine"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the side for ``--json``."""
+        moment = self.moment
+        return {
+            "name": self.name, "model": self.model, "engine": self.engine, "build": moment.id,
+            "started": moment.started, "revision": moment.revision, "dirty": moment.dirty,
+            "machine": moment.machine, "note": self.note,
+            "targets": {target: build.id for target, build in self.builds.items()},
+        }  # fmt: skip
+
+    def title(self) -> str:
+        """Return the name with the time and revision of the last build."""
+        revision = self.moment.revision[:SHOWN_REVISION]
+        changed = " with uncommitted changes" if self.moment.dirty else ""
+        details = filter(None, (time_ago(self.moment.started), revision and revision + changed))
+        name = ":".join(filter(None, (self.model, self.engine)))
+        return f"{name}, build {self.moment.short_id}, {', '.join(details)}"
+
+
+class BuildNames:
+    """Names of builds on the command line."""
+
+    def __init__(self, session: Session, history: History) -> None:
+        self._session = session
+        self._history = history
+        self._builds: dict[str, list[Build]] = {}
+
+    def pairs(self, names: Sequence[str]) -> list[tuple[Side, Side]]:
+        """Return the pairs of sides to compare, one per model.
+
+        Raises: UsageError: an unknown name, or nothing is recorded of it.
+        """
+        given = [self._split(name) for name in names]
+        if len(given) == 1:
+            (scope, point) = given[0]
+            given = [(scope, point or PREVIOUS), (scope, LAST)]
+        (first, start), (second, end) = given or [("", PREVIOUS), ("", LAST)]
+        first, second = first or second, second or first
+        if first:
+            return [(self._side(first, start or LAST), self._side(second, end or LAST))]
+        models = [m for m in self._history.models() if m in self._session.project.models]
+        found, problem = [], UsageError("the history has no builds", "`doit` builds every model")
+        for model in models:
+            try:
+                found.append((self._side(model, start), self._side(model, end)))
+            except UsageError as error:  # of a model that was built once
+                problem = error
+        if not found:
+            raise problem
+        return found
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """Return the model or engine in a name, and the point in time."""
+        scope, at, point = name.partition("@")
+        if at:
+            return self._scope(scope, name), point
+        if name in (LAST, PREVIOUS):
+            return "", name
+        if found := self.known_scope(name):
+            return found, ""
+        if _ID.fullmatch(name):
+            try:
+                build = self._history.find(name)
+            except UsageError:
+                return "", name
+            engine = build.variant if build.stage in ENGINE_STAGES else ""
+            return ":".join(filter(None, (build.model, engine))), name
+        return "", name
+
+    def _scope(self, scope: str, name: str) -> str:
+        found = self.known_scope(scope) if scope else ""
+        if found is None:
+            known = list(self._session.project.models)
+            raise unknown_name("model or engine", scope, known, f"in {name!r}")
+        return found
+
+    def known_scope(self, name: str) -> str | None:
+        """Return MODEL or MODEL:ENGINE, None for another name.
+
+        Raises: UsageError: the name is ambiguous.
+        """
+        full = self._session.full_name(name) or name
+        stage, _, rest = full.partition(":")
+        if stage == "build" and rest:
+            return rest
+        if stage in ENGINE_STAGES and ":" in rest:
+            return rest
+        if full in self._session.actions:
+            return model_of(full)
+        model, _, engine = name.partition(":")  # perhaps no longer in the manifests
+        recorded = self.of_model(model)
+        if recorded and (not engine or any(b.target == f"engine:{name}" for b in recorded)):
+            return name
+        return None
+
+    def of_model(self, model: str) -> list[Build]:
+        """Return the recorded builds of a model, newest first."""
+        if model not in self._builds:
+            self._builds[model] = self._history.builds(model=model)
+        return self._builds[model]
+
+    def _side(self, scope: str, point: str) -> Side:
+        model, _, engine = scope.partition(":")
+        builds = [
+            build
+            for build in self.of_model(model)
+            if not engine or build.stage not in ENGINE_STAGES or build.variant == engine
+        ]
+        if not builds:
+            raise UsageError(f"the history has no builds of {scope}", f"`doit {scope}` builds it")
+        moment, note = self._moment(scope, builds, point)
+        return Side(f"{scope}@{point}", model, engine, moment, builds_at(builds, moment), note)
+
+    def _moment(self, scope: str, builds: Sequence[Build], point: str) -> tuple[Build, str]:
+        """Return the last build at a point in time, and a note on it."""
+        here = [build for build in builds if build.machine_id == machine_id()] or builds
+        if point == LAST:
+            return here[0], ""
+        if point == PREVIOUS:
+            earlier = [build for build in here if build.run != here[0].run]
+            if not earlier:
+                hint = "`doit history` lists the builds"
+                raise UsageError(f"the history has only one run of {scope}", hint)
+            return earlier[0], ""
+        if _ID.fullmatch(point):
+            try:
+                return self._history.find(point), ""
+            except UsageError:
+                pass  # a revision
+        from buildsys.cli.git_revision import commits_until
+
+        commits = commits_until(self._session.project.root, point)
+        recorded = {build.revision: build for build in reversed(here)}
+        found = next((commit for commit in commits if commit in recorded), None)
+        if found is None:
+            hint = f"`git switch --detach {point}` and `doit {scope}` build it"
+            raise UsageError(f"the history has no build of {scope} at {point}", hint)
+        note = ""
+        if found != commits[0]:
+            short = found[:SHOWN_REVISION]
+            note = f"{point} was not built; shown is its ancestor {short}"
+        return recorded[found], note

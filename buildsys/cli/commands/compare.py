@@ -1,0 +1,261 @@
+"""doit compare: differences between recorded builds, engines or models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from buildsys.cli.build_names import ENGINE_STAGES, BuildNames, Side
+from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, print_lines
+from buildsys.cli.commands.diff import diff_lines
+from buildsys.cli.commands.explain import reasons_json
+from buildsys.cli.console.rows import titled_lines
+from buildsys.cli.graph_files import ask_inspection
+from buildsys.cli.session import Session
+from buildsys.errors import StageError, UsageError
+from buildsys.execution.action_key import flatten_options
+from buildsys.execution.build_cache import store_folder
+from buildsys.execution.stale_reasons import Reason, format_reasons, part_reasons
+from buildsys.history.compare import (
+    INCOMPARABLE,
+    NO_INTERVAL,
+    FigureChange,
+    LatencyChange,
+    compare_figures,
+    compare_latencies,
+)
+from buildsys.history.database import Build, History, history_file
+from buildsys.report.formatting import count, duration, error, plural, significant, size
+from buildsys.store.object_store import Store
+
+SCHEMA = "buildsys/compare/1"
+_GRAPH = "simplify"
+_INDENT = 14
+_SHOWN_FIELDS = 12
+_section = partial(titled_lines, indent=_INDENT)
+
+
+@dataclass
+class Comparison:
+    """The differences between two sides."""
+
+    first: Side
+    second: Side
+    manifest: list[Reason] = field(default_factory=list)
+    environment: list[Reason] = field(default_factory=list)
+    graph: Mapping[str, Any] | None = None  # as in `doit diff --json`
+    graph_note: str = ""  # why the graphs cannot be compared
+    figures: list[FigureChange] = field(default_factory=list)
+    latencies: list[LatencyChange] = field(default_factory=list)
+    engines: dict[str, str] = field(default_factory=dict)  # of one side only -> first or second
+
+    @property
+    def changed_figures(self) -> list[FigureChange]:
+        """The figures that differ."""
+        return [one for one in self.figures if one.first != one.second]
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if nothing differs, and nothing was measured again."""
+        found = self.manifest, self.environment, self.graph, self.graph_note, self.engines
+        return not (any(found) or self.changed_figures or self.latencies)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison for ``--json``."""
+        return {
+            "first": self.first.as_json(),
+            "second": self.second.as_json(),
+            "manifest": reasons_json(self.manifest),
+            "environment": reasons_json(self.environment),
+            "graph": self.graph,
+            "graph_note": self.graph_note,
+            "engines": self.engines,
+            "figures": [asdict(one) for one in self.figures],
+            "latencies": [
+                {**asdict(one), "ratio": one.ratio, "ratio_interval": one.ratio_interval}
+                for one in self.latencies
+            ],
+        }
+
+
+class Compare(ProjectCommand):
+    """Compare recorded builds."""
+
+    doc_purpose = "compare two builds: manifest, graph, accuracy, size and latency"
+    doc_usage = "[A] [B]"
+    doc_description = (
+        "A and B are last, previous, an id from `doit history`, a git revision,\n"
+        "a model or an engine (MODEL:ENGINE); MODEL@REV and MODEL:ENGINE@previous combine two of\n"
+        "them; the default is previous and last"
+    )
+    options = (JSON,)
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the differences; the exit code is 0 with or without any."""
+        if len(names) > 2:
+            raise UsageError("compare takes at most two names", "`doit help compare` explains them")
+        session = Session.read_only(root)
+        history = History.read_only(history_file(session.project.state))
+        pairs = BuildNames(session, history).pairs(names)
+        compared = [_compare(session, history, *pair) for pair in pairs]
+        if options["json"]:
+            print_json({"schema": SCHEMA, "comparisons": [one.as_json() for one in compared]})
+            return 0
+        shown = [one for one in compared if not one.is_empty or len(compared) == 1]
+        for one in shown:
+            print_lines(_lines(one))
+        if len(compared) > len(shown):
+            print_lines([f"{plural(len(compared) - len(shown), 'model')} without a difference"])
+        return 0
+
+
+def _compare(session: Session, history: History, first: Side, second: Side) -> Comparison:
+    found = Comparison(first, second)
+    before, after = (_manifest(history, side) for side in (first, second))
+    if before and after:
+        found.manifest = part_reasons(before, after)
+    engines = [side.engines() for side in (first, second)]
+    paired = [(name, name) for name in engines[0] if name in engines[1]]
+    if first.engine and second.engine:
+        paired = [(first.engine, second.engine)]
+    else:
+        found.engines = {name: "first" for name in engines[0] if name not in engines[1]}
+        found.engines |= {name: "second" for name in engines[1] if name not in engines[0]}
+    wanted = [((stage, ""), (stage, "")) for stage in ("export", "simplify", "validate")]
+    wanted += [((s, one), (s, other)) for one, other in paired for s in ENGINE_STAGES]
+    pairs: list[tuple[Build, Build]] = []
+    for one, other in wanted:
+        build, match = first.of(*one), second.of(*other)
+        if build is not None and match is not None and build.id != match.id:
+            pairs.append((build, match))
+    found.figures = compare_figures(pairs)
+    environments: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for pair in pairs:
+        for environment, build in zip(environments, pair, strict=True):
+            environment.update(history.environment(build))
+        if pair[0].stage == "bench":
+            found.latencies += compare_latencies(history, *pair)
+    # a tool of one side only belongs to a target that the other does not have
+    labels = environments[0].keys() & environments[1].keys()
+    found.environment = part_reasons(*({n: one[n] for n in labels} for one in environments))
+    _compare_graphs(session, found)
+    return found
+
+
+def _manifest(history: History, side: Side) -> dict[str, str]:
+    """Return the fields of a manifest by path, without other engines."""
+    manifest = history.manifest(side.latest())
+    engines = {str(engine.pop("name", "")): engine for engine in manifest.pop("engines", [])}
+    if side.engine:
+        manifest["engine"] = engines.get(side.engine, {})
+    else:
+        manifest["engines"] = engines
+    manifest.pop("model", None)
+    return flatten_options(manifest, "config:")
+
+
+def _compare_graphs(session: Session, found: Comparison) -> None:
+    """Compare the simplified graphs, if they differ and are still stored."""
+    sides = [side.of(_GRAPH) for side in (found.first, found.second)]
+    builds = [build for build in sides if build is not None]
+    graphs = [
+        {role: digest for role, digest in build.outputs.items() if role in ("model", "model.data")}
+        for build in builds
+    ]
+    if len(graphs) < 2 or graphs[0] == graphs[1]:
+        return
+    store = Store(store_folder(session.project.state))
+    requests = []
+    for build, graph in zip(builds, graphs, strict=True):
+        files = {role: store.object_path(digest) for role, digest in graph.items()}
+        if not files or not all(file.is_file() for file in files.values()):
+            found.graph_note = f"the graph of build {build.short_id} is no longer in the store"
+            return
+        paths = {role: str(file.resolve()) for role, file in files.items()}
+        requests.append({"file": paths["model"], "data": paths.get("model.data", "")})
+    try:
+        found.graph = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
+    except StageError as error:
+        found.graph_note = error.problem
+
+
+def _lines(found: Comparison) -> Iterator[str]:
+    """Yield the comparison as text."""
+    yield f"{found.first.title()}"
+    yield f"→ {found.second.title()}"
+    for side in (found.first, found.second):
+        if side.note:
+            yield side.note
+    if found.is_empty:
+        yield "  no difference"
+        return
+    yield from _section("manifest", _shown(found.manifest))
+    yield from _section("environment", _shown(found.environment))
+    if found.graph_note:
+        yield from _section("graph", [found.graph_note])
+    elif found.graph is not None:
+        before, after = found.graph["nodes"]
+        same = ", no difference" if found.graph["is_equal"] else ""
+        yield from _section("graph", [f"{count(before)} → {count(after)} nodes{same}"])
+        yield from diff_lines(found.graph)
+    only = [f"{name}: only in the {side}" for name, side in found.engines.items()]
+    yield from _section("engines", only)
+    accuracy = [one for one in found.figures if one.figure == "relative"]
+    others = [one for one in found.changed_figures if one.figure != "relative"]
+    changed = [_figure(one, "relative error") for one in accuracy if one.first != one.second]
+    unchanged = ["unchanged"] if accuracy and not changed else []
+    yield from _section("accuracy", changed or unchanged)
+    yield from _section("size", [_figure(one) for one in others if "seconds" not in one.figure])
+    times = [_figure(one) for one in others if "seconds" in one.figure]
+    yield from _section("build time", times)
+    yield from _section("latency", [_latency(one) for one in found.latencies])
+
+
+def _shown(reasons: Sequence[Reason]) -> list[str]:
+    lines = format_reasons(reasons)
+    more = len(lines) - _SHOWN_FIELDS
+    return lines[:_SHOWN_FIELDS] + ([f"and {more} more (--json lists all)"] if more > 0 else [])
+
+
+_NAMES = {"bytes": "", "device_memory_bytes": "GPU memory", "nodes": "nodes", "build_seconds": ""}
+
+
+def _figure(one: FigureChange, name: str | None = None) -> str:
+    """Return a change as ``engine:m:ort: 46.8 MB → 40.1 MB (-14 %)``."""
+    shown = {"relative": error, "build_seconds": duration, "nodes": significant}.get(
+        one.figure, size
+    )
+    name = _NAMES[one.figure] if name is None else name
+    first, second = (
+        "not finite" if value is None else shown(value) for value in (one.first, one.second)
+    )
+    percent = ""
+    if one.first and one.second is not None and one.figure != "relative":
+        percent = f" ({100 * (one.second / one.first - 1):+.1f} %)"
+    return f"{one.target}: {f'{name} ' if name else ''}{first} → {second}{percent}"
+
+
+def _latency(one: LatencyChange) -> str:
+    """Return a change as ``bench:m:ort opt: 1.23 → 1.30 ms (+5.7 %, +2.4 to +9.0 %): slower``."""
+    first, second = (
+        significant(ms) + (f" [{significant(span[0])}, {significant(span[1])}]" if span else "")
+        for ms, span in (
+            (one.first_ms, one.first_interval_ms),
+            (one.second_ms, one.second_interval_ms),
+        )
+    )
+    place = f"{one.target} {one.case}"
+    place += "" if one.contender == "engine" else f" {one.contender}"
+    place += ", GPU" if one.clock == "gpu" else ""
+    text = f"{place}: {first} → {second} ms"
+    if one.verdict == INCOMPARABLE:
+        return f"{text}, {INCOMPARABLE}: {one.reason}"
+    change = f"{100 * (one.ratio - 1):+.1f} %"
+    span = one.ratio_interval
+    if span is None or one.verdict == NO_INTERVAL:
+        return f"{text} ({change}), without an interval"
+    low, high = (f"{100 * (end - 1):+.1f}" for end in span)
+    return f"{text} ({change}, {low} to {high} %): {one.verdict}"

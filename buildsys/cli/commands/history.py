@@ -1,0 +1,292 @@
+"""doit history: recorded builds, and the trend of latencies."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from buildsys.cli.build_names import ENGINE_STAGES, SHOWN_REVISION, BuildNames
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    option,
+    positive_integer,
+    print_answer,
+    print_json,
+    print_lines,
+    unknown_name,
+)
+from buildsys.cli.console.plot import plot_lines
+from buildsys.cli.console.rows import format_table, time_ago
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+from buildsys.history.database import RAN, RESTORED, Build, History, history_file
+from buildsys.history.merge import import_history
+from buildsys.report.formatting import TIMES, duration, error, plural, significant, size
+
+SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
+_IMPORT = "import"
+_WIDTH = 80
+_COMPLETE = ("passed", "noisy")
+_HARDWARE = ("device:cpu.model", "device:cpu.cores", "device:gpu.name")
+
+
+class HistoryCommand(ProjectCommand):
+    """Show recorded builds."""
+
+    name = "history"
+    doc_purpose = "show recorded builds and the trend of latencies, or import a history"
+    doc_usage = "[MODEL | MODEL:ENGINE | TARGET] | import FILE"
+    doc_description = (
+        "without a name: the recorded models; `import` adds the builds in the file history.db of\n"
+        "another machine"
+    )
+    options = (JSON, option("count", "number of builds to show", long="", short="n", default="10"))
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print builds, newest first; the exit code is 0 with or without any."""
+        count = positive_integer("-n", options["count"])
+        session = Session.read_only(root)
+        file = history_file(session.project.state)
+        if names[:1] == [_IMPORT] and len(names) == 2:
+            return _import(session, file, Path(names[1]), options)
+        if len(names) > 1:
+            raise UsageError("history takes one name", "`doit help history` explains it")
+        history = History.read_only(file)
+        if not names:
+            overview = _overview(history)
+            document = {"schema": SCHEMA, "file": str(file), "models": overview}
+            print_answer(options, document, _overview_lines(overview, history))
+            return 0
+        named = _named(session, history, names[0])
+        if options["json"]:
+            print_json(_as_json(history, names[0], named.builds[:count]))
+        elif named.engines:
+            for engine in named.engines:
+                print_lines(_engine_lines(history, named, engine, count))
+        else:
+            print_lines(_target_lines(named.builds[:count]))
+        return 0
+
+
+class _Named(NamedTuple):
+    """Recorded builds of a name, newest first, and the engines to show."""
+
+    model: str
+    engines: tuple[str, ...]  # () for builds of targets
+    builds: list[Build]
+
+
+def _named(session: Session, history: History, name: str) -> _Named:
+    """Return the builds of a name on the command line.
+
+    Raises: UsageError: an unknown or ambiguous name, or nothing is recorded of it.
+    """
+    names = BuildNames(session, history)
+    scope = names.known_scope(name)
+    if scope is None:
+        known = list(dict.fromkeys((*session.project.models, *history.models())))
+        raise unknown_name("model or engine", name, known, f"models: {', '.join(known)}")
+    model, _, engine = scope.partition(":")
+    full, builds = session.full_name(name) or "", names.of_model(model)
+    stage = full.partition(":")[0]
+    if stage in name.split(":") and stage != "build":  # a target by its full name
+        builds = [b for b in builds if f"{b.target}:".startswith(f"{full}:")]
+        engines: tuple[str, ...] = ()
+    elif engine:
+        builds = [b for b in builds if b.stage in ENGINE_STAGES and b.variant == engine]
+        engines = (engine,)
+    else:
+        engines = tuple(dict.fromkeys(b.variant for b in builds if b.stage in ENGINE_STAGES))
+    if not builds:
+        raise UsageError(f"the history has no builds of {name}", f"`doit {name}` builds it")
+    return _Named(model, tuple(sorted(engines)), builds)
+
+
+def _engine_lines(history: History, named: _Named, engine: str, count: int) -> Iterator[str]:
+    """Yield the runs of one engine, with a table and a plot for each kind of machine."""
+    groups: dict[tuple[str, str], list[Build]] = {}
+    for build in named.builds:
+        if build.stage in ENGINE_STAGES and build.variant == engine:
+            groups.setdefault((_machine(history, build), build.machine_id), []).append(build)
+    hardware = {
+        group: next((text for b in found if (text := _hardware(history, b))), "")
+        for group, found in groups.items()
+    }
+    for group, builds in groups.items():
+        details = ", ".join(filter(None, (group[0], hardware[group])))
+        yield f"{named.model}:{engine} on {details}"
+        yield from _run_table(builds, count)
+        yield from _trend([b for b in builds if b.stage == "bench" and b.how == RAN])
+        yield ""
+
+
+def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
+    runs: dict[str, dict[str, Build]] = {}
+    for build in builds:  # newest first
+        runs.setdefault(build.run, {}).setdefault(build.stage, build)
+    rows, problems = [], []
+    for stages in list(runs.values())[:count]:
+        last = max(stages.values(), key=lambda build: build.position)
+        figures = {stage: build.figures for stage, build in stages.items()}
+        bench = figures.get("bench", {})
+        failed = [build for build in stages.values() if build.status not in _COMPLETE]
+        notes = [failed[0].status] if failed else ["noisy"] if bench.get("noisy") else []
+        if all(build.how == RESTORED for build in stages.values()):
+            notes.append(RESTORED)
+        rows.append(
+            [
+                last.short_id,
+                _when(last.started),
+                _revision(last),
+                significant(bench["latency_p50_ms"]) if "latency_p50_ms" in bench else "",
+                _precision(bench),
+                size(figures["engine"]["bytes"]) if "bytes" in figures.get("engine", {}) else "",
+                error(figures["verify"]["relative"]) if figures.get("verify") else "",
+                " ".join(notes),
+            ]
+        )
+        for build in failed:
+            text = f"{build.short_id} {build.stage} {build.status}: {build.reason}"
+            problems.append(_shortened(" ".join(text.split())))
+    titles = ("id", "built (UTC)", "revision", "p50 ms>", "±>", "size>", "error>", "")
+    yield from (f"  {line}" for line in format_table(titles, rows))
+    yield from (f"  {line}" for line in problems)
+    if len(runs) > count:
+        yield f"  and {len(runs) - count} older (-n {len(runs)} shows all)"
+
+
+def _trend(benchmarks: Sequence[Build]) -> Iterator[str]:
+    """Yield a plot of the medians of benchmarks, given newest first."""
+    points: list[tuple[float, tuple[float, float] | None]] = []
+    for build in reversed(benchmarks):
+        p50_ms = build.figures.get("latency_p50_ms")
+        if isinstance(p50_ms, float):
+            match build.figures.get("latency_interval_ms"):
+                case [float(low), float(high)]:
+                    points.append((p50_ms, (low, high)))
+                case _:
+                    points.append((p50_ms, None))
+    if len(points) < 2:
+        return
+    yield ""
+    yield "  median latency in ms, newest at the right"
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    yield from (f"  {line}" for line in plot_lines(points, ascii_only=encoding != "utf8"))
+
+
+def _target_lines(builds: Sequence[Build]) -> Iterator[str]:
+    """Yield a table of single targets."""
+    rows = [
+        [
+            build.short_id,
+            _when(build.started),
+            _revision(build),
+            build.target,
+            duration(build.seconds),
+            f"{build.status}, {RESTORED}" if build.how == RESTORED else build.status,
+        ]
+        for build in builds
+    ]
+    titles = ("id", "built (UTC)", "revision", "target", "time>", "status")
+    yield from format_table(titles, rows)
+
+
+def _overview(history: History) -> list[dict[str, Any]]:
+    """Return the recorded models with the number of their builds."""
+    found = []
+    for model in history.models():
+        builds = history.builds(model=model)
+        engines = {build.variant for build in builds if build.stage in ENGINE_STAGES}
+        found.append(
+            {
+                "model": model, "builds": len(builds), "engines": sorted(engines),
+                "first": builds[-1].started, "last": builds[0].started,
+            }
+        )  # fmt: skip
+    return found
+
+
+def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Iterator[str]:
+    if not overview:
+        yield "the history has no builds yet; `doit` builds every model"
+        return
+    titles = ("model", "engines>", "builds>", "last built")
+    rows = [
+        [one["model"], str(len(one["engines"])), str(one["builds"]), time_ago(one["last"])]
+        for one in overview
+    ]
+    yield from format_table(titles, rows)
+    total = sum(one["builds"] for one in overview)
+    machines = sum(map(len, history.machines().values()))
+    stored = size(history.path.stat().st_size)
+    yield f"{plural(total, 'build')} of {plural(machines, 'machine')}: {history.path}, {stored}"
+
+
+def _import(session: Session, file: Path, other: Path, options: Options) -> int:
+    from buildsys.cli.git_revision import read_checkout
+
+    project = ""
+    with suppress(UsageError, OSError):  # no repository, or no git
+        folders = session.project.build, session.project.state
+        project = read_checkout(session.project.root, folders).project
+    found = import_history(History(file), other, project)
+    lines = [f"{plural(found.added, 'build')} added, {found.known} known already", *found.notes]
+    print_answer(options, {"schema": IMPORT_SCHEMA, **found._asdict()}, lines)
+    return 0
+
+
+def _as_json(history: History, name: str, builds: Sequence[Build]) -> dict[str, Any]:
+    shown = []
+    for build in builds:
+        measured = history.measurements(build, samples=False) if build.stage == "bench" else ()
+        measurements = [asdict(one) for one in measured]
+        for one in measurements:
+            del one["samples_ms"]
+        shown.append({**asdict(build), "measurements": measurements})
+    environments = {b.environment: history.environment(b) for b in builds if b.environment}
+    return {"schema": SCHEMA, "name": name, "builds": shown, "environments": environments}
+
+
+def _machine(history: History, build: Build) -> str:
+    """Return the name of a machine, with its id if several have the name."""
+    name = build.machine or "an unknown machine"
+    several = len(history.machines().get(build.machine, ())) > 1
+    return f"{name} ({build.machine_id or 'without an id'})" if several else name
+
+
+def _hardware(history: History, build: Build) -> str:
+    environment = history.environment(build)
+    model, cores, gpu = (environment.get(label, "") for label in _HARDWARE)
+    text = f"{cores} {TIMES} {model}" if cores and model else model
+    return ", ".join(filter(None, (text, gpu if gpu != "none" else "")))
+
+
+def _precision(bench: Mapping[str, Any]) -> str:
+    """Return the distance of the interval's ends from the median in percent."""
+    match bench.get("latency_interval_ms"), bench.get("latency_p50_ms"):
+        case [float(low), float(high)], float(p50_ms) if p50_ms > 0:
+            return f"{100 * max(high - p50_ms, p50_ms - low) / p50_ms:.1f} %"
+        case _:
+            return ""
+
+
+def _when(started: str) -> str:
+    """Return a time without the present year."""
+    year = time.strftime("%Y-", time.gmtime())
+    return started[:16].removeprefix(year).replace("T", " ")
+
+
+def _revision(build: Build) -> str:
+    changed = "+" if build.dirty else ""
+    return f"{build.revision[:SHOWN_REVISION]}{changed}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _WIDTH - 4 else f"{text[: _WIDTH - 5]}…"

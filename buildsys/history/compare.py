@@ -1,0 +1,145 @@
+"""Comparison of recorded builds: sizes, errors, build times and latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from buildsys.history.database import Build, History, Measurement, machine_differences
+
+SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"
+INCOMPARABLE, NO_INTERVAL = "not comparable", "no interval"
+_COMPLETE = ("passed", "noisy")
+_ENGINE = "engine"  # begins the names of an engine's contenders
+_FIGURES = {
+    "export": ("bytes", "nodes"),
+    "simplify": ("bytes", "nodes"),
+    "convert": ("bytes",),
+    "engine": ("bytes", "device_memory_bytes", "build_seconds"),
+    "validate": ("relative",),
+    "verify": ("relative",),
+}
+
+
+@dataclass(frozen=True)
+class FigureChange:
+    """A figure of one target in two builds; None if it is not finite."""
+
+    target: str
+    figure: str
+    first: float | None
+    second: float | None
+
+
+@dataclass(frozen=True)
+class LatencyChange:
+    """The median latency of one shape case in two builds."""
+
+    target: str
+    case: str
+    contender: str
+    clock: str
+    first_ms: float
+    second_ms: float
+    first_interval_ms: tuple[float, float] | None
+    second_interval_ms: tuple[float, float] | None
+    verdict: str  # SLOWER, FASTER, SAME, INCOMPARABLE or NO_INTERVAL
+    reason: str = ""  # why they are not comparable
+
+    @property
+    def ratio(self) -> float:
+        """The second median over the first."""
+        return self.second_ms / self.first_ms
+
+    @property
+    def ratio_interval(self) -> tuple[float, float] | None:
+        """The ratios of opposite ends of both intervals."""
+        if self.first_interval_ms is None or self.second_interval_ms is None:
+            return None
+        (low, high), (other_low, other_high) = self.first_interval_ms, self.second_interval_ms
+        return other_low / high, other_high / low
+
+
+def builds_at(builds: Iterable[Build], moment: Build) -> dict[str, Build]:
+    """Return the last complete build of each target on a machine at some moment.
+
+    ``builds`` are newest first.
+    """
+    found: dict[str, Build] = {}
+    for build in builds:
+        is_earlier = build.machine_id == moment.machine_id and build.position <= moment.position
+        if is_earlier and build.status in _COMPLETE:
+            found.setdefault(build.target, build)
+    return found
+
+
+def compare_figures(pairs: Sequence[tuple[Build, Build]]) -> list[FigureChange]:
+    """Return sizes, errors and build times of pairs of builds, changed or not."""
+    return [
+        FigureChange(second.target, name, first.figures[name], second.figures[name])
+        for first, second in pairs
+        for name in _FIGURES.get(second.stage, ())
+        if name in first.figures and name in second.figures
+    ]
+
+
+def compare_latencies(history: History, first: Build, second: Build) -> list[LatencyChange]:
+    """Return the latencies of two benchmarks of engines."""
+    obstacles = machine_differences(history.environment(first), history.environment(second))
+    if not history.environment(first) or not history.environment(second):
+        obstacles = ("the environment of a build is not recorded",)
+    found = []
+    other = {_place(one): one for one in _of_engine(history.measurements(second, samples=False))}
+    for one in _of_engine(history.measurements(first, samples=False)):
+        match = other.get(_place(one))
+        if match is None or one.p50_ms <= 0:
+            continue
+        reasons = [*obstacles, *_noise(first, second), *_other_sizes(one, match)]
+        intervals = one.interval_ms, match.interval_ms
+        verdict = INCOMPARABLE if reasons else _verdict(*intervals)
+        found.append(
+            LatencyChange(
+                second.target,
+                one.case,
+                one.contender,
+                one.clock,
+                one.p50_ms,
+                match.p50_ms,
+                *intervals,
+                verdict,
+                "; ".join(reasons),
+            )
+        )
+    return found
+
+
+def _of_engine(measurements: Iterable[Measurement]) -> Iterator[Measurement]:
+    return (one for one in measurements if one.contender.startswith(_ENGINE))
+
+
+def _place(one: Measurement) -> tuple[str, str, str]:
+    return one.case, one.contender, one.clock
+
+
+def _noise(first: Build, second: Build) -> Iterator[str]:
+    noisy = [bool(build.figures.get("noisy")) for build in (first, second)]
+    if any(noisy):
+        yield f"{'both measurements are' if all(noisy) else 'a measurement is'} noisy"
+
+
+def _other_sizes(one: Measurement, other: Measurement) -> Iterator[str]:
+    if one.dims != other.dims:
+        yield f"sizes are {_sizes(one.dims)} and {_sizes(other.dims)}"
+
+
+def _sizes(dims: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in dims.items()) or "fixed"
+
+
+def _verdict(first: tuple[float, float] | None, second: tuple[float, float] | None) -> str:
+    """Return the verdict of two intervals: clear if they do not overlap."""
+    if first is None or second is None:
+        return NO_INTERVAL
+    if second[0] > first[1]:
+        return SLOWER
+    return FASTER if second[1] < first[0] else SAME

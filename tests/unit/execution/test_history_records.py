@@ -1,0 +1,112 @@
+"""Targets of the executor in the history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_project import ALL, BENCH, ENGINE, EXPORT, make_executor, make_project
+
+from buildsys.errors import BuildsysError
+from buildsys.execution.executor import Executor
+from buildsys.history.database import Build, History
+from buildsys.history.recorder import Checkout, Recorder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_project(tmp_path / "project")
+
+
+def history_of(root: Path) -> History:
+    return History(root / ".buildsys" / "history.db")
+
+
+def recording(root: Path, warnings: list[str] | None = None, **more: Any) -> Executor:
+    def make_recorder() -> Recorder:
+        notify = (warnings if warnings is not None else []).append
+        return Recorder(
+            History(root / ".buildsys" / "history.db", notify), Checkout, lambda _: "{}", notify
+        )
+
+    return make_executor(root, make_recorder=make_recorder, **more)[0]
+
+
+def build(root: Path, *targets: str, **more: Any) -> list[Build]:
+    """Build targets; return what is recorded of it, oldest first."""
+    before = len(history_of(root).builds())
+    executor = recording(root, **more)
+    for target in targets or ALL:
+        if not executor.is_fresh(target):
+            executor.run(target)
+    executor.close()
+    found = history_of(root).builds()[::-1]
+    return found[before:]
+
+
+def test_every_target_that_ran_is_recorded_with_its_reason_and_outputs(root: Path) -> None:
+    found = build(root)
+    assert [(one.target, one.how, one.status) for one in found] == [
+        (target, "ran", "passed") for target in ALL
+    ]
+    export = found[0]
+    assert set(export.outputs) == {"model", "result"}
+    assert "never-built" in export.why
+    assert export.seconds == 0.25
+    assert len({one.run for one in found}) == 1
+
+
+def test_a_run_with_nothing_to_do_records_and_opens_nothing(root: Path) -> None:
+    build(root)
+    for path in (root / ".buildsys").glob("history.db*"):
+        path.unlink()
+    executor = recording(root)
+    assert all(executor.is_fresh(target) for target in ALL)
+    executor.close()
+    assert not (root / ".buildsys" / "history.db").exists()
+
+
+def test_failures_are_recorded_with_their_sentence(root: Path) -> None:
+    build(root, EXPORT)
+    for order, status, reason in (
+        ("fail", "failed", "numbers differ"),
+        ("break", "error", "engine:m:e broke"),
+        ("die", "error", "the worker of engine:m:e crashed"),
+    ):
+        (root / f"do-{ENGINE}").write_text(order)
+        executor = recording(root)
+        with pytest.raises(BuildsysError):
+            executor.run(ENGINE)
+        executor.close()
+        last = history_of(root).builds()[0]
+        assert (last.target, last.status, last.reason) == (ENGINE, status, reason)
+        assert last.outputs == {}
+
+
+def test_restored_targets_are_recorded_after_the_build_folder_was_deleted(root: Path) -> None:
+    first = build(root)
+    for path in sorted((root / "build").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    second = build(root)
+    assert [one.target for one in second if one.how == "restored"] == [one.target for one in second]
+    assert second[0].outputs == first[0].outputs
+    assert second[0].run != first[0].run
+    assert history_of(root).builds(target=BENCH)[-1] == first[2]
+
+
+def test_a_history_that_is_a_folder_costs_one_warning(root: Path) -> None:
+    (root / ".buildsys" / "history.db").mkdir(parents=True)
+    warnings: list[str] = []
+    executor = recording(root, warnings)
+    assert [executor.run(target).status for target in ALL] == ["passed"] * len(ALL)
+    executor.close()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("builds of this run are missing in the history: ")
+    assert all(map(executor.is_fresh, ALL))
+
+
+def test_the_history_is_no_reason_to_rebuild(root: Path) -> None:
+    build(root)
+    (root / ".buildsys" / "history.db").write_bytes(b"damaged" * 1000)
+    assert build(root) == []

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from recorded_builds import MEASUREMENT, MakeBuild
+
+from buildsys.history.compare import (
+    FASTER,
+    INCOMPARABLE,
+    NO_INTERVAL,
+    SAME,
+    SLOWER,
+    FigureChange,
+    builds_at,
+    compare_figures,
+    compare_latencies,
+)
+from buildsys.history.database import Build, History, Measurement, digest_of
+
+ENVIRONMENT = '{"device:cpu.model": "A"}'
+
+
+def measured(
+    history: History,
+    make_build: MakeBuild,
+    *measurements: Measurement,
+    environment: str = ENVIRONMENT,
+    **fields: Any,
+) -> Build:
+    build = make_build(environment=digest_of(environment), **fields)
+    history.add(build, measurements, [environment])
+    return build
+
+
+def at(low: float, p50_ms: float, high: float) -> Measurement:
+    return replace(MEASUREMENT, p50_ms=p50_ms, interval_ms=(low, high))
+
+
+def test_the_state_at_a_moment_has_the_last_complete_builds(make_build: MakeBuild) -> None:
+    engine, bench = make_build(target="engine:m:e"), make_build(target="bench:m:e")
+    failed = make_build(target="engine:m:e", status="failed")
+    noisy = make_build(target="bench:m:e", status="noisy")
+    elsewhere = make_build(target="verify:m:e", machine_id="bbbb", position=engine.position)
+    builds = [elsewhere, noisy, failed, bench, engine]
+    assert builds_at(builds, bench) == {"engine:m:e": engine, "bench:m:e": bench}
+    assert builds_at(builds, noisy) == {"engine:m:e": engine, "bench:m:e": noisy}
+
+
+def test_figures_of_both_builds_are_compared(make_build: MakeBuild) -> None:
+    first = make_build(target="engine:m:e", figures={"bytes": 10, "build_seconds": 2.0})
+    second = make_build(target="engine:m:e", figures={"bytes": 10, "device_memory_bytes": 4})
+    assert compare_figures([(first, second)]) == [FigureChange("engine:m:e", "bytes", 10, 10)]
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"),
+    [
+        (at(1.2, 1.25, 1.3), SLOWER),
+        (at(0.7, 0.75, 0.8), FASTER),
+        (at(1.05, 1.15, 1.3), SAME),
+        (replace(MEASUREMENT, p50_ms=2.0, interval_ms=None), NO_INTERVAL),
+    ],
+)
+def test_a_latency_changed_if_the_intervals_do_not_overlap(
+    history: History, make_build: MakeBuild, second: Measurement, verdict: str
+) -> None:
+    builds = [measured(history, make_build, one) for one in (at(0.9, 1.0, 1.1), second)]
+    (found,) = compare_latencies(history, *builds)
+    assert (found.verdict, found.ratio) == (verdict, second.p50_ms)
+
+
+def test_the_interval_of_the_ratio_has_opposite_ends(
+    history: History, make_build: MakeBuild
+) -> None:
+    builds = [measured(history, make_build, at(n, 1.25 * n, 2 * n)) for n in (1, 2)]
+    (found,) = compare_latencies(history, *builds)
+    assert found.ratio_interval == (1.0, 4.0)
+
+
+def test_other_hardware_noise_and_sizes_are_not_comparable(
+    history: History, make_build: MakeBuild
+) -> None:
+    base = measured(history, make_build, MEASUREMENT)
+    other_cpu = measured(history, make_build, MEASUREMENT, environment='{"device:cpu.model": "B"}')
+    unknown = measured(history, make_build, MEASUREMENT, environment="{}")
+    noisy = measured(history, make_build, MEASUREMENT, figures={"noisy": ["load"]})
+    larger = measured(history, make_build, replace(MEASUREMENT, dims={"batch": 8}))
+    found = [
+        compare_latencies(history, base, one)[0] for one in (other_cpu, unknown, noisy, larger)
+    ]
+    assert {one.verdict for one in found} == {INCOMPARABLE}
+    assert [one.reason for one in found] == [
+        "cpu.model is A and B",
+        "the environment of a build is not recorded",
+        "a measurement is noisy",
+        "sizes are batch=4 and batch=8",
+    ]
+
+
+def test_baselines_and_missing_cases_are_not_compared(
+    history: History, make_build: MakeBuild
+) -> None:
+    torch, other = replace(MEASUREMENT, contender="torch"), replace(MEASUREMENT, case="max")
+    builds = [measured(history, make_build, torch, one) for one in (MEASUREMENT, other)]
+    assert compare_latencies(history, *builds) == []
