@@ -54,7 +54,7 @@ class HistoryCommand(ProjectCommand):
         count = positive_integer("-n", options["count"])
         session = Session.read_only(root)
         file = history_file(session.project.state)
-        if names[:1] == [_IMPORT] and len(names) == 2:
+        if len(names) == 2 and names[0] == _IMPORT:
             return _import(session, file, Path(names[1]), options)
         if len(names) > 1:
             raise UsageError("history takes one name", "`doit help history` explains it")

@@ -1,0 +1,248 @@
+"""``doit history`` and ``doit compare`` on a recorded history, without builds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.cli.commands.compare import Compare
+from buildsys.cli.commands.history import HistoryCommand
+from buildsys.errors import UsageError
+from buildsys.history.database import HOST, Build, History, Measurement, digest_of
+from buildsys.history.recorder import machine_id
+from buildsys.report.formatting import TIMES
+
+MANIFEST = """\
+model: {0}
+source: {{python: "net.py:make"}}
+inputs: {{x: {{shape: [1, 4]}}}}
+engines: [{{name: ort, backend: onnxruntime}}, {{name: fast, backend: onnxruntime}}]
+"""
+ENVIRONMENT = {"device:cpu.model": "Zen", "device:cpu.cores": "2", "tool:onnxruntime": "1.22"}
+Run = Callable[..., str]
+
+
+class Recorded:
+    """A project with a history; each run records the targets of one engine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "configs/models").mkdir(parents=True)
+        (root / "net.py").write_text("def make(): ...\n")
+        for model in ("m", "other"):
+            file = root / "configs/models" / f"{model}.yaml"
+            file.write_text(MANIFEST.format(model))
+        self.history = History(root / ".buildsys" / "history.db")
+        self.count = 0
+
+    def add(self, target: str, run: int, *measured: Measurement, **fields: Any) -> Build:
+        self.count += 1
+        stage, model, *variant = target.split(":")
+        environment = json.dumps(fields.pop("environment", ENVIRONMENT))
+        manifest = json.dumps(fields.pop("manifest", {}))
+        values = {
+            "id": f"{self.count:032x}"[::-1], "run": str(run), "project": "", "target": target,
+            "model": model, "stage": stage, "variant": "".join(variant), "key": "k", "how": "ran",
+            "status": "passed", "started": f"2020-01-02T03:{self.count:02d}:00Z",
+            "position": 1000.0 + self.count, "seconds": 1.0, "machine": "ci",
+            "machine_id": machine_id(), "environment": digest_of(environment),
+            "manifest": digest_of(manifest),
+        }  # fmt: skip
+        build = Build(**{**values, **fields})
+        self.history.add(build, measured, [environment, manifest])
+        return build
+
+    def add_run(
+        self, run: int, p50_ms: float, engine: str = "ort", model: str = "m", **fields: Any
+    ) -> Build:
+        names = f"{model}:{engine}"
+        self.add(
+            f"engine:{names}", run, figures={"bytes": 1000 * run, "build_seconds": 2.0}, **fields
+        )
+        self.add(f"verify:{names}", run, figures={"relative": run * 1e-6}, **fields)
+        span = (p50_ms * 0.99, p50_ms * 1.01)
+        figures = {"latency_p50_ms": p50_ms, "latency_interval_ms": list(span)}
+        one = Measurement("opt", "engine", HOST, 3, p50_ms, span, {"batch": 1}, 1, {}, ())
+        return self.add(f"bench:{names}", run, one, figures=figures, **fields)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    return Recorded(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def printed(command: type[Any], *names: str, as_json: bool = False, count: str = "10") -> str:
+        assert command().run(tmp_path, names, {"json": as_json, "count": count}) == 0
+        return capsys.readouterr().out
+
+    return printed
+
+
+def test_an_engine_has_a_row_per_run_and_a_trend(recorded: Recorded, run: Run) -> None:
+    recorded.add_run(1, 1.0, revision="abcdef0123", dirty=True)
+    last = recorded.add_run(2, 1.2, revision="fedcba9876", dirty=False)
+    lines = run(HistoryCommand, "m:ort").splitlines()
+    assert lines[0] == f"m:ort on ci, 2 {TIMES} Zen"
+    assert lines[2].split() == [
+        last.short_id, "2020-01-02", "03:06", "fedcba98", "1.20", "1.0", "%", "2.00", "kB",
+        "2.0e-06",
+    ]  # fmt: skip
+    assert "abcdef01+" in lines[3]
+    assert sum("●" in line for line in lines) == 2
+    assert max(map(len, lines)) <= 80
+
+
+def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -> None:
+    recorded.add_run(1, 1.0)
+    failed = recorded.add("verify:m:ort", 2, status="failed", reason="numbers differ " * 20)
+    printed = run(HistoryCommand, "m")
+    assert f"{failed.short_id} verify failed: numbers differ" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(
+    recorded: Recorded, run: Run
+) -> None:
+    recorded.add_run(1, 1.0)
+    recorded.add_run(2, 2.0, machine_id="bbbb", environment={"device:cpu.model": "Core"})
+    printed = run(HistoryCommand, "m:ort")
+    assert "m:ort on ci (bbbb), Core" in printed
+    assert f"m:ort on ci ({machine_id()}), 2 {TIMES} Zen" in printed
+    assert "●" not in printed  # one measurement is no trend
+
+
+def test_the_number_of_builds_is_limited(recorded: Recorded, run: Run) -> None:
+    for number in range(4):
+        recorded.add_run(number, 1.0)
+    printed = run(HistoryCommand, "m:ort", count="3")
+    assert "and 1 older (-n 4 shows all)" in printed
+    found = json.loads(run(HistoryCommand, "bench:m:ort", count="2", as_json=True))
+    assert [one["target"] for one in found["builds"]] == ["bench:m:ort"] * 2
+    assert found["builds"][0]["measurements"][0]["p50_ms"] == 1.0
+    assert found["environments"][found["builds"][0]["environment"]] == ENVIRONMENT
+
+
+def test_single_targets_and_the_overview(recorded: Recorded, run: Run) -> None:
+    assert "no builds yet" in run(HistoryCommand)
+    export = recorded.add("export:m", 1)
+    recorded.add("export:gone", 1)  # no longer in the manifests
+    lines = run(HistoryCommand, "export:m").splitlines()
+    assert lines[1].split() == [
+        export.short_id, "2020-01-02", "03:01", "export:m", "1.00", "s", "passed",
+    ]  # fmt: skip
+    assert run(HistoryCommand, "m").splitlines()[1:] == lines[1:]
+    assert "export:gone" in run(HistoryCommand, "gone")
+    assert "2 builds of 1 machine" in run(HistoryCommand)
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (("m",), "the history has no builds of m"),
+        (("n",), "there is no model or engine 'n'"),
+        (("m", "other"), "history takes one name"),
+        (("import", "none.db"), "there is no file none.db"),
+    ],
+)
+def test_wrong_names_are_errors(
+    recorded: Recorded, run: Run, names: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        run(HistoryCommand, *names)
+
+
+def test_a_history_is_imported_from_a_file(recorded: Recorded, run: Run, tmp_path: Path) -> None:
+    other = Recorded(tmp_path / "elsewhere")
+    other.add_run(1, 1.0, machine_id="bbbb")
+    recorded.add("export:m", 1)
+    printed = run(HistoryCommand, "import", str(other.history.path))
+    assert printed.splitlines()[0] == "2 builds added, 1 known already"
+    assert "two machines are called ci" in printed
+    again = json.loads(run(HistoryCommand, "import", str(other.history.path), as_json=True))
+    assert (again["added"], again["known"], again["notes"]) == (0, 3, [])
+
+
+def test_previous_and_last_are_compared_by_default(recorded: Recorded, run: Run) -> None:
+    recorded.add_run(1, 1.0, manifest={"export": {"opset": 17}})
+    newer = {**ENVIRONMENT, "tool:onnxruntime": "1.23"}
+    recorded.add_run(2, 1.2, manifest={"export": {"opset": 18}}, environment=newer)
+    printed = run(Compare)
+    for line in (
+        "manifest      export.opset: 17 → 18",
+        "environment   onnxruntime 1.22 → 1.23",
+        "accuracy      verify:m:ort: relative error 1.0e-06 → 2.0e-06",
+        "size          engine:m:ort: 1.00 kB → 2.00 kB (+100.0 %)",
+        "latency       bench:m:ort opt: 1.00 [0.990, 1.01] → 1.20 [1.19, 1.21] ms "
+        "(+20.0 %, +17.6 to +22.4 %): slower",
+    ):
+        assert f"  {line}\n" in printed
+    assert run(Compare, "m", as_json=True) == run(Compare, "previous", "last", as_json=True)
+
+
+def test_builds_of_other_hardware_are_not_comparable(recorded: Recorded, run: Run) -> None:
+    first = recorded.add_run(1, 1.0)
+    other = {**ENVIRONMENT, "device:cpu.model": "Core"}
+    recorded.add_run(2, 2.0, environment=other)
+    printed = run(Compare, first.short_id, "last")
+    assert "1.00 [0.990, 1.01] → 2.00 [1.98, 2.02] ms, not comparable" in printed
+    assert "cpu.model is Zen and Core" in printed
+
+
+def test_engines_and_models_are_compared(recorded: Recorded, run: Run) -> None:
+    engines = [{"name": "ort", "precision": "fp32"}, {"name": "fast", "precision": "fp16"}]
+    for engine, p50_ms in (("ort", 1.0), ("fast", 0.5)):
+        recorded.add_run(1, p50_ms, engine, manifest={"engines": engines})
+    recorded.add_run(2, 1.0, "ort", model="other")
+    between = run(Compare, "m:ort", "m:fast")
+    assert 'manifest      engine.precision: "fp32" → "fp16"' in between
+    assert "(-50.0 %, -51.0 to -49.0 %): faster" in between
+    models = run(Compare, "m", "other")
+    assert "engines       fast: only in the first" in models
+    assert "size          engine:other:ort: 1.00 kB → 2.00 kB" in models
+
+
+def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", *identity, "-C", str(tmp_path), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    commits = []
+    for text in "abc":
+        (tmp_path / "net.py").write_text(f"def make(): ...  # {text}\n")
+        git("add", "net.py")
+        git("commit", "-qm", text)
+        commits.append(git("rev-parse", "HEAD"))
+    recorded.add_run(1, 1.0, revision=commits[0])
+    recorded.add_run(2, 1.2, revision=commits[2])
+    printed = run(Compare, "HEAD~1", "m@HEAD")
+    assert f"HEAD~1 was not built; shown is its ancestor {commits[0][:8]}" in printed
+    assert "(+20.0 %" in printed
+    assert "no difference" in run(Compare, "HEAD", "last")
+    with pytest.raises(UsageError, match="no model, engine, build or git revision 'nothing'"):
+        run(Compare, "nothing", "last")
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ((), "the history has only one run of m"),
+        (("m", "other"), "the history has no builds of other"),
+        (("n@last",), "there is no model or engine 'n'"),
+        (("a", "b", "c"), "at most two names"),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error(
+    recorded: Recorded, run: Run, names: tuple[str, ...], problem: str
+) -> None:
+    recorded.add_run(1, 1.0)
+    with pytest.raises(UsageError, match=problem):
+        run(Compare, *names)
