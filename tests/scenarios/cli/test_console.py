@@ -1,0 +1,86 @@
+"""The live display of a real run on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+
+from project_folder import TIMEOUT_S, wait_until
+from ready_project import ReadyProject
+
+COLUMNS = 80
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class TerminalRun:
+    """doit on a terminal of 80 columns."""
+
+    def __init__(self, project: ReadyProject, *arguments: str) -> None:
+        self._controller, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, COLUMNS, 0, 0))
+        environment = {**project.environment, "TERM": "xterm-256color"}
+        for name in ("CI", "NO_COLOR"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "doit", *arguments],
+            cwd=project.root,
+            env=environment,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self._pieces: list[bytes] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def text(self) -> str:
+        return b"".join(self._pieces).decode(errors="replace")
+
+    def lines(self) -> list[str]:
+        """Return every line ever drawn, without control characters."""
+        return [_CONTROL.sub("", line) for line in re.split(r"[\r\n]+", self.text)]
+
+    def end(self) -> int:
+        code = self.process.wait(TIMEOUT_S)
+        self._reader.join()
+        os.close(self._controller)
+        return code
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self._pieces.append(os.read(self._controller, 65536))
+            except OSError:  # the other end is closed
+                return
+
+
+def test_ctrl_c_leaves_a_usable_terminal_and_readable_lines(ready: ReadyProject) -> None:
+    ready.hold()
+    run = TerminalRun(ready, "-n", "2")
+    try:
+        wait_until(lambda: ready.is_held, "reference:a is at work")
+        wait_until(lambda: "first build" in run.text, "the remaining time is shown")
+        wait_until(lambda: "✓ simplify:a" in run.text, "the targets beside it have passed")
+        assert any(re.search(r"reference:a .* case min", one) for one in run.lines())
+    finally:
+        os.killpg(run.process.pid, signal.SIGINT)
+        code = run.end()
+    assert code == 130, run.text
+    last = run.text[run.text.rindex("\x1b[?25l") :]
+    assert "\x1b[?25h" in last, "the cursor is shown again"
+    after = _CONTROL.sub("", last[last.index("\x1b[?25h") :])
+    assert "reference         not run" in after
+    assert after.endswith("interrupted; finished targets are kept, the rest will run next time\r\n")
+    assert "targets done" not in after, "the progress is removed"
+    assert max(map(len, run.lines())) <= COLUMNS, "no line is wrapped"
