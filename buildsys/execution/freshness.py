@@ -27,6 +27,7 @@ FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
 _RESULTS = (ledger.PASSED, ledger.UNAVAILABLE)
+_WHOLE = (ledger.PASSED, ledger.NOISY, ledger.UNAVAILABLE)  # runs that were not cut off
 _SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED)
 
 
@@ -291,9 +292,13 @@ def _from_history(
 ) -> Freshness:
     """Return the freshness with the usual time and the last run.
 
+    A target that cannot run here ends at once, so its runs count only if the latest was one.
     Importing statistics for the median would cost 10 ms.
     """
-    seconds = sorted([run.seconds for run in runs if run.status == ledger.PASSED][:_TYPICAL_RUNS])
+    whole = [run for run in runs if run.status in _WHOLE]
+    cannot_run = bool(whole) and whole[0].status == ledger.UNAVAILABLE
+    typical = [run for run in whole if (run.status == ledger.UNAVAILABLE) == cannot_run]
+    seconds = sorted([run.seconds for run in typical[:_TYPICAL_RUNS]])
     middle = len(seconds) // 2
     median = (seconds[middle] + seconds[-middle - 1]) / 2 if seconds else None
     return Freshness(target, key=key, last=next(iter(runs), None), expected_s=median, **more)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
-from buildsys.cli.console.target_line import FIRST_BUILD, TargetLine
+from buildsys.cli.console.target_line import OBVIOUS, TargetLine
 from buildsys.report.formatting import duration
 from buildsys.system.printable import printable, printable_line
 
@@ -203,7 +203,7 @@ class LiveDisplay:
         if line.status == "restored":
             text.append("from the store", "dim")
         elif line.status == "passed":
-            why = "" if line.why == FIRST_BUILD else line.why
+            why = "" if line.why in OBVIOUS else line.why
             text.append(f"  {printable_line(line.figure)}".rstrip())
             text.append(f"  {printable_line(why)}".rstrip(), "dim")
         elif line.reason:

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from buildsys.cli.console.target_line import ENDED, FIRST_BUILD, TargetLine
+from buildsys.cli.console.target_line import ENDED, OBVIOUS, TargetLine
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
@@ -120,11 +120,17 @@ def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
 
 
 def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int) -> Table:
+    is_narrow = width < _WITH_REASONS
     reasons = [
-        "" if line.why == FIRST_BUILD or not line.has_ended else printable_line(line.why)
+        printable_line(line.why)
+        if line.has_ended
+        and line.why not in OBVIOUS
+        # in a narrow table only the changes that started it all
+        and not (is_narrow and line.why.startswith("input "))
+        else ""
         for line in lines
     ]
-    has_column = any(reasons) and width >= _WITH_REASONS
+    has_column = any(reasons) and not is_narrow
     style = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
     table = Table(title=model, show_edge=False, **style)  # type: ignore[arg-type]
     table.add_column("target", overflow="fold")

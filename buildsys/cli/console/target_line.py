@@ -10,7 +10,7 @@ from buildsys.report.formatting import duration
 from buildsys.system.printable import printable_line
 
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
-FIRST_BUILD = "never built"  # the executor's words; obvious in a first build
+OBVIOUS = ("never built", "asked for")  # reasons in the executor's words, not repeated
 _TAIL_BYTES = 4096  # of a log
 
 
@@ -47,7 +47,7 @@ class TargetLine:
     @property
     def activity(self) -> str:
         """What it does: counter, progress message and last line of its log."""
-        why = "" if self.why == FIRST_BUILD else self.why
+        why = "" if self.why in OBVIOUS else self.why
         logged = last_line(self.log_file) if self.log_file else ""
         # the counter first: a narrow terminal cuts the rest
         parts = (self.counter, self.message or why, "" if logged == self.message else logged)

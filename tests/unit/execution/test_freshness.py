@@ -244,8 +244,12 @@ def test_the_usual_time_is_the_median_of_the_last_successful_runs(root: Path) ->
         ("error", 0.0),
     ]:
         db.write([(row, (EXPORT, status, seconds))])
-    db.close()
     assert examine(root, EXPORT).expected_s == 3
+    db.write([(row, (EXPORT, "unavailable", 0.1))])
+    assert examine(root, EXPORT).expected_s == 0.1, "it ends at once again"
+    db.write([(row, (EXPORT, "noisy", 5.0))])
+    db.close()
+    assert examine(root, EXPORT).expected_s == 4, "a noisy measurement takes its time"
 
 
 def test_a_stale_target_in_a_store_is_restorable(root: Path) -> None:
