@@ -35,7 +35,7 @@ def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
     def receive(number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGINT and number in received:
-            _exit(INTERRUPTED)  # Ctrl-C a second time; workers end with this process
+            exit_at_once(INTERRUPTED)  # Ctrl-C a second time; workers end with this process
         received.add(number)
         os.write(write_end, bytes([number]))
 
@@ -46,7 +46,7 @@ def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
         exit_code = INTERRUPTED if number[0] == signal.SIGINT else TERMINATED
         stop(exit_code)
         if not ended.wait(_END_LIMIT_S):  # for example, in a slow download
-            _exit(exit_code, NOTICE)
+            exit_at_once(exit_code, NOTICE)
 
     thread = threading.Thread(target=wait_for_signal, daemon=True)
     thread.start()
@@ -64,7 +64,7 @@ def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
         os.close(read_end)
 
 
-def _exit(code: int, notice: str = "") -> NoReturn:
+def exit_at_once(code: int, notice: str = "") -> NoReturn:
     """End this process at once, with the cursor that a live display has hidden."""
     with suppress(OSError):
         if os.isatty(1) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):

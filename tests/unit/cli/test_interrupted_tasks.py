@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 from cli_doubles import Doit, fail
 
+from buildsys.cli.interruption import NOTICE
 from buildsys.errors import WorkerDied
 
 
@@ -96,3 +100,16 @@ def test_ctrl_c_while_the_tasks_are_loaded_ends_with_130(
     code, out = doit()
     assert code == 130
     assert "Traceback" not in out
+
+
+def test_an_end_at_once_shows_the_cursor_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    controller, terminal = pty.openpty()
+    code = f"from buildsys.cli.interruption import exit_at_once; exit_at_once(130, {NOTICE!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=terminal)
+    assert process.wait() == 130
+    os.close(terminal)
+    printed = os.read(controller, 4096)
+    os.close(controller)
+    assert printed.startswith(b"\x1b[?25h")
+    assert printed.rstrip().endswith(NOTICE.strip().encode())
