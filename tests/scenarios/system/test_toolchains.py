@@ -79,6 +79,9 @@ def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
     report = (ready.root / "build/a/report/report.md").read_text()
     assert "built in the toolchain other (python " in report
     assert "onnxruntime (other)" in report
+    assert ready.doit("debug", "engine:a:other", "--keep", "kept").code == 0
+    debugged = json.loads((ready.root / "kept/a/engine/other/engine.json").read_bytes())
+    assert debugged["toolchain"] == built["toolchain"]
     # upgraded between two runs, and at another place
     environment.relabel("onnxruntime", "1.19.0")
     environment.folder.rename(ready.root / "envs/moved")
