@@ -138,9 +138,11 @@ def default_s(action: Action) -> float:
 
 def _rounded(seconds: float) -> str:
     """Return a duration without more digits than an estimate has."""
+    if seconds < 3:
+        return f"{max(1, round(seconds))} s"
     if seconds < 55:
-        return (
-            f"{max(5, round(seconds / 5) * 5)} s" if seconds >= 3 else f"{max(1, round(seconds))} s"
-        )
-    minutes = max(1, round(seconds / 60))
+        return f"{max(5, round(seconds / 5) * 5)} s"
+    tens, minutes = round(seconds / 10) * 10, round(seconds / 60)
+    if seconds < 175:
+        return f"{tens // 60} min {tens % 60} s" if tens % 60 else f"{tens // 60} min"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -125,7 +125,15 @@ def test_a_broken_state_gives_no_time(project: Project, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(2.2, "2 s"), (33, "35 s"), (58, "1 min"), (200, "3 min"), (3600 * 2.5, "2 h 30 min")],
+    [
+        (2.2, "2 s"),
+        (33, "35 s"),
+        (58, "1 min"),
+        (83, "1 min 20 s"),
+        (118, "2 min"),
+        (200, "3 min"),
+        (3600 * 2.5, "2 h 30 min"),
+    ],
 )
 def test_estimates_are_rounded(seconds: float, text: str) -> None:
     assert str(Remaining(seconds)) == f"about {text} left"
