@@ -32,6 +32,7 @@ STAGE_DOCS = {
     "engine": "build the engines",
     "verify": "compare the engines with the golden outputs",
     "bench": "benchmark the engines",
+    "gate": "compare the engines with earlier builds",
     "report": "write the reports",
 }
 

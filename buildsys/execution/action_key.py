@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from buildsys.execution.baselines import Baselines
 from buildsys.execution.environment_parts import (
     FILES,
     TOOL,
@@ -75,13 +76,21 @@ class ActionKey:
 
 
 class KeyBuilder:
-    """Builds action keys.
+    """Builds action keys; those of gates need ``baselines``.
 
     Files are examined at every call; libraries, devices and our own code once per instance, with
     the first key whose parts are used. ``texts`` caches facts about file contents.
     """
 
-    def __init__(self, project: Path, build: Path, digests: DigestCache, texts: TextCache) -> None:
+    def __init__(
+        self,
+        project: Path,
+        build: Path,
+        digests: DigestCache,
+        texts: TextCache,
+        baselines: Baselines | None = None,
+    ) -> None:
+        self._baselines = baselines
         self._project = str(project)
         self._build = str(build)
         self._digests = digests
@@ -132,7 +141,8 @@ class KeyBuilder:
                 elif action.weights:
                     del made[label]
             imported = [label.removeprefix(TOOL) for label in parts if label.startswith(TOOL)]
-            return made | parts | self._environment.of_imports(action, imported)
+            made |= parts | self._environment.of_imports(action, imported)
+            return made | (self._baselines.parts(action, made) if self._baselines else {})
 
         key = ActionKey(action.target, make_parts, files, missing, covered=frozenset(covered))
         return self.with_reads(action, key, reads) if reads else key

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
+from buildsys.execution.baselines import Baselines
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import (
     Explanation,
@@ -109,6 +112,7 @@ class Executor:
         self._slots = threading.Semaphore(jobs) if jobs else nullcontext()
         self._on_event = on_event
         self._make_recorder = make_recorder
+        self._store, self._state = store, state
         self._db = pool.texts = StateDb(state / "state.db", notify)
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
@@ -120,7 +124,8 @@ class Executor:
             build, store, self.ledger, remote, notify, signing_key=signing_key, trust=trust
         )
         self._signers = RestoredSigners(self._db)
-        self._keys = KeyBuilder(project_root, build, self._digests, self._db)
+        self._baselines = Baselines(self.ledger, project_root, state)
+        self._keys = KeyBuilder(project_root, build, self._digests, self._db, self._baselines)
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)
         self._forecaster = FreshnessChecker(*checked, store, trust)
@@ -282,7 +287,7 @@ class Executor:
             started = ledger.utc_now()
             with self._publisher.staging(target) as tree:
                 try:
-                    reply = self._run_stage(action, tree)
+                    reply = self._run_stage(action, key, tree)
                 except BuildsysError as error:
                     if isinstance(error, StageError):  # libraries do not always report a full disk
                         error.hint = joined(self._publisher.low_disk_note(), error.hint)
@@ -337,7 +342,7 @@ class Executor:
             result["warnings"] = [*(result.get("warnings") or ()), *found[:_SHOWN_READS]]
             file.write_text(format_figures(result), encoding="utf-8")
 
-    def _run_stage(self, action: Action, tree: Path) -> JobReply:
+    def _run_stage(self, action: Action, key: ActionKey, tree: Path) -> JobReply:
         log, begun = self._log(action), time.perf_counter()
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         try:
@@ -349,8 +354,13 @@ class Executor:
             action, self._project, self._build, outputs,
             threads=self._threads, timing_caches=self._timing_caches,
         )  # fmt: skip
-        on_event = partial(self._on_event, action.target)
+        on_event, stack = partial(self._on_event, action.target), ExitStack()
         try:
+            if action.baseline is not None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._state)))
+                baseline, files = self._baselines.fetch(action, key.parts, self._store, folder)
+                earlier = {f"baseline.{role}": path for role, path in files.items()}
+                job = replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
             return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
         except (CheckFailed, Unavailable) as error:
             if not outputs[RESULT].exists():
@@ -360,6 +370,8 @@ class Executor:
             status = ledger.FAILED if isinstance(error, CheckFailed) else ledger.UNAVAILABLE
             seconds = time.perf_counter() - begun
             return JobReply(status, error.problem, error.hint, {}, seconds, log)
+        finally:
+            stack.close()
 
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str

@@ -35,7 +35,7 @@ _FEW = 100  # models are read by name up to this number, and all at once above i
 COVERED_ELSEWHERE = frozenset((
     "target", "stage", "model", "variant", "options", "inputs", "outputs", "after", "order", "code",
     "advisory", "required", "measures", "exclusive", "alone_on_gpu", "timeout_s", "doc",
-    "strict_reads",
+    "strict_reads", "baseline",  # of a finished gate: its own record says which it was
 ))  # fmt: skip
 _ENVIRONMENT = [field.name for field in fields(Action) if field.name not in COVERED_ELSEWHERE]
 

@@ -1,4 +1,4 @@
-"""Durations (``3s``, ``200ms``) and sizes (``8GiB``) as people write them."""
+"""Durations (``3s``), sizes (``8GiB``) and percentages (``5%``) as people write them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 _DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -26,6 +27,19 @@ def parse_size(value: object) -> int:
     Raises: ValueError: not a size.
     """
     return round(_parse(value, _SIZE_BYTES, "a size such as 8GiB or 512MiB"))
+
+
+def parse_percentage(value: object) -> float:
+    """Return the share for ``5%`` or a number up to 1.
+
+    Raises: ValueError: not a percentage.
+    """
+    if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)):
+        return float(match[1]) / 100
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    found = json.dumps(value, default=str, ensure_ascii=False)
+    raise ValueError(f"expected a percentage such as 5%, found {found}")
 
 
 def _parse(value: object, units: dict[str, float] | dict[str, int], what: str) -> float:

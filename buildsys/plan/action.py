@@ -25,6 +25,14 @@ class ToolchainRef(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
 
 
+class BaselineRef(NamedTuple):
+    """The search for an earlier build of an engine, done when a key is made."""
+
+    engine: str  # path of the engine, whose digest identifies a build
+    target: str  # the target that built it
+    revision: str = ""  # pinned; else the last build that passed
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """A complete target; equal key parts give equal results.
@@ -58,6 +66,7 @@ class Action:
     # role -> file that can only affect the text of an error; not in the key
     advisory: Mapping[str, FileRef] = field(default_factory=dict, compare=False)
     required: bool = field(default=False, compare=False)  # fail if unavailable; not in the key
+    baseline: BaselineRef | None = None  # a gate: the earlier build is in the key
     measures: bool = False  # a benchmark: its result is never shared with other machines
     exclusive: bool = False  # runs alone on the machine, as it times a processor
     alone_on_gpu: bool = False  # no other action of this kind uses the GPU meanwhile

@@ -139,7 +139,11 @@ class EnginePlan:
         libraries = _CUDA_LIBRARIES if spec.get("provider") == "cuda" else ()
         self.run_tools = (self.backend, *libraries, *model.small_float_tools)
         self.backend_code = f"buildsys.backends.{self.backend}.backend"
-        unused = ("name", "tolerance", "required", *(() if self.toolchain else ("toolchain",)))
+        unused = {"name", "tolerance", "required", "gates"}
+        unused |= set() if self.toolchain else {"toolchain"}
+        self.gates = spec.get("gates") or model.spec.get("gates")
+        if self.gates and self.gates["engine"] == self.name:  # gates of the model
+            self.gates = None
         self.options = {field: value for field, value in spec.items() if field not in unused}
         suffix = "onnx" if self.backend == ONNXRUNTIME else "engine"
         path = f"{model.name}/engine/{self.name}/engine.{suffix}"

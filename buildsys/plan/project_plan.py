@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,12 +11,13 @@ from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
 from buildsys.plan.action import Action
 from buildsys.plan.engine_typing import VersionOf, unknown_version
 from buildsys.plan.graph_points import Spec
-from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.model_plan import EnginePlan, ModelPlan
 from buildsys.plan.stages.bench import plan_bench
 from buildsys.plan.stages.calibrate import plan_calibrate
 from buildsys.plan.stages.convert import plan_convert
 from buildsys.plan.stages.engine import plan_engine
 from buildsys.plan.stages.export import plan_export
+from buildsys.plan.stages.gate import plan_gate
 from buildsys.plan.stages.operators import plan_operators
 from buildsys.plan.stages.reference import plan_reference
 from buildsys.plan.stages.report import plan_report
@@ -39,7 +40,12 @@ MODEL_STAGES = (
     plan_convert,
     plan_validate,
 )
-ENGINE_STAGES = (plan_engine, plan_verify, plan_bench)  # then plan_report, of all the others
+ENGINE_STAGES: tuple[Callable[[ModelPlan, EnginePlan], Action | None], ...] = (
+    plan_engine,
+    plan_verify,
+    plan_bench,
+    plan_gate,
+)  # then plan_report, of all the others
 
 
 def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
@@ -50,7 +56,8 @@ def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Act
     """
     model = ModelPlan(spec, version_of)
     actions = [action for plan in MODEL_STAGES for action in plan(model)]
-    actions += [plan(model, engine) for engine in model.engines for plan in ENGINE_STAGES]
+    planned = (plan(model, engine) for engine in model.engines for plan in ENGINE_STAGES)
+    actions += [action for action in planned if action is not None]
     declared = {"reads": tuple(spec["reads"]), "strict_reads": spec["strict_reads"]}
     if any(declared.values()):  # stages with the user's code
         actions = [replace(each, **declared) if each.sources else each for each in actions]

@@ -15,7 +15,9 @@ from buildsys.report.results.report import EngineLine, EngineProvenance, LayerLi
 _LIBRARIES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _SHOWN_DIGITS = 16
 # fields reported elsewhere, or without influence on the engine
-NOT_SETTINGS = ("name", "backend", "precision", "required", "tolerance", "profiles", "toolchain")
+NOT_SETTINGS = (
+    "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "gates",
+)  # fmt: skip
 # TensorRT's come from the manifest's schema; this copy spares most reports the import of pydantic
 ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {
     "provider": "cpu", "intra_op_threads": 0, "inter_op_threads": 1, "execution_mode": "sequential",

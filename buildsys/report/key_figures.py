@@ -15,6 +15,7 @@ from buildsys.report.results.bench import (
     engine_contender,
 )
 from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.gate import INCOMPARABLE, GateResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reader import RESULT_TYPES, parse
@@ -97,6 +98,16 @@ def _bench(result: BenchResult) -> str:
     return text + ("" if graph is None or graph is own else f"; CUDA graph {p50(graph)}")
 
 
+def _gate(result: GateResult) -> str:
+    texts = []
+    for check in result["checks"]:
+        change = check.get("change")
+        name = check["metric"].replace("_", " ")
+        known = "not comparable" if check["status"] == INCOMPARABLE else "within its limit"
+        texts.append(f"{name} {known if change is None else f'{change:+.1%}'}")
+    return ", ".join(texts)
+
+
 _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     "operators": _operators,
     "export": lambda result: (
@@ -117,4 +128,5 @@ _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     "engine": _engine,
     "verify": lambda result: worst_relative([("", result["cases"])]),
     "bench": _bench,
+    "gate": _gate,
 }

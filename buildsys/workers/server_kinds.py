@@ -35,7 +35,8 @@ LIGHT = ServerKind(
 BARE = ServerKind("bare")
 
 _TOOLCHAIN_PRELOAD = ("numpy",)  # an engine library may crash or hang: only its child imports it
-_DEFAULT_INTERPRETER_STAGES = frozenset({"bench"})  # they use a toolchain through a subprocess
+# they use a toolchain through a subprocess
+_DEFAULT_INTERPRETER_STAGES = frozenset({"bench", "gate"})
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
 _TORCH_STAGES = frozenset({"export", "reference"})
 # imported by the first dynamo export; saves 0.3 s of each later one

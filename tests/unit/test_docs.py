@@ -16,6 +16,7 @@ from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
 from buildsys.manifest.schema.base import DType, Precision, Spec
 from buildsys.manifest.schema.engines import ComputeCapability, EngineBase, TensorRtBase
+from buildsys.manifest.schema.gates import GateLimit
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.plan.project_plan import plan_model
@@ -40,7 +41,7 @@ def sections(base: type[Spec]) -> list[type[Spec]]:
     return [spec for spec in below if spec.__module__.startswith(ModelSpec.__module__[:-6])]
 
 
-ABSTRACT = (stages.Tolerance, EngineBase, TensorRtBase, *TOLERANCES.values())
+ABSTRACT = (stages.Tolerance, GateLimit, EngineBase, TensorRtBase, *TOLERANCES.values())
 SPECS = [spec for spec in sections(Spec) if spec not in ABSTRACT and spec.__name__[0] != "_"]
 
 

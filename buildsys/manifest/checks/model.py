@@ -11,6 +11,7 @@ from buildsys.manifest.checks.engines import (
     profile_problems,
     quantization_problems,
 )
+from buildsys.manifest.checks.gates import gate_problems
 from buildsys.manifest.checks.operators import (
     operator_problems,
     opset_problems,
@@ -55,6 +56,7 @@ def check_model(view: ManifestView) -> Problems:
         bench_problems,
         profile_problems,
         engine_problems,
+        gate_problems,
         surgery_problems,
         operator_problems,
         quantization_problems,

@@ -30,7 +30,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
 Stage = Literal[
     "operators", "export", "reference", "surgery", "simplify", "calibrate", "convert", "validate",
-    "engine", "verify", "bench", "report",
+    "engine", "verify", "bench", "gate", "report",
 ]  # fmt: skip
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"

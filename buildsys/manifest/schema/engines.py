@@ -18,6 +18,7 @@ from buildsys.manifest.schema.base import (
     TensorName,
     fields_of,
 )
+from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.stages import EngineTolerance
 
 BACKENDS = ("onnxruntime", "tensorrt", "tensorrt_rtx")
@@ -52,6 +53,9 @@ class EngineBase(Spec):
         None, description="Limits of this engine, overriding those of `verify`."
     )
     toolchain: Name | None = Field(None, description="Toolchain of project.yaml to build and run.")
+    gates: GatesSpec | None = Field(
+        None, description="Gates of this engine, instead of those of the model."
+    )
 
 
 class OnnxRuntimeEngine(EngineBase):

@@ -19,6 +19,7 @@ from buildsys.manifest.schema.base import (
     section,
 )
 from buildsys.manifest.schema.engines import Engine
+from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec, Source
 from buildsys.manifest.schema.operators import OperatorSpec, SymbolicSpec, TranslationSpec
 from buildsys.manifest.schema.stages import (
@@ -76,6 +77,9 @@ class ModelSpec(Spec):
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
     verify: VerifySpec = section()
     bench: BenchSpec = section()
+    gates: GatesSpec | None = Field(
+        None, description="Limits on the figures of every engine, against earlier builds."
+    )
     report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")
     flaky: Stages = Field(

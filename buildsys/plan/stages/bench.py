@@ -14,7 +14,7 @@ from buildsys.plan.model_plan import (
 )
 
 _PACE = ("duration", "warmup", "min_samples", "noise")
-_GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU's own clock
+GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU's own clock
 
 
 def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
@@ -26,7 +26,7 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
     if engine.baselines and (engine.on_gpu or engine.baseline_precision != FULL_PRECISION):
         bench["precision"] = engine.baseline_precision
     if engine.on_gpu and engine.backend != ONNXRUNTIME:
-        bench["gpu"] = {field: section[field] for field in _GPU_CLOCK}
+        bench["gpu"] = {field: section[field] for field in GPU_CLOCK}
     options = {"engine": engine.options, "bench": bench, "cases": cases, **operators.options}
     inputs = {**engine.files, **final.golden(cases)}
     after = [f"engine:{name}:{engine.name}", final.golden_target]

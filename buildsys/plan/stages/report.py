@@ -17,6 +17,7 @@ _RARE = (
     "ops",
     "surgery",
     "calibration",
+    "gates",
 )  # hidden if empty
 
 

@@ -22,6 +22,7 @@ from buildsys.report.results.calibrate import CalibrateResult
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.export import ExportResult
+from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ResultHeader
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reference import ReferenceResult
@@ -40,6 +41,7 @@ RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
     "convert": ConvertResult,
     "engine": EngineResult,
     "export": ExportResult,
+    "gate": GateResult,
     "operators": OperatorsResult,
     "reference": ReferenceResult,
     "simplify": SimplifyResult,

@@ -1,0 +1,84 @@
+"""Rules of gates: regressions of a build against its baseline.
+
+A single run says little: processes differ in memory layout, clocks and neighbors, and any test on
+raw samples takes such differences for regressions. The unit is therefore a round, one fresh process
+per side. A regression is a shift that is both certain (signed-rank bound above 0) and large (above
+half of the tolerance; a larger floor would miss half of all regressions of that size).
+docs/benchmarks.md has the power and the false alarms of these rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buildsys.history.statistics import hodges_lehmann, median, robust_z, signed_rank_bound
+
+FLOOR = 0.5  # of the tolerance: the least change that counts
+MOST_Z = 3.5
+_ROUNDING = 1e-9
+LEAST_EARLIER = 5  # builds, for a comparison with them
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of a figure, as ratio to the baseline minus 1; positive is worse."""
+
+    before: float
+    after: float
+    change: float
+    low: float | None  # 90 % interval: each end is a one-sided 95 % bound
+    high: float | None
+    is_regression: bool
+
+
+def compare_rounds(
+    before: Sequence[float], after: Sequence[float], tolerance: float, *, more_is_better: bool
+) -> Change:
+    """Compare the medians of rounds, paired in the order they were measured.
+
+    Raises: ValueError: no rounds, unequally many, or a figure that is not positive.
+    """
+    if any(not 0 < value < math.inf for value in (*before, *after)):
+        raise ValueError("a figure is not a positive number")
+    sign = -1 if more_is_better else 1
+    logs = [sign * math.log(b / a) for a, b in zip(before, after, strict=True)]
+    change = math.expm1(hodges_lehmann(logs))
+    bound, upper = signed_rank_bound(logs), signed_rank_bound([-log for log in logs])
+    certain = bound is not None and bound > 0
+    return Change(
+        median(before),
+        median(after),
+        change,
+        None if bound is None else math.expm1(bound),
+        None if upper is None else math.expm1(-upper),
+        certain and change > FLOOR * tolerance,
+    )
+
+
+def compare_history(
+    earlier: Sequence[float], recent: Sequence[float], tolerance: float, *, more_is_better: bool
+) -> Change | None:
+    """Compare the median of recent builds with earlier ones; None if there are too few."""
+    known = [value for value in earlier if 0 < value < math.inf]
+    if len(known) < LEAST_EARLIER:
+        return None
+    before, after = median(known), median(recent)
+    change = _worse_by(before, after, more_is_better)
+    score = robust_z(after, known) * (-1 if more_is_better else 1)
+    worse = score > MOST_Z and change > FLOOR * tolerance
+    return Change(before, after, change, None, None, worse)
+
+
+def compare_values(before: float, after: float, tolerance: float) -> Change:
+    """Compare two figures without noise, of which less is better."""
+    change = _worse_by(before, after, more_is_better=False)
+    return Change(before, after, change, None, None, change > tolerance + _ROUNDING)
+
+
+def _worse_by(before: float, after: float, more_is_better: bool) -> float:
+    if before == after:
+        return 0.0
+    low, high = (after, before) if more_is_better else (before, after)
+    return math.inf if low == 0 else high / low - 1

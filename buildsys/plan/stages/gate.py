@@ -1,0 +1,82 @@
+"""Plan of the gate stage: one engine against limits and its baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buildsys.plan.action import Action, BaselineRef, FileRef
+from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
+from buildsys.plan.stages.bench import GPU_CLOCK
+
+_METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
+TIMED = ("latency", "throughput", "memory")  # measured in processes of their own
+
+
+def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
+    """Plan the gates of ``engine``, if it has any."""
+    if not engine.gates:
+        return None
+    name, final, section, operators = model.name, model.final, engine.gates, engine.loaded_operators
+    gates = {metric: section[metric] for metric in _METRICS if section[metric]}
+    options: dict[str, Any] = {"gates": gates, "engine": engine.options, **operators.options}
+    inputs = {**engine.files, **operators.inputs}
+    after = [f"engine:{name}:{engine.name}"]
+    if any(metric in gates for metric in TIMED):
+        bench = model.spec["bench"]
+        options |= {"rounds": section["rounds"], "duration": section["duration"]}
+        options["warmup"] = bench["warmup"]
+        case = "opt" if "opt" in bench["cases"] else bench["cases"][0]
+        cases = final.cases([case])
+        options["case"] = next(iter(cases))
+        inputs |= final.golden(cases)
+        after.append(final.golden_target)
+        if engine.on_gpu and engine.backend != ONNXRUNTIME:
+            options["gpu"] = {field: bench[field] for field in GPU_CLOCK}
+    if "build_time" in gates:
+        inputs["built"] = FileRef(f"{name}/engine/{engine.name}/engine.json")
+    if "error" in gates:
+        inputs["verified"] = FileRef(f"{name}/verify/{engine.name}.json")
+    baseline = None
+    if section["engine"]:
+        other = next(one for one in model.engines if one.name == section["engine"])
+        options["baseline"] = {"name": other.name, "engine": other.options}
+        inputs |= {f"baseline.{role}": ref for role, ref in other.files.items()}
+        after.append(f"engine:{name}:{other.name}")
+        if "build_time" in gates:
+            inputs["baseline.built"] = FileRef(f"{name}/engine/{other.name}/engine.json")
+        if "error" in gates:
+            inputs["baseline.verified"] = FileRef(f"{name}/verify/{other.name}.json")
+            after.append(f"verify:{name}:{other.name}")
+    else:
+        path = engine.files["engine"].path
+        baseline = BaselineRef(path, f"engine:{name}:{engine.name}", section["revision"] or "")
+        if baseline.revision:
+            options["revision"] = baseline.revision
+    verify = f"verify:{name}:{engine.name}"
+    peer_tools: tuple[str, ...] = ()
+    tools = ["python", "numpy"]
+    if engine.toolchain:
+        peer_tools = (*engine.toolchain_tools, *engine.run_tools)
+    else:
+        tools += engine.run_tools
+    return Action(
+        **model.fields("gate", engine.name),
+        options=options,
+        inputs=inputs,
+        outputs={"result": FileRef(f"{name}/gate/{engine.name}.json")},
+        sources=operators.sources,
+        after=(*after, verify) if "error" in gates else tuple(after),
+        order=() if "error" in gates else (verify,),
+        code=("buildsys.stages.gate.stage", engine.backend_code),
+        tools=tuple(tools),
+        toolchain=engine.toolchain,
+        peer_tools=peer_tools,
+        devices=tuple(dict.fromkeys(("cpu", "cores", *engine.devices))),
+        environment=tuple(dict.fromkeys((*engine.environment, "speed"))),
+        required=section["required"],
+        baseline=baseline,
+        measures=True,
+        exclusive=not engine.on_gpu,
+        alone_on_gpu=engine.on_gpu,
+        doc=f"compare the engine {engine.name} of {name} with its baseline",
+    )

@@ -1,0 +1,44 @@
+"""The result file of the gate stage."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from buildsys.report.results.header import ResultHeader
+
+INCOMPARABLE = "not comparable"
+
+
+class GateCheck(TypedDict, total=False):
+    """One figure against its limit or its baseline; times in seconds, sizes in bytes."""
+
+    metric: str
+    status: str  # passed | failed | not comparable
+    before: float | None  # None: compared with an absolute limit only
+    after: float | None
+    change: float | None  # relative; positive is worse
+    low: float | None  # 90 % interval of the change
+    high: float | None
+    tolerance: float | None
+    limit: float | None
+    text: str
+
+
+class GateBaseline(TypedDict, total=False):
+    """The build that an engine is compared with."""
+
+    description: str
+    engine: str  # digest
+    started: str
+    method: str  # rounds | earlier builds | none
+
+
+class GateResult(ResultHeader, total=False):
+    """Figures of an engine against those of its baseline."""
+
+    baseline: GateBaseline
+    checks: list[GateCheck]
+    figures: dict[str, float]  # of this build, for later ones
+    engine_options: dict[str, Any]  # as this build ran
+    rounds: dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
+    load: dict[str, Any]

@@ -1,0 +1,1 @@
+"""The gate stage: figures of an engine against limits and its baseline."""

@@ -1,0 +1,257 @@
+"""The gate stage: compares the figures of an engine with limits and a baseline.
+
+An earlier build that can run here is measured next to this one, in rounds of fresh processes.
+Otherwise its libraries have changed: then the figures that builds on this machine have left are
+compared. Builds in another environment are not comparable, which is never a pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.errors import StageError
+from buildsys.history.gates import (
+    LEAST_EARLIER,
+    Change,
+    compare_history,
+    compare_rounds,
+    compare_values,
+)
+from buildsys.history.statistics import median
+from buildsys.report import formatting as q
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.gate import INCOMPARABLE, GateCheck
+from buildsys.report.results.reader import FAILED, PASSED, parse, read_result
+from buildsys.report.results.verify import VerifyResult
+from buildsys.stages.gate.rounds import Conditions, TimedFile, measure_rounds
+from buildsys.stages.operators.implementation import implementation_of
+from buildsys.system.cpu import OtherLoad, load_average
+from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.workers.job import Job, StageResult
+
+_ROUNDS, _BUSY_ROUNDS, _BUSY = 10, 20, 0.1
+_TIMED = ("latency", "throughput", "memory")
+_RISES = ("throughput",)  # figures of which more is better
+_NOW, _BEFORE = "this build", "baseline"
+_TITLES = {"build_time": "build time", "error": "relative error"}
+_SHOWN: Mapping[str, Callable[[float], str]] = {
+    "latency": lambda value: f"{q.significant(value * 1e3)} ms",
+    "throughput": lambda value: f"{q.significant(value)}/s",
+    "size": q.size,
+    "memory": q.size,
+    "error": q.error,
+    "build_time": q.duration,
+}
+
+
+@dataclass
+class _Baseline:
+    """The build to compare with, as far as it is known."""
+
+    description: str
+    reason: str = ""  # why it cannot run here; empty if it can
+    engine: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    earlier: Mapping[str, list[float]] = field(default_factory=dict)  # of all builds here
+    missing: str = ""  # why there is none
+
+
+def run(job: Job) -> StageResult:
+    """Check every gate; ``failed`` after a regression, ``unavailable`` if one is not comparable."""
+    if "engine" not in job.inputs:
+        return StageResult("unavailable", "there is no engine: see the result of its engine target")
+    gates, baseline = job.options["gates"], _find_baseline(job)
+    figures = _figures_of_files(job, "")
+    others, rounds = OtherLoad(), {}
+    if any(metric in gates for metric in _TIMED):
+        rounds = _measure(job, baseline)
+        figures |= {name: median(values) for name, values in rounds[_NOW].items()}
+    checks = [_check(metric, gate, figures, baseline, rounds) for metric, gate in gates.items()]
+    result = {
+        "baseline": {
+            "description": baseline.missing or baseline.description,
+            "method": "rounds" if _BEFORE in rounds else "figures" if not baseline.missing else "",
+            **((job.baseline or {}).get("identity") or {}),
+        },
+        "checks": checks,
+        "figures": figures,
+        "engine_options": dict(job.options["engine"]),
+        "rounds": rounds,
+        "load": {"average": load_average(), "others_share": others.share()},
+    }
+    again = f"measure again: doit {job.target}"
+    for status, ending in ((FAILED, "failed"), (INCOMPARABLE, "unavailable")):
+        texts = [check["text"] for check in checks if check["status"] == status]
+        if texts:
+            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+            return StageResult(ending, f"{texts[0]}{more}", again, result)
+    return StageResult(figures=result)
+
+
+def _find_baseline(job: Job) -> _Baseline:
+    if "baseline" in job.options:  # another engine
+        other = job.options["baseline"]
+        description = f"the engine {other['name']}"
+        if "baseline.engine" not in job.inputs:
+            return _Baseline(description, missing=f"there is no engine {other['name']}")
+        figures = _figures_of_files(job, "baseline.")
+        return _Baseline(description, "", job.inputs["baseline.engine"], other["engine"], figures)
+    found = job.baseline or {}
+    if found.get("missing") or not found:
+        return _Baseline("", missing=found.get("missing") or "there is no earlier build")
+    return _Baseline(
+        found["description"],
+        found.get("reason", ""),
+        job.inputs.get("baseline.engine"),
+        found.get("options") or job.options["engine"],
+        {**found.get("figures", {}), **_figures_of_files(job, "baseline.")},
+        found.get("earlier", {}),
+    )
+
+
+def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
+    """Return size, build time and error from the files of one side."""
+    figures: dict[str, float] = {}
+    files = [
+        job.inputs[name]
+        for name in (f"{prefix}engine", f"{prefix}engine.data")
+        if name in job.inputs
+    ]
+    if files:
+        figures["size"] = float(sum(path.stat().st_size for path in files))
+    name = job.options["baseline"]["name"] if prefix and "baseline" in job.options else job.variant
+    if path := job.inputs.get(f"{prefix}built"):
+        built = parse(read_result(f"engine:{job.model}:{name}", path, "").content, EngineResult)
+        if (seconds := built.get("build_seconds")) is not None:
+            figures["build_time"] = seconds
+    if path := job.inputs.get(f"{prefix}verified"):
+        found = parse(read_result(f"verify:{job.model}:{name}", path, "").content, VerifyResult)
+        errors = [
+            error
+            for outputs in found.get("cases", {}).values()
+            for comparison in outputs.values()
+            if (error := comparison.get("relative")) is not None
+        ]
+        if errors:
+            figures["error"] = max(errors)
+    return figures
+
+
+def _measure(job: Job, baseline: _Baseline) -> dict[str, dict[str, list[float]]]:
+    """Return rounds of this build, next to the baseline if it can run here."""
+    options, gpu = job.options, job.options.get("gpu")
+    backend = options["engine"]["backend"]
+    uses = implementation_of(job, backend).uses
+    timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
+    conditions = Conditions(
+        toolchain=job.toolchain or Toolchain("default", Path(sys.executable), {}),
+        case=job.inputs[f"case.{options['case']}"],
+        timing=timing,
+        warmup_s=options["warmup"],
+        duration_s=options["duration"],
+        project=job.project,
+        folder=job.outputs["result"].parent,
+    )
+    sides = {_NOW: TimedFile(job.inputs["engine"], options["engine"], backend, uses)}
+    if baseline.engine is not None and not baseline.reason and not baseline.missing:
+        before = TimedFile(
+            baseline.engine, baseline.options, str(baseline.options["backend"]), uses
+        )
+        sides = {_BEFORE: before, **sides}
+    count, others = options["rounds"] or _ROUNDS, OtherLoad()
+    try:
+        rounds = measure_rounds(sides, conditions, count, job.progress)
+    except StageError as error:
+        if _BEFORE not in sides:
+            raise
+        del sides[_BEFORE]
+        rounds = measure_rounds(sides, conditions, count, job.progress)  # if this build can run
+        baseline.reason = f"it does not run here: {error.problem}"
+        return rounds
+    share = others.share()
+    if options["rounds"] is None and share is not None and share > _BUSY:
+        more = measure_rounds(sides, conditions, _BUSY_ROUNDS - count, job.progress)
+        for side, figures in more.items():
+            for name, values in figures.items():
+                rounds[side][name] += values
+    return rounds
+
+
+def _check(
+    metric: str,
+    gate: Mapping[str, Any],
+    figures: Mapping[str, float],
+    baseline: _Baseline,
+    rounds: Mapping[str, Mapping[str, list[float]]],
+) -> GateCheck:
+    title, show = _TITLES.get(metric, metric), _SHOWN[metric]
+    now, limit, tolerance = figures.get(metric), gate["limit"], gate["tolerance"]
+    check: GateCheck = {
+        "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,
+        "low": None, "high": None, "tolerance": tolerance, "limit": limit,
+        "text": f"{title} {show(now) if now is not None else 'not known'}",
+    }  # fmt: skip
+    rises = metric in _RISES
+    if now is None or now != now:
+        return {**check, "status": INCOMPARABLE, "text": f"the {title} of this build is not known"}
+    if limit is not None and (now < limit if rises else now > limit):
+        bound = "at least" if rises else "at most"
+        text = f"{title} is {show(now)}; {bound} {show(limit)} is allowed"
+        return {**check, "status": FAILED, "text": text}
+    if tolerance is None:
+        return check
+    try:
+        change, method = _compare(metric, tolerance, now, baseline, rounds)
+    except ValueError as error:
+        change, method = None, f"{error}"
+    if change is None:
+        return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {method}"}
+    check |= {
+        "before": change.before, "after": change.after, "change": change.change,
+        "low": change.low, "high": change.high,
+    }  # fmt: skip
+    word = "worse" if change.change >= 0 else "better"
+    interval = ""
+    if change.low is not None and change.high is not None:
+        interval = f" (90 % interval {change.low:+.1%} to {change.high:+.1%})"
+    check["text"] = (
+        f"{title} is {abs(change.change):.1%} {word}{interval} than that of {baseline.description}:"
+        f" {show(change.before)} before, {show(change.after)} now, {method};"
+        f" {tolerance:.1%} is allowed"
+    )
+    check["status"] = FAILED if change.is_regression else PASSED
+    return check
+
+
+def _compare(
+    metric: str,
+    tolerance: float,
+    now: float,
+    baseline: _Baseline,
+    rounds: Mapping[str, Mapping[str, list[float]]],
+) -> tuple[Change | None, str]:
+    """Return the change and how it was found, or None and the reason."""
+    rises = metric in _RISES
+    if baseline.missing:
+        return None, baseline.missing
+    if metric in _TIMED and _BEFORE in rounds:
+        pairs = rounds[_BEFORE].get(metric, []), rounds[_NOW].get(metric, [])
+        change = compare_rounds(*pairs, tolerance, more_is_better=rises)
+        return change, f"in {len(pairs[0])} pairs of processes"
+    if metric in _TIMED:
+        earlier = baseline.earlier.get(metric, [])
+        found = compare_history(earlier, [now], tolerance, more_is_better=rises)
+        if found is None:
+            count = q.plural(len(earlier), "earlier build")
+            return None, f"{baseline.reason}, and {count} here are fewer than {LEAST_EARLIER}"
+        return found, f"against {len(earlier)} earlier builds ({baseline.reason})"
+    before = baseline.figures.get(metric)
+    if before is None:
+        return None, f"the figure of {baseline.description} is not known"
+    return compare_values(before, now, tolerance), "both as built"

@@ -1,0 +1,186 @@
+"""Power and false alarms of gates on latency, with real engines.
+
+Two networks differ by the work of one layer in twenty, 5 %. Fresh processes time the engine of the
+first, that engine again, and the engine of the second, in turns and in ABBA order, as the gate
+stage does. Real repetitions apply the rule of the gates to disjoint groups of rounds: the same
+engine must pass, the slower one fail. Simulated ones draw rounds with replacement from all those
+measured and make one side slower by a factor, which gives the power curve.
+
+On a GPU: ``--backend tensorrt --python PYTHON_WITH_TENSORRT --width 4096 --repetitions 20``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import yaml
+from _harness import ROOT, doit_command, environment, publish, workspace
+from onnx import TensorProto, helper, numpy_helper
+
+from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.cli.session import Session
+from buildsys.history.gates import compare_rounds
+from buildsys.stages.gate.rounds import Conditions, TimedFile, measure_process
+from buildsys.system.interpreters.toolchain import Toolchain
+
+TOLERANCE = 0.05
+SLOWDOWNS = (0.0, 0.01, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08)
+SAME, BASE, SLOW = "same", "base", "slow"
+Rounds = dict[str, list[float]]  # side -> median latency in seconds, one per round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=40, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="(default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=2000, help="simulated (default: %(default)s)")
+    parser.add_argument("--duration", type=float, default=0.5, help="of a process, in s")
+    parser.add_argument("--limit", type=float, default=math.inf, help="most time for rounds, in s")
+    parser.add_argument("--backend", default="onnxruntime")
+    parser.add_argument("--python", default="", help="interpreter with the backend's library")
+    parser.add_argument("--width", type=int, default=256, help="of the layers")
+    parser.add_argument("--layers", type=int, default=20, help="of the faster network")
+    parser.add_argument(
+        "--from", dest="source", type=Path, help="evaluate rounds of an earlier run"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    given = parser.parse_args()
+    if given.source:
+        rounds = json.loads(given.source.read_text())["figures"]["rounds"]
+    else:
+        with workspace(keep=False) as folder:
+            rounds = collect(folder, given)
+    figures = evaluate(rounds, given.rounds, given.trials)
+    rows = [(name, *map(str, cells)) for name, *cells in figures["table"]]
+    columns = ("comparison", "rounds>", "repetitions>", "failed>", "share>")
+    publish("Gates at a tolerance of 5 %", columns, rows, {**figures, "rounds": rounds}, given.json)
+
+
+def collect(folder: Path, given: argparse.Namespace) -> Rounds:
+    """Build both engines and return the medians of all rounds."""
+    make_project(folder, given)
+    targets = (f"verify:{BASE}:e", f"verify:{SLOW}:e")
+    subprocess.run(
+        doit_command(*targets), cwd=folder, env=environment(), check=True, stdout=sys.stderr
+    )
+    session = Session.read_only(folder)
+    sides, conditions = {}, None
+    for model in (BASE, SLOW):
+        action = session.actions[f"gate:{model}:e"]
+        inputs = {role: folder / "build" / ref.path for role, ref in action.inputs.items()}
+        options, gpu = action.options, action.options.get("gpu")
+        sides[model] = TimedFile(inputs["engine"], options["engine"], given.backend)
+        timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
+        conditions = Conditions(
+            toolchain=Toolchain("measured", Path(given.python or sys.executable), {}),
+            case=inputs[f"case.{options['case']}"],
+            timing=timing,
+            warmup_s=options["warmup"],
+            duration_s=given.duration,
+            project=folder,
+            folder=folder / "build",
+        )
+    assert conditions is not None
+    sides[SAME] = sides[BASE]
+    found: Rounds = {SAME: [], BASE: [], SLOW: []}
+    order, begun = list(found), time.monotonic()
+    count = given.repetitions * given.rounds
+    while len(found[BASE]) < count and time.monotonic() - begun < given.limit:
+        measured = {name: measure_process(sides[name], conditions)["latency"] for name in order}
+        for name, latency in measured.items():
+            found[name].append(latency)
+        order.reverse()
+        if len(found[BASE]) % given.rounds == 0:
+            print(f"round {len(found[BASE])} of {count}", file=sys.stderr, flush=True)
+    return found
+
+
+def make_project(folder: Path, given: argparse.Namespace) -> None:
+    engine: dict[str, Any] = {"name": "e", "backend": given.backend}
+    project: dict[str, Any] = {}
+    if given.backend == "onnxruntime":
+        engine["intra_op_threads"] = 1
+    if given.python:
+        engine["toolchain"] = "measured"
+        project["toolchains"] = {"measured": {"python": given.python}}
+    (folder / "configs/models").mkdir(parents=True)
+    (folder / "dodo.py").write_bytes((ROOT / "dodo.py").read_bytes())
+    (folder / "configs/project.yaml").write_text(yaml.safe_dump(project))
+    for name, layers in ((BASE, given.layers), (SLOW, given.layers + 1)):
+        onnx.save(network(layers, given.width), folder / f"{name}.onnx")
+        manifest = {
+            "model": name,
+            "source": {"onnx": f"{name}.onnx"},
+            "inputs": {"x": {"shape": ["batch", given.width]}},
+            "outputs": {"y": {"shape": ["batch", given.width]}},
+            "dims": {"batch": {"min": 1, "opt": 64, "max": 64}},
+            "engines": [engine],
+            "bench": {"baselines": []},
+            "gates": {"latency": {"tolerance": TOLERANCE}},
+        }
+        (folder / f"configs/models/{name}.yaml").write_text(yaml.safe_dump(manifest))
+
+
+def network(layers: int, width: int) -> onnx.ModelProto:
+    """Return a chain of equal layers, so each one costs the same."""
+    draw = np.random.default_rng(0)
+    nodes, weights, tensor = [], [], "x"
+    for number in range(layers):
+        values = (draw.standard_normal((width, width)) / math.sqrt(width / 2)).astype(np.float32)
+        weights.append(numpy_helper.from_array(values, f"w{number}"))
+        nodes.append(helper.make_node("MatMul", [tensor, f"w{number}"], [f"h{number}"]))
+        tensor = "y" if number == layers - 1 else f"r{number}"
+        nodes.append(helper.make_node("Relu", [f"h{number}"], [tensor]))
+    ports = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width])] for name in "xy"
+    ]
+    graph = helper.make_graph(nodes, "chain", *ports, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def evaluate(rounds: Rounds, size: int, trials: int) -> dict[str, Any]:
+    """Apply the rule to real groups of rounds, and to simulated ones."""
+
+    def fails(before: Sequence[float], after: Sequence[float]) -> bool:
+        return compare_rounds(before, after, TOLERANCE, more_is_better=False).is_regression
+
+    def row(name: str, count: int, failed: list[bool]) -> tuple[Any, ...]:
+        share = f"{sum(failed) / len(failed):.1%}" if failed else "—"
+        return name, count, len(failed), sum(failed), share
+
+    table = []
+    for group in (size, 2 * size):
+        starts = range(0, len(rounds[BASE]) - group + 1, group)
+        for side, name in ((SAME, "real, the same engine"), (SLOW, "real, the slower engine")):
+            failed = [
+                fails(rounds[BASE][i : i + group], rounds[side][i : i + group]) for i in starts
+            ]
+            table.append(row(name, group, failed))
+    draw = random.Random(0)
+    pairs = list(zip(rounds[BASE], rounds[SAME], strict=True))
+    for group in (size, 2 * size):
+        for slowdown in SLOWDOWNS:
+            failed = []
+            for _ in range(trials):
+                drawn = draw.choices(pairs, k=group)
+                failed.append(fails([a for a, _ in drawn], [b * (1 + slowdown) for _, b in drawn]))
+            table.append(row(f"simulated, {slowdown:.1%} slower", group, failed))
+    everything = compare_rounds(
+        rounds[BASE][:50], rounds[SLOW][:50], TOLERANCE, more_is_better=False
+    )
+    return {"table": table, "slower_by": everything.change}
+
+
+if __name__ == "__main__":
+    main()

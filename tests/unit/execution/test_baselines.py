@@ -1,0 +1,140 @@
+"""Baselines of gates: part of the key, stable for an engine that was compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_project
+from tiny_project import ENGINE, EXPORT, actions, make_executor
+
+from buildsys.execution.stale_reasons import summarize_reasons
+from buildsys.plan.action import Action, BaselineRef, FileRef
+from buildsys.workers.job import Job
+
+GATE = "gate:m:e"
+SEEN: list[dict[str, Any]] = []
+
+
+def gate(job: Job) -> dict[str, Any]:
+    """Keep what the stage is told about its baseline."""
+    earlier = job.inputs.get("baseline.engine")
+    SEEN.append({**(job.baseline or {}), "content": earlier and earlier.read_text()})
+    return {"figures": {"latency": 2.0, "size": float(len(job.inputs["engine"].read_text()))}}
+
+
+@pytest.fixture(autouse=True)
+def gate_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiny_project.STAGES, "gate", gate)
+    SEEN.clear()
+
+
+def graph(opset: int = 17, environment: str = "", **fields: Any) -> dict[str, Action]:
+    found = actions(opset=opset)
+    engine = found[ENGINE].outputs["engine"]
+    action = Action(
+        target=GATE,
+        stage="gate",
+        model="m",
+        variant="e",
+        options={"tolerance": 0.05, **fields},
+        inputs={"engine": engine},
+        outputs={"result": FileRef("m/gate/e.json")},
+        after=(ENGINE,),
+        baseline=BaselineRef(engine.path, ENGINE),
+        environment=(environment,) if environment else (),
+        measures=True,
+    )
+    return {EXPORT: found[EXPORT], ENGINE: found[ENGINE], GATE: action}
+
+
+def run(root: Path, plan: dict[str, Action]) -> list[str]:
+    executor, pool = make_executor(root, plan)
+    for target in plan:
+        if not executor.is_fresh(target):
+            executor.run(target)
+    executor.close()
+    return pool.ran
+
+
+def test_the_first_build_has_no_baseline_and_is_that_of_the_next(root: Path) -> None:
+    assert GATE in run(root, graph())
+    assert SEEN[0]["missing"].startswith("there is no earlier build")
+    assert GATE in run(root, graph(opset=18))
+    assert "opset 17" in SEEN[1]["content"]
+    assert SEEN[1]["figures"]["latency"] == 2.0
+    assert SEEN[1]["reason"] == ""
+
+
+def test_a_passed_build_does_not_make_its_own_gate_stale(root: Path) -> None:
+    run(root, graph())
+    assert run(root, graph()) == []
+    run(root, graph(opset=18))
+    assert run(root, graph(opset=18)) == []
+
+
+def test_going_back_restores_the_earlier_verdict(root: Path) -> None:
+    for opset in (17, 18, 19):
+        run(root, graph(opset=opset))
+    assert run(root, graph(opset=18)) == []  # restored
+    assert len(SEEN) == 3
+    assert run(root, graph(opset=20))
+    assert "opset 18" in SEEN[-1]["content"]  # the engine in use before
+
+
+def test_a_failed_gate_is_no_baseline(root: Path) -> None:
+    run(root, graph())
+    (root / f"do-{GATE}").write_text("fail")
+    with pytest.raises(Exception, match="numbers differ"):
+        run(root, graph(opset=18))
+    (root / f"do-{GATE}").unlink()
+    run(root, graph(opset=19))
+    assert "opset 17" in SEEN[-1]["content"]
+
+
+def test_another_tolerance_compares_with_the_same_baseline(root: Path) -> None:
+    run(root, graph())
+    run(root, graph(opset=18))
+    assert run(root, graph(opset=18, limit=3)) == [GATE]
+    assert "opset 17" in SEEN[-1]["content"]
+
+
+def test_the_baseline_is_in_the_key_and_explained(root: Path) -> None:
+    run(root, graph())
+    run(root, graph(opset=18))
+    executor, _ = make_executor(root, graph(opset=18))
+    record = executor.ledger.lookup(GATE)
+    assert record is not None
+    assert record.parts["baseline:engine"] != "none"
+    executor.ledger.forget(GATE)
+    assert not executor.is_fresh(GATE)
+    key = executor.examine(GATE).key
+    assert key is not None
+    assert key.parts["baseline:engine"] == "none"  # forgotten, so there is none
+    assert summarize_reasons(executor.examine(GATE).reasons) == "forgotten by `doit forget`"
+    executor.close()
+
+
+def test_builds_of_another_environment_are_no_baseline(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run(root, graph(environment="speed"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run(root, graph(opset=18, environment="speed"))
+    assert SEEN[-1]["missing"].startswith("earlier builds ran in another environment")
+    run(root, graph(opset=19, environment="speed"))
+    assert "opset 18" in SEEN[-1]["content"]
+
+
+def test_a_baseline_that_the_store_has_lost_is_named(root: Path) -> None:
+    run(root, graph())
+    for path in (root / ".buildsys/store").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    run(root, graph(opset=18))
+    assert SEEN[-1]["reason"] == "the store no longer has the baseline"
+    assert SEEN[-1]["content"] is None
+    assert json.loads((root / "build/m/gate/e.json").read_text())["status"] == "passed"

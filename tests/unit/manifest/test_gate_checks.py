@@ -1,0 +1,64 @@
+"""Errors in gates, with their positions."""
+
+from __future__ import annotations
+
+import pytest
+
+ENGINES = """\
+engines:
+  - {name: a, backend: onnxruntime}
+  - {name: b, backend: onnxruntime}
+  - {name: gpu, backend: tensorrt_rtx}
+"""
+
+
+@pytest.mark.parametrize(
+    ("gates", "expected"),
+    [
+        ("{latency: {tolerance: 5}}", "10:30: gates.latency.tolerance: expected a percentage such"),
+        (
+            "{latency: {tolerance: 5%%}}",
+            "gates.latency.tolerance: expected a percentage such as 5%",
+        ),
+        ("{latency: {tolerance: 0%}}", "gates.latency.tolerance: expected more than 0"),
+        ("{latency: {limit: fast}}", "gates.latency.limit: expected a duration such as 3s"),
+        ("{size: {limit: 5miles}}", "gates.size.limit: expected a size such as 8GiB"),
+        ("{latancy: {tolerance: 5%}}", "gates.latancy: unknown field; did you mean latency?"),
+        ("{rounds: 3, size: {limit: 1MB}}", "gates.rounds: "),
+        ("{}", "gates: no gate: nothing is limited; add one, such as latency: {tolerance: 5%}"),
+        ("{latency: {}}", "gates.latency: the gate limits nothing; add a tolerance such as 5%"),
+        (
+            "{revision: v1, engine: a, size: {tolerance: 5%}}",
+            "gates.engine: a gate has one baseline, either a revision or an engine; remove one",
+        ),
+        (
+            "{engine: bb, size: {tolerance: 5%}}",
+            'gates.engine: there is no engine "bb" in this model; did you mean b?',
+        ),
+        (
+            "{engine: a, size: {tolerance: 5%}}",
+            'gates.engine: "gpu" and "a" differ in backend or toolchain; only engines of one',
+        ),
+    ],
+)
+def test_a_wrong_gate_is_one_error_at_its_place(project, gates, expected):
+    project.model(f"{ENGINES}gates: {gates}\n")
+    (error,) = project.errors()
+    assert expected in error
+
+
+def test_an_engine_is_not_its_own_baseline(project):
+    own = "{name: a, backend: onnxruntime, gates: {engine: a, size: {tolerance: 5%}}}"
+    project.model(f"engines: [{own}]\n")
+    (error,) = project.errors()
+    assert 'engines.0.gates.engine: the engine "a" is its own baseline' in error
+
+
+def test_right_gates_are_read_in_si_units(project):
+    project.model(
+        "engines: [{name: a, backend: onnxruntime}, {name: b, backend: onnxruntime}]\n"
+        "gates: {engine: a, latency: {tolerance: 5%, limit: 2ms}, size: {limit: 50MB}}\n"
+    )
+    gates = project.load().models["net"].data["gates"]
+    assert gates["latency"] == {"tolerance": 0.05, "limit": 0.002}
+    assert gates["size"] == {"tolerance": None, "limit": 50_000_000}

@@ -1,0 +1,161 @@
+"""The gate stage with given rounds: verdicts and their sentences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.errors import StageError
+from buildsys.report.key_figures import key_figure
+from buildsys.stages.gate import stage as gate
+from buildsys.workers.job import Job, StageResult
+
+BASELINE = {
+    "description": "the build of 2026-11-21T02:00:00Z (engine 3fa2c1d4e5f6)",
+    "reason": "",
+    "options": {"backend": "onnxruntime", "intra_op_threads": 1},
+    "figures": {"latency": 0.002, "size": 1000.0},
+    "earlier": {},
+    "identity": {"engine": "3fa2", "started": "2026-11-21T02:00:00Z"},
+}
+LATENCY = {"latency": {"tolerance": 0.05, "limit": None}}
+RunGate = Callable[..., StageResult]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
+    """Return a function that runs the stage with a slowdown of this build."""
+
+    def run_gate(
+        gates: dict[str, Any],
+        *,
+        slower: float = 0.0,
+        baseline: dict[str, Any] | None = None,
+        size: int = 1000,
+        **files: Any,
+    ) -> StageResult:
+        def measure(sides: Any, conditions: Any, count: int, progress: Any) -> Any:
+            del conditions, progress
+            if "old.engine" in str(sides.get("baseline", "")) and files.get("broken"):
+                raise StageError("it cannot be loaded")
+            noise = [1 + 0.002 * ((number * 7) % 5 - 2) for number in range(count)]
+            factor = {"baseline": 1.0, "this build": 1 + slower}
+            return {
+                name: {
+                    "latency": [0.002 * factor[name] * one for one in noise],
+                    "throughput": [500 / factor[name] * one for one in noise],
+                    "memory": [1e8 for _ in noise],
+                }
+                for name in sides
+            }
+
+        monkeypatch.setattr(gate, "measure_rounds", measure)
+        inputs = {"case.opt": tmp_path / "opt.npz"}
+        names = {"engine": "new.engine", **({"baseline.engine": "old.engine"} if baseline else {})}
+        for role, name in names.items():
+            inputs[role] = tmp_path / name
+            inputs[role].write_bytes(bytes(size if role == "engine" else 1000))
+        options = {
+            "gates": gates,
+            "engine": {"backend": "onnxruntime"},
+            "case": "opt",
+            "rounds": 10,
+            "duration": 0.1,
+            "warmup": 0.0,
+        }
+        job = Job(
+            target="gate:m:ort",
+            stage="gate",
+            model="m",
+            variant="ort",
+            options=options,
+            inputs=inputs,
+            outputs={"result": tmp_path / "ort.json"},
+            project=tmp_path,
+            baseline=baseline or {"missing": "there is no earlier build"},
+        )
+        result = gate.run(job)
+        assert json.loads(json.dumps(result.figures))
+        return result
+
+    return run_gate
+
+
+def test_equal_engines_pass(run: RunGate) -> None:
+    result = run(LATENCY, baseline=BASELINE)
+    assert (result.status, result.reason) == ("passed", "")
+    assert result.figures["baseline"]["engine"] == "3fa2"
+    assert result.figures["figures"]["latency"] == pytest.approx(0.002)
+    assert key_figure("gate", result.figures) == "latency +0.0%"
+
+
+def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
+    result = run(LATENCY, baseline=BASELINE, slower=0.06)
+    assert result.status == "failed"
+    assert result.reason == (
+        "latency is 6.0% worse (90 % interval +6.0% to +6.0%) than that of the build of"
+        " 2026-11-21T02:00:00Z (engine 3fa2c1d4e5f6): 2.00 ms before, 2.12 ms now,"
+        " in 10 pairs of processes; 5.0% is allowed"
+    )
+    assert result.hint == "measure again: doit gate:m:ort"
+
+
+def test_a_slowdown_within_half_the_tolerance_passes(run: RunGate) -> None:
+    assert run(LATENCY, baseline=BASELINE, slower=0.02).status == "passed"
+
+
+def test_less_throughput_fails(run: RunGate) -> None:
+    gates = {"throughput": {"tolerance": 0.05, "limit": None}}
+    assert run(gates, baseline=BASELINE, slower=0.06).status == "failed"
+    assert run(gates, baseline=BASELINE, slower=-0.2).status == "passed"
+
+
+def test_absolute_limits_need_no_baseline(run: RunGate) -> None:
+    limits = {
+        "latency": {"tolerance": None, "limit": 0.001},
+        "size": {"tolerance": None, "limit": 999},
+    }
+    result = run(limits)
+    assert result.status == "failed"
+    assert result.reason == "latency is 2.00 ms; at most 1.00 ms is allowed (and 1 more)"
+    assert run({"size": {"tolerance": None, "limit": 1000}}).status == "passed"
+
+
+def test_without_a_baseline_nothing_passes_that_is_relative(run: RunGate) -> None:
+    result = run({**LATENCY, "size": {"tolerance": 0.02, "limit": None}})
+    assert result.status == "unavailable"
+    assert result.reason == "latency is not comparable: there is no earlier build (and 1 more)"
+    assert result.figures["figures"]["size"] == 1000  # for the next build
+
+
+def test_files_are_compared_exactly(run: RunGate) -> None:
+    gates = {"size": {"tolerance": 0.02, "limit": None}}
+    assert run(gates, baseline=BASELINE, size=1020).status == "passed"
+    result = run(gates, baseline=BASELINE, size=1021)
+    assert result.status == "failed"
+    assert "1.00 kB before, 1.02 kB now" in result.reason
+
+
+def test_changed_libraries_are_compared_with_earlier_builds(run: RunGate) -> None:
+    changed = {**BASELINE, "reason": "libraries have changed since the baseline was built"}
+    result = run(LATENCY, baseline=changed, slower=0.1)
+    assert result.status == "unavailable"
+    assert result.reason.endswith("and 0 earlier builds here are fewer than 5")
+    nights = {"latency": [0.002, 0.00201, 0.00199, 0.002, 0.00202]}
+    assert run(LATENCY, baseline={**changed, "earlier": nights}, slower=0.1).status == "failed"
+    assert run(LATENCY, baseline={**changed, "earlier": nights}).status == "passed"
+
+
+def test_a_baseline_that_does_not_run_is_not_comparable(run: RunGate) -> None:
+    result = run(LATENCY, baseline=BASELINE, broken=True)
+    assert result.status == "unavailable"
+    assert "it does not run here: it cannot be loaded" in result.reason
+
+
+def test_without_an_engine_the_gate_is_unavailable(tmp_path: Path) -> None:
+    job = Job("gate:m:ort", "gate", "m", "ort", {"gates": {}}, {}, {}, tmp_path)
+    assert gate.run(job).status == "unavailable"
