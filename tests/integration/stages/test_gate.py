@@ -1,0 +1,35 @@
+"""Rounds of real processes, as gates measure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from engine_jobs import random_x, resolved, save_at, stage_job, write_golden
+from small_graphs import conv_bn
+
+from buildsys.errors import StageError
+from buildsys.stages.engine import stage as engine
+from buildsys.stages.gate.rounds import Conditions, TimedFile, measure_rounds
+from buildsys.system.interpreters.toolchain import Toolchain
+
+
+def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+    spec = resolved({"backend": "onnxruntime", "intra_op_threads": 1})
+    write_golden(tmp_path, {"opt": {}}, {"opt": random_x(2)})
+    model = save_at(tmp_path / "model.onnx", conv_bn())
+    assert engine.run(stage_job(spec, "engine", tmp_path, model)).status == "passed"
+    job = stage_job(spec, "bench", tmp_path)
+    side = TimedFile(job.inputs["engine"], job.options["engine"], "onnxruntime")
+    here = Toolchain("here", Path(sys.executable), {})
+    conditions = Conditions(here, job.inputs["case.opt"], None, 0.0, 0.01, tmp_path, tmp_path)
+    found = measure_rounds({"baseline": side, "this build": side}, conditions, 1)
+    for figures in found.values():
+        assert set(figures) == {"latency", "p99", "throughput", "memory"}
+        assert 0 < figures["latency"][0] <= figures["p99"][0] < 1
+        assert figures["throughput"][0] > 2
+        assert figures["memory"][0] > 10_000_000
+    broken = TimedFile(tmp_path / "none.onnx", side.options, side.backend)
+    with pytest.raises(StageError):
+        measure_rounds({"baseline": broken}, conditions, 1)
