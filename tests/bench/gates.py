@@ -52,12 +52,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256, help="of the layers")
     parser.add_argument("--layers", type=int, default=20, help="of the faster network")
     parser.add_argument(
-        "--from", dest="source", type=Path, help="evaluate rounds of an earlier run"
+        "--from", dest="source", type=Path, nargs="+", help="evaluate rounds of earlier runs"
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()
     if given.source:
-        rounds = json.loads(given.source.read_text())["figures"]["rounds"]
+        parts = [json.loads(file.read_text())["figures"]["rounds"] for file in given.source]
+        rounds = {side: [one for part in parts for one in part[side]] for side in parts[0]}
     else:
         with workspace(keep=False) as folder:
             rounds = collect(folder, given)
@@ -126,7 +127,7 @@ def make_project(folder: Path, given: argparse.Namespace) -> None:
             "outputs": {"y": {"shape": ["batch", given.width]}},
             "dims": {"batch": {"min": 1, "opt": 64, "max": 64}},
             "engines": [engine],
-            "bench": {"baselines": []},
+            "bench": {"baselines": [], "warmup": "50ms"},
             "gates": {"latency": {"tolerance": TOLERANCE}},
         }
         (folder / f"configs/models/{name}.yaml").write_text(yaml.safe_dump(manifest))

@@ -1,0 +1,42 @@
+"""A benchmark that stays noisy, in every later run of real doit processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from command_answers import answer
+from ready_project import ReadyProject
+
+MANIFEST = "configs/models/a.yaml"
+BENCH = "bench:a:ort"
+REASON = "engine, case opt: the median is only known to be between"
+
+
+def test_it_is_measured_by_every_run_and_never_up_to_date(ready: ReadyProject) -> None:
+    ready.edit(MANIFEST, "noise: null", "noise: {interval: 1.0e-9, budget: 0}")
+    first = ready.doit()
+    assert first.code == 0
+    assert "7 passed, 1 noisy in" in first.out
+    (line,) = (line for line in first.out.splitlines() if line.startswith("noisy "))
+    assert line.split()[1] == BENCH
+    assert REASON in line
+    again = ready.doit("-r", "json")
+    tasks = {task["name"]: task for task in json.loads(again.out)["tasks"]}
+    assert (again.code, tasks[BENCH]["result"]) == (0, "noisy")
+    assert REASON in tasks[BENCH]["reason"]
+    assert tasks["verify:a:ort"]["result"] == "up-to-date"
+    (bench,) = (one for one in answer(ready, "explain", BENCH)["targets"] if one["target"] == BENCH)
+    assert [reason["kind"] for reason in bench["reasons"]] == ["noisy"]
+    assert bench["last_run"]["status"] == "noisy"
+    assert "last measurement was noisy" in ready.doit("plan").out
+    assert f"last measurement was noisy: {REASON}" in ready.doit("info", BENCH).out
+    listed = ready.doit("list", "--all", "--status", BENCH).out
+    assert listed.split()[0] == "Y"
+    report = (ready.root / "build/a/report/report.md").read_text()
+    assert f"1 noisy: {BENCH}" in report
+    shutil.rmtree(ready.root / "build")
+    assert BENCH not in ready.doit().restored
+    ready.edit(MANIFEST, "noise: {interval: 1.0e-9, budget: 0}", "noise: null")
+    assert "passed" in ready.doit(BENCH).out
+    assert ready.doit(BENCH).out.startswith("everything is up to date")
