@@ -245,7 +245,8 @@ class Session(TargetNames):
             from buildsys.execution.executor import Outcome
 
             self._raise_if_interrupted()
-            seconds = time.monotonic() - started
+            taken = getattr(error, "seconds", None)  # by the stage, as reports have it
+            seconds = time.monotonic() - started if taken is None else taken
             problem, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
             kind = type(error).__name__
             self.finished[target] = Outcome(target, "failed", seconds, problem, hint, error=kind)

@@ -286,12 +286,14 @@ class Executor:
                 raise StageError(f"{target} needs {path}, which does not exist")
             started = ledger.utc_now()
             with self._publisher.staging(target) as tree:
+                begun = time.perf_counter()
                 try:
                     reply = self._run_stage(action, key, tree)
                 except BuildsysError as error:
+                    error.seconds = took = time.perf_counter() - begun
                     if isinstance(error, StageError):  # libraries do not always report a full disk
                         error.hint = joined(self._publisher.low_disk_note(), error.hint)
-                    run = HistoryEntry(target, key.digest, "error", started, 0.0, str(error), why)
+                    run = HistoryEntry(target, key.digest, "error", started, took, str(error), why)
                     if not self._stopped:
                         self.ledger.add_run(run)
                         self._record(action, key, run)
@@ -393,7 +395,9 @@ class Executor:
             self.ledger.add_run(run, sealed)
             self._record(action, key, run, figures)
             details = f"details: {self._shown(self._build / main)}"
-            raise CheckFailed(reply.reason, joined(reply.hint, details))
+            failure = CheckFailed(reply.reason, joined(reply.hint, details))
+            failure.seconds = reply.seconds
+            raise failure
         if status == ledger.NOISY:  # without a record it is neither up to date nor restored
             self.ledger.add_run(run, sealed)
             self._record(action, key, run, figures)

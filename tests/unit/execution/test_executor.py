@@ -497,6 +497,22 @@ def test_a_corrupt_state_costs_time_not_correctness(root: Path) -> None:
     assert len(warned) == 1
 
 
+def test_a_failure_has_the_duration_of_its_stage_everywhere(root: Path) -> None:
+    (root / f"do-{BENCH}").write_text("fail")
+    executor, _ = make_executor(root)
+    for target in (EXPORT, ENGINE):
+        executor.run(target)
+    with pytest.raises(CheckFailed) as failed:
+        executor.run(BENCH)
+    assert failed.value.seconds == executor.ledger.history(BENCH)[0].seconds == 0.25
+    (root / f"do-{BENCH}").write_text("break")
+    with pytest.raises(StageError) as broken:
+        executor.run(BENCH)
+    assert broken.value.seconds == executor.ledger.history(BENCH)[0].seconds
+    assert broken.value.seconds > 0
+    executor.close()
+
+
 # --- noisy measurements ---
 
 
