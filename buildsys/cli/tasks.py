@@ -62,8 +62,14 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
         names = DoitCommand.names
         try:
             names[:] = session.full_names(names, DoitCommand.tags)
+            if DoitCommand.since:
+                names[:] = _changed(session, names, DoitCommand.since)
         except UsageError as error:
             raise InvalidCommand(printable(str(error))) from None
+        if DoitCommand.since and not names:
+            names.append("build")  # doit would build everything
+            yield _group_task(session, "build", [])
+            return
         selection = None
         if Run.requested is not None:
             with no_garbage_collection():
@@ -81,6 +87,14 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
         "reporter": type("SessionReporter", (Reporter,), {"session": session}),
     }
     return config, create_tasks
+
+
+def _changed(session: Session, names: Sequence[str], revision: str) -> list[str]:
+    """Return the targets of names that differ from a git revision."""
+    from buildsys.cli.commands.plan import changed_targets
+
+    chosen = {target for name in names for target in session.members(name)}
+    return [target for target in changed_targets(session, revision) if target in chosen]
 
 
 class Selection(NamedTuple):

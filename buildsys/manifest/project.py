@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from buildsys.manifest.resolve import Resolver
 
 STATE_FOLDER = ".buildsys"
+_SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
 @dataclass(frozen=True)
@@ -134,16 +135,31 @@ def load_project(
     models = load.models()
     if not load.errors:
         return replace(project, models=models)
-    # each user of a shared value reports its error
-    distinct = {(error.file, error.key, error.problem): error for error in load.errors}
-    errors = tuple(
-        sorted(distinct.values(), key=lambda e: (str(e.file), e.line or 0, e.column or 0))
-    )
+    errors = _distinct(load.errors)
     # a preset or default that is wrong is dropped from the models, so none of them can be trusted
     if not leave_out or load.are_shared_files_broken:
         raise ManifestErrors(errors)
     models = {name: model for name, model in models.items() if name not in load.ambiguous}
     return replace(project, models=models, broken=load.broken)
+
+
+def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestError, ...]:
+    """Return the errors of some manifests, and of the files that all share.
+
+    Manifests that the cache knows are not read. A file that is no manifest itself, but may be part
+    of others, checks all of them.
+    """
+    load = _Load(project, True, None)
+    names = {load.shown(str(file)) for file in files}
+    every = {load.shown(file) for file in load.files()}
+    load.models(only=None if names - every else names)
+    return _distinct(load.errors)
+
+
+def _distinct(errors: Iterable[ManifestError]) -> tuple[ManifestError, ...]:
+    """Return errors in the order of files: each user of a shared value reports its error."""
+    distinct = {(error.file, error.key, error.problem): error for error in errors}
+    return tuple(sorted(distinct.values(), key=lambda e: (str(e.file), e.line or 0, e.column or 0)))
 
 
 def empty_project(root: Path, *, configs: Path | None = None) -> Project:
@@ -170,16 +186,24 @@ class _Load:
     ambiguous: set[str] = field(default_factory=set)  # names of several models
     are_shared_files_broken: bool = False
 
-    def models(self) -> dict[str, ResolvedModel]:
+    def files(self) -> list[str]:
+        """Return the shared files and the manifests."""
+        configs = self._project.configs
+        return [f"{configs}/project.yaml", f"{configs}/engines.yaml", *self._manifests()]
+
+    def models(self, only: Collection[str] | None = None) -> dict[str, ResolvedModel]:
+        """Return the models; with ``only``, read no other manifests."""
         root, configs = self._project.root, self._project.configs
         cache_file = self._project.state / "manifests.json"
-        files = [f"{configs}/project.yaml", f"{configs}/engines.yaml", *self._manifests()]
+        files = self.files()
         cache = read_cache(cache_file, str(configs))
         valid = cache.valid_entries(root)
         entries: dict[str, Entry] = {}
-        for file in files:
-            name = self._shown(file)
-            if entry := valid.get(name) or self._resolve(Path(file), cache):
+        for number, file in enumerate(files):
+            name = self.shown(file)
+            is_wanted = number < _SHARED_FILES or only is None or name in only
+            entry = valid.get(name) or (self._resolve(Path(file), cache) if is_wanted else None)
+            if entry:
                 entries[name] = entry
         if self._remember and (entries != valid or self.errors):
             updated = self._updated_cache(entries, valid, cache)
@@ -266,10 +290,11 @@ class _Load:
             hint = "put one YAML file per model there"
             text = f"cannot read the folder: {reason}"
             self.are_shared_files_broken = True
-            self.errors.append(ManifestError(Path(self._shown(folder)), (), text, hint))
+            self.errors.append(ManifestError(Path(self.shown(folder)), (), text, hint))
             return []
 
-    def _shown(self, path: str) -> str:
+    def shown(self, path: str) -> str:
+        """Return a path relative to the project, if inside."""
         return path.removeprefix(f"{self._project.root}{os.sep}")
 
 

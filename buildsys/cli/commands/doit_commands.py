@@ -36,6 +36,7 @@ class DoitCommand:
     # on the command line; replaced by full names once the project is loaded
     names: ClassVar[list[str]] = []
     tags: ClassVar[list[str]] = []  # of ``--tag``
+    since: ClassVar[str] = ""  # of ``doit run --since``
 
     def other_names(self) -> Sequence[str]:
         """Return suggestions for an unknown target, besides targets."""
@@ -49,8 +50,9 @@ class DoitCommand:
     def execute(self, params: Any, args: list[str]) -> Any:
         """Run the command; suggest the nearest names for an unknown one."""
         DoitCommand.names, DoitCommand.tags = args, params.get("tag") or []
-        if DoitCommand.tags and not args:
-            args.append("build")  # replaced by the models with these tags
+        DoitCommand.since = params.get("since") or ""
+        if (DoitCommand.tags or DoitCommand.since) and not args:
+            args.append("build")  # replaced by what is selected
         try:
             return super().execute(params, args)  # type: ignore[misc]  # of doit, next in the bases
         except KeyboardInterrupt:
@@ -77,7 +79,7 @@ class DoitCommand:
             hint = f"nearest: {', '.join(near)}" if near else hint
             raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
         finally:
-            DoitCommand.names, DoitCommand.tags = [], []
+            DoitCommand.names, DoitCommand.tags, DoitCommand.since = [], [], ""
         return self.execute(params, args)  # with a new database
 
 

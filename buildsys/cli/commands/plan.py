@@ -165,6 +165,18 @@ def print_since(
     print_rows(rows, [f"since {revision} ({there.commit[:10]}): {summary or 'no differences'}"])
 
 
+def changed_targets(now: Session, revision: str) -> list[str]:
+    """Return the targets that differ from a git revision, and those downstream.
+
+    Raises: UsageError: the revision is unknown, or its manifests are wrong.
+    """
+    from buildsys.cli.git_revision import project_at
+
+    with project_at(now.project, revision) as there:
+        found = list(_differences(Session(there.project), now))
+    return [one.target for one in found if one.state != REMOVED]
+
+
 class _Difference(NamedTuple):
     target: str
     state: str

@@ -23,6 +23,7 @@ from buildsys.store.ledger import utc_now
 if TYPE_CHECKING:
     from buildsys.report.run_results import RunResults
 
+SINCE = option("since", "only what differs from a git revision")
 JUNIT = option("junit", "write the results as JUnit XML into a file")
 SUMMARY = option("summary", "write a summary in Markdown into a file")
 _WAITING_THREADS = 16  # besides those of -n
@@ -47,7 +48,7 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
     @property
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
         """Doit's options, and ours."""
-        return (*DoitRun.cmd_options, {**TAG, "default": []}, JUNIT, SUMMARY)
+        return (*DoitRun.cmd_options, {**TAG, "default": []}, SINCE, JUNIT, SUMMARY)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

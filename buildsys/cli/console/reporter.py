@@ -208,9 +208,12 @@ class Reporter:
     def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
         """Print the number of up-to-date targets, and those that cannot run here."""
         if not lines:
-            broken = "all manifests are broken"
-            empty = "there is no manifest in the models folder yet"
-            self._out.write(f"no targets: {broken if self.session.project.broken else empty}\n")
+            why = "there is no manifest in the models folder yet"
+            if self.session.project.broken:
+                why = "all manifests are broken"
+            elif self.session.project.models:
+                why = "nothing is selected"
+            self._out.write(f"no targets: {why}\n")
             return
         counts = Counter(line.status for line in lines)
         parts = [plural(counts["fresh"], "target")]

@@ -8,9 +8,11 @@ from buildsys.report.formatting import NOTHING, duration, first_names, plural
 from buildsys.report.markdown.elements import code, escape, section, table
 from buildsys.report.run_results import (
     INTERRUPTED,
+    NOISY,
     REFUSED,
     RUNNING,
     STATUSES,
+    UNAVAILABLE,
     RunResults,
     TargetResult,
 )
@@ -25,7 +27,7 @@ def run_summary(run: RunResults, title: str) -> str:
 
 
 def outcome(run: RunResults) -> str:
-    """Return the outcome of a run: ``1 failed, 2 never ran``, or ``passed``."""
+    """Return the outcome of a run: ``1 failed, 2 never ran`` or ``passed, 3 unavailable``."""
     if run.status == REFUSED:
         return "nothing could run"
     if run.status == RUNNING:
@@ -38,7 +40,9 @@ def outcome(run: RunResults) -> str:
     )
     parts = [INTERRUPTED] if run.status == INTERRUPTED else []
     parts += [plural(count, one, many) for count, one, many in counts if count]
-    return ", ".join(parts) or "passed"
+    parts = parts or ["passed"]
+    parts += [f"{run.count(one)} {one}" for one in (UNAVAILABLE, NOISY) if run.count(one)]
+    return ", ".join(parts)
 
 
 def _lines(run: RunResults) -> Iterator[str]:

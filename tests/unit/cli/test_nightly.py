@@ -271,6 +271,15 @@ def test_a_damaged_lock_file_is_replaced(tmp_path: Path, content: bytes) -> None
         assert lock.run.since == "2026-11-22T02:00:00Z", "both count as one run"
 
 
+def test_without_a_place_for_its_files_nothing_runs(nightly: Doit) -> None:
+    (nightly.root / "build").touch()
+    code, out = nightly("nightly")
+    assert (code, nightly.session.finished) == (2, {})
+    assert "ERROR: cannot write" in out
+    (nightly.root / "build").unlink()
+    assert "was killed" not in nightly("nightly")[1]
+
+
 def test_an_ordinary_run_writes_junit_and_a_summary(nightly: Doit) -> None:
     nightly.actions["verify:a:ort"] = fail(CHECK)
     files = ("--junit", "out/junit.xml", "--summary", "out/summary.md")

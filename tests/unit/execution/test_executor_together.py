@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,9 @@ from tiny_project import (
 
 import buildsys
 from buildsys.errors import StageError
-from buildsys.execution import action_key
+from buildsys.execution import action_key, stage_job
+from buildsys.plan.action import Action
+from buildsys.store.locks import Locks
 from buildsys.workers.job import Job
 
 
@@ -238,3 +241,61 @@ def test_a_stage_on_the_cpu_runs_during_a_benchmark_on_a_gpu(tmp_path: Path) -> 
         hold.unlink()
         benchmark.communicate(timeout=120)
     assert benchmark.returncode == 0
+
+
+def of_model(name: str) -> Action:
+    """Return the export of another model with the same sources."""
+    export = actions()[EXPORT]
+    outputs = {
+        role: replace(file, path=file.path.replace("m/", f"{name}/", 1))
+        for role, file in export.outputs.items()
+    }
+    return replace(export, target=f"export:{name}", model=name, outputs=outputs)
+
+
+def test_a_target_that_waits_for_a_gpu_is_not_one_of_n(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = {**actions(), "export:a": of_model("a")}
+    graph[ENGINE] = replace(graph[ENGINE], alone_on_gpu=True)
+    monkeypatch.setattr(stage_job, "gpu_uuids", lambda variables=(): ("GPU-1",))
+    waiting = threading.Event()
+
+    def notice(target: str, event: dict[str, object]) -> None:
+        if (target, event["event"]) == (ENGINE, "waiting"):
+            waiting.set()
+
+    executor, pool = make_executor(root, graph, jobs=1, on_event=notice)
+    executor.run(EXPORT)
+    with Locks(root / "other").devices(["GPU-1"], "bench:other", lambda holder: None):
+        thread = threading.Thread(target=executor.run, args=(ENGINE,))
+        thread.start()
+        assert waiting.wait(60)
+        executor.run("export:a")  # it would hang
+        assert thread.is_alive()
+    thread.join(60)
+    assert pool.ran == [EXPORT, "export:a", ENGINE]
+
+
+def test_no_more_than_n_stages_run_at_a_time(root: Path) -> None:
+    graph = {f"export:{name}": of_model(name) for name in ("a", "b", "c")}
+    executor, pool = make_executor(root, graph, jobs=2)
+    running: list[str] = []
+    most: list[int] = []
+    both = threading.Barrier(2)
+
+    def enter(job: Job) -> None:
+        running.append(job.target)
+        most.append(len(running))
+        if job.target != "export:c":
+            both.wait(60)  # two do run at a time
+        running.remove(job.target)
+
+    pool.meanwhile = enter
+    threads = [threading.Thread(target=executor.run, args=(name,)) for name in graph]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(pool.ran) == list(graph)
+    assert max(most) == 2

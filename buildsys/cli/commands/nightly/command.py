@@ -59,7 +59,7 @@ class Nightly(Run):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._folder = Path()
+        self._root = self._folder = Path()
         self._lock: NightlyLock | None = None
         self._selection: dict[str, Any] = {}
         self._rebuild: list[str] = []  # stages, or everything
@@ -70,7 +70,8 @@ class Nightly(Run):
         """Doit's options of a run, of which few are offered, and ours."""
         hidden = {"short": "", "long": "", "inverse": ""}
         doits = ({**one, **hidden} for one in DoitRun.cmd_options if one["name"] not in _OFFERED)
-        jobs = [one for one in DoitRun.cmd_options if one["name"] in _OFFERED]
+        text = "number of targets at a time; by default one per GPU and one more"
+        jobs = [{**one, "help": text} for one in DoitRun.cmd_options if one["name"] in _OFFERED]
         return (
             *doits,
             *jobs,
@@ -92,7 +93,7 @@ class Nightly(Run):
         if not dodo.is_file():
             raise InvalidDodoFile(f"there is no {name} here; name it with -f")
         project = empty_project(dodo.parent)
-        self._folder = project.build / FOLDER
+        self._root, self._folder = project.root, project.build / FOLDER
         self.started = utc_now()
         for name, value in (("junit", ""), ("summary", ""), ("continue", True)):
             params.set_default(name, value)
@@ -121,7 +122,10 @@ class Nightly(Run):
             sys.stdout.write(printable(f"{text}, the rest runs now\n"))
             sys.stdout.flush()
         problem = "the run has not finished; if its process is gone, it was killed"
-        self._write_unfinished(RUNNING, f"{problem} ({self._lock.run})", 0)
+        code = self._write_unfinished(RUNNING, f"{problem} ({self._lock.run})", 0)
+        if code:  # nobody would learn how the run ended
+            self._lock.end(finished=False)
+            return code
         Run.leaves_out = True
         try:
             code = super().execute(params, args)
@@ -176,10 +180,15 @@ class Nightly(Run):
         _print_end(results, self._folder)
         return code
 
-    def _write_unfinished(self, status: str, error: str, code: int) -> None:
+    def _write_unfinished(self, status: str, error: str, code: int) -> int:
         assert self._lock is not None
         host = self._lock.run.host
-        self._write(RunResults(self.started, 0.0, host, status=status, error=error), code)
+        return self._write(RunResults(self.started, 0.0, host, status=status, error=error), code)
+
+    def _html(self) -> str | None:
+        """Return the index of the HTML reports, relative to the project."""
+        index = self._folder.parent / "report" / "index.html"
+        return os.path.relpath(index, self._root) if index.is_file() else None
 
     def _write(self, results: RunResults, code: int) -> int:
         """Write the files about the run; return the exit code 2 if one cannot be written."""
@@ -203,6 +212,7 @@ class Nightly(Run):
             "regressed": [one.target for one in results.regressed],
             "never_ran": [one.target for one in results.never_ran],
             "flaky": [one.target for one in results.flaky],
+            "html": self._html(),
             "manifests": [asdict(one) for one in results.manifests],
             "targets": [asdict(one) for one in results.targets],
         }

@@ -87,10 +87,10 @@ def hold_lock(path: Path, started: str) -> Iterator[NightlyLock]:
                 "wait until it has finished",
             )
         previous = _read(handle)
-        since = started
-        if previous is not None and previous.since:
-            since = previous.since
-        yield NightlyLock(handle, previous, NightlyRun(started, since=since))
+        run = NightlyRun(started, since=started)
+        if previous is not None:
+            run = replace(run, since=previous.since or started, rebuilds=previous.rebuilds)
+        yield NightlyLock(handle, previous, run)
     except OSError as error:
         raise StageError(f"cannot lock {path}: {error.strerror}") from None
     finally:

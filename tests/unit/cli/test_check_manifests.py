@@ -1,0 +1,94 @@
+"""The check of single manifests before a commit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildsys.cli.check_manifests import main
+from buildsys.manifest.project import load_project
+from buildsys.system.files import SETTLE_NS
+
+MANIFEST = "source: {torchvision: resnet18}\ninputs: {x: {shape: [1, 3, 32, 32]}}\n"
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the manifests a and b; b is broken."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "configs/models"
+    folder.mkdir(parents=True)
+    (tmp_path / "dodo.py").touch()
+    (folder / "a.yaml").write_text(f"model: a\n{MANIFEST}")
+    (folder / "b.yaml").write_text(f"modle: b\n{MANIFEST}")
+    return folder
+
+
+def check(capsys: Output, *names: str) -> tuple[int, list[str]]:
+    code = main(names)
+    return code, capsys.readouterr().err.splitlines()
+
+
+def test_only_the_named_manifests_are_checked(models: Path, capsys: Output) -> None:
+    assert check(capsys, "configs/models/a.yaml") == (0, [])
+    error = "configs/models/b.yaml:1:1: modle: unknown field; did you mean model?"
+    assert check(capsys, "configs/models/b.yaml", "configs/models/a.yaml") == (3, [error])
+    assert check(capsys, str(models / "b.yaml")) == (3, [error])
+    assert check(capsys) == (3, [error])
+
+
+def test_a_name_in_use_is_an_error(models: Path, capsys: Output) -> None:
+    (models / "b.yaml").write_text(f"model: a\n{MANIFEST}")
+    code, errors = check(capsys, "configs/models/a.yaml", "configs/models/b.yaml")
+    assert code == 3
+    assert errors == [
+        'configs/models/b.yaml:1:8: model: model "a" is already declared in configs/models/a.yaml; '
+        "rename one of them"
+    ]
+
+
+def test_a_shared_file_checks_all_that_may_use_it(models: Path, capsys: Output) -> None:
+    (models / "_base.yaml").write_text("exprot: {}\n")
+    (models / "b.yaml").write_text(f"model: b\nextends: _base.yaml\n{MANIFEST}")
+    assert check(capsys, "configs/models/a.yaml") == (0, [])
+    code, errors = check(capsys, "configs/models/_base.yaml")
+    assert (code, len(errors)) == (3, 1)
+    assert errors[0].startswith("configs/models/_base.yaml:1:1: exprot: unknown field")
+    (models.parent / "project.yaml").write_text("defautls: {}\n")
+    code, errors = check(capsys, "configs/models/a.yaml")
+    assert (code, len(errors)) == (3, 1), "its defaults are part of every manifest"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("configs/models/x.yaml", "ERROR: there is no file configs/models/x.yaml"),
+        ("dodo.py", "ERROR: dodo.py is not a manifest; manifests are in "),
+        ("/etc/hostname", "is not in a project (a folder with dodo.py and configs/)"),
+    ],
+)
+def test_another_file_is_one_sentence(
+    models: Path, capsys: Output, name: str, message: str
+) -> None:
+    code, errors = check(capsys, name)
+    assert (code, len(errors)) == (3, 1)
+    assert message in errors[0]
+
+
+def test_a_manifest_in_the_cache_needs_neither_pydantic_nor_yaml(models: Path) -> None:
+    (models / "b.yaml").unlink()
+    import time
+
+    time.sleep(2 * SETTLE_NS / 1e9)  # the stamps of the files can be trusted
+    load_project(Path.cwd())
+    code = (
+        "import sys; from buildsys.cli.check_manifests import main; "
+        "assert main(['configs/models/a.yaml']) == 0; "
+        "print(*({'pydantic', 'yaml', 'doit'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\n", "")
