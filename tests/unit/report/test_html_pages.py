@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -178,6 +180,19 @@ def test_a_page_has_no_external_resource(results: Results) -> None:
         style = re.findall(r"<style>(.*?)</style>", source, re.S)[0]
         assert "url(" not in style
         assert "@import" not in style
+
+
+def test_only_the_script_of_the_page_may_run(results: Results) -> None:
+    source = render_model(page(results))
+    (script,) = re.findall(r"<script>(.*?)</script>", source, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(
+        found["content"] or ""
+        for _, found in Page(source).elements
+        if found.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none'; ")
+    assert f"script-src 'sha256-{digest}'" in policy
 
 
 def test_pictures_are_inside_or_linked(results: Results) -> None:
