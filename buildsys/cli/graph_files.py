@@ -83,6 +83,11 @@ def named_graph(session: Session, command: str, name: str) -> tuple[str, GraphFi
     return model, find_graph(session, model, graph or DEFAULT_STAGE)
 
 
+def target_of(name: str) -> str:
+    """Return the target in the name of a graph, without its version."""
+    return re.split("[~@]", name, maxsplit=1)[0]
+
+
 def split_graph_name(session: Session, command: str, name: str) -> tuple[str, str]:
     """Return the model and the graph in a target name, "" for a whole model.
 

@@ -16,8 +16,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from buildsys.cli.target_names import TargetNames
-from buildsys.errors import BuildsysError, with_hint
+from buildsys.cli.target_names import TargetNames, models_named_by
+from buildsys.errors import BuildsysError, UsageError, with_hint
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import ProjectPlan
@@ -78,12 +78,18 @@ class Session(TargetNames):
         self._busy = 0
 
     @classmethod
-    def read_only(cls, root: Path) -> Session:
+    def read_only(cls, root: Path, names: Sequence[str] = ()) -> Session:
         """Open the project at ``root`` without writing anything, not even a cache.
 
+        If ``names`` are targets of single models, only the manifests of these models are resolved.
         Raises: ManifestErrors: the manifests are wrong.
         """
         with no_garbage_collection():
+            if models := models_named_by(names):
+                session = cls(load_project(root, remember=False, wanted=models))
+                with contextlib.suppress(UsageError):
+                    if all(map(session.targets_of, names)):
+                        return session
             return cls(load_project(root, remember=False))
 
     @cached_property

@@ -176,6 +176,13 @@ def full_name(name: str, models: Collection[str], actions: ProjectPlan) -> str |
     return found[0] if found else None
 
 
+def models_named_by(names: Collection[str]) -> set[str]:
+    """Return the possible models of target names, empty if one of them may mean all models."""
+    if any("*" in name or name in STAGE_DOCS for name in names):
+        return set()
+    return {part for name in names for part in name.split(":")}
+
+
 def _readings(name: str, models: Collection[str], actions: ProjectPlan) -> list[str]:
     """Return the full names of a short one."""
     found: dict[str, None] = {}

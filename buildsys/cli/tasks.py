@@ -152,6 +152,11 @@ def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
 
 def _all_tasks(session: Session, *, groups_only: bool) -> Iterator[Task]:
     """Yield the tasks of all targets and groups, or only empty groups, as ``doit list`` shows."""
+    if groups_only:
+        models = (f"build:{model}" for model in session.project.models)
+        for name in ("build", *session.actions.stages(), *models):
+            yield _group_task(session, name, [])
+        return
     with no_garbage_collection():  # of the plans
         groups: dict[str, list[str]] = {"build": list(session.actions)}
     variants: dict[str, list[str]] = {}
@@ -161,9 +166,6 @@ def _all_tasks(session: Session, *, groups_only: bool) -> Iterator[Task]:
             variants.setdefault(f"{action.stage}:{action.model}", []).append(action.target)
     for model in session.project.models:
         groups[f"build:{model}"] = list(session.actions.of(model))
-    if groups_only:
-        yield from (_group_task(session, name, []) for name in groups)
-        return
     for name, members in {**groups, **variants}.items():
         yield _group_task(session, name, members)
     for target in session.actions:

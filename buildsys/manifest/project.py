@@ -119,19 +119,21 @@ def load_project(
     configs: Path | None = None,
     links_into: Path | None = None,
     leave_out: bool = False,
+    wanted: Collection[str] | None = None,
 ) -> Project:
     """Load the manifests below ``configs/models``, except files to extend (``_*``).
 
     BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; the
     argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of
     the project may be links into ``links_into``. With ``leave_out``, broken manifests are left out
-    of the project and their errors kept in it.
+    of the project and their errors kept in it. With names of models in ``wanted``, nothing is
+    cached, and manifests without these names are neither resolved nor checked.
 
     Raises: ManifestErrors: all errors of all files. With ``leave_out``, only if one of them is in
     a file that all models share.
     """
     project = empty_project(root, configs=configs)
-    load = _Load(project, remember, links_into)
+    load = _Load(project, remember and wanted is None, links_into, wanted)
     models = load.models()
     if not load.errors:
         return replace(project, models=models)
@@ -180,6 +182,7 @@ class _Load:
     _project: Project
     _remember: bool
     _links_into: Path | None
+    _wanted: Collection[str] | None = None  # models
     _started_ns: int = field(default_factory=time.time_ns)
     errors: list[ManifestError] = field(default_factory=list)
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
@@ -201,8 +204,10 @@ class _Load:
         entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             name = self.shown(file)
-            is_wanted = number < _SHARED_FILES or only is None or name in only
-            entry = valid.get(name) or (self._resolve(Path(file), cache) if is_wanted else None)
+            entry = valid.get(name)
+            is_chosen = number < _SHARED_FILES or only is None or name in only
+            if entry is None and is_chosen and (number < _SHARED_FILES or self._is_wanted(file)):
+                entry = self._resolve(Path(file), cache)
             if entry:
                 entries[name] = entry
         if self._remember and (entries != valid or self.errors):
@@ -237,6 +242,13 @@ class _Load:
         from buildsys.manifest.workspace import Workspace
 
         return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
+
+    def _is_wanted(self, file: str) -> bool:
+        if self._wanted is None:
+            return True
+        from buildsys.manifest.model_names import may_declare
+
+        return may_declare(file, self._wanted, self._resolver.workspace)
 
     def _resolve(self, file: Path, cache: Cache) -> Entry | None:
         resolver, workspace = self._resolver, self._resolver.workspace

@@ -83,9 +83,9 @@ class Resolver:
         tree = _without_shared_dims(tree, file)
         problems = [*axes_problems, *engine_problems]
         data: dict[str, Any] = {}
-        refused = [*unknown]
+        refused, written = [*unknown], plain(tree)
         try:
-            data = ModelSpec.model_validate(plain(tree)).model_dump(mode="json", by_alias=True)
+            data = ModelSpec.model_validate(written).model_dump(mode="json", by_alias=True)
         except ValidationError as error:
             found, refused = schema_problems(error, tree, ModelSpec, unknown)
             problems += found
@@ -103,7 +103,7 @@ class Resolver:
                 problems.append(problem)
         if problems or not data:  # no data: the missing fields of a broken layer
             return None, problems
-        _fill_dependent_defaults(data, tree)
+        _fill_dependent_defaults(data, written)
         used = {engine["toolchain"] for engine in data["engines"]}
         declared = self._toolchains.items() if self._toolchains else ()
         if kept := {name: node for name, node in declared if name in used}:
@@ -176,13 +176,12 @@ def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:
     return tree.with_member("dims", dims.without(*shared)) if shared else tree
 
 
-def _fill_dependent_defaults(data: dict[str, Any], tree: ValueNode) -> None:
-    """Fill in defaults dependent on other fields."""
+def _fill_dependent_defaults(data: dict[str, Any], written: dict[str, Any]) -> None:
+    """Fill in defaults dependent on other fields; ``written`` has no defaults."""
     for name, tensor in data["inputs"].items():
-        written = plain(tree.value["inputs"].value[name]).get("data") or {}
-        if written.get("random") == "integers" and written.get("high") is None:
+        values = written["inputs"][name].get("data") or {}
+        if values.get("random") == "integers" and values.get("high") is None:
             tensor["data"]["high"] = default_high(tensor["dtype"])
-    written = plain(tree)
     for path in (("validate",), *(("verify", precision) for precision in data["verify"])):
         section, own = data, written
         for step in path:

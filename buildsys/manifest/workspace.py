@@ -33,6 +33,7 @@ class Workspace:
         self._recorded: set[str] = set()
         self._shown: dict[Path, Path] = {}
         self._located: dict[str, Path | str] = {}
+        self._inside: dict[Path, bool] = {}  # folders
         # Python file -> its global names, and the problem of one that cannot be parsed
         self.python_names: dict[str, tuple[list[str], str]] = {}
 
@@ -138,13 +139,23 @@ class Workspace:
     def _check_link(self, path: Path, shown: Path) -> None:
         """Refuse a link out of the project. Raises: ManifestError."""
         try:
-            real = path.resolve()
+            if path.is_symlink():
+                is_inside = self._is_inside(path)
+            else:  # a thousand manifests may share a folder
+                folder = path.parent
+                if folder not in self._inside:
+                    self._inside[folder] = self._is_inside(folder)
+                is_inside = self._inside[folder]
         except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
             return  # reading it will fail
-        folders = {folder.resolve() for folder in (self.root, self.configs, self.links_into)}
-        if not any(real.is_relative_to(folder) for folder in folders):
+        if not is_inside:
             problem = "the file is a link that leaves the project"
             raise ManifestError(shown, (), problem, "replace it by a copy")
+
+    def _is_inside(self, path: Path) -> bool:
+        real = path.resolve()
+        folders = {folder.resolve() for folder in (self.root, self.configs, self.links_into)}
+        return any(real.is_relative_to(folder) for folder in folders)
 
     def _marks(self, shown: Path) -> Positions:
         if shown not in self._positions:

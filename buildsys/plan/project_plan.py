@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,10 @@ MODEL_STAGES = (
     plan_convert,
     plan_validate,
 )
+# sections that decide no stage
+_WITHOUT_STAGES = {
+    *("model", "description", "owner", "tags", "source", "inputs", "outputs", "dims", "timeout"),
+}
 ENGINE_STAGES: tuple[Callable[[ModelPlan, EnginePlan], Action | None], ...] = (
     plan_engine,
     plan_verify,
@@ -83,6 +88,15 @@ class ProjectPlan(Mapping[str, Action]):
             actions = plan_model(self._models[model].data, self._version_of)
             planned = self._planned[model] = {action.target: action for action in actions}
         return planned
+
+    def stages(self) -> set[str]:
+        """Return the stages of all models, planning one model for each combination of sections."""
+        planned: dict[str, str] = {}
+        for name, model in self._models.items():
+            spec: Spec = json.loads(model.text)  # not kept: there may be thousands
+            deciding = {key: spec[key] for key in spec.keys() - _WITHOUT_STAGES}
+            planned.setdefault(json.dumps(deciding, sort_keys=True), name)
+        return {action.stage for name in planned.values() for action in self.of(name).values()}
 
     def __getitem__(self, target: str) -> Action:
         return self.of(model_of(target))[target]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,13 @@ from typing import Any
 
 from buildsys.cli.command import JSON, Options, ProjectCommand, print_answer
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.graph_files import ask_inspection, find_graph, is_graph, split_graph_name
+from buildsys.cli.graph_files import (
+    ask_inspection,
+    find_graph,
+    is_graph,
+    split_graph_name,
+    target_of,
+)
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.report.formatting import TIMES, count, first_names, size
@@ -75,7 +80,7 @@ def _graph_of(session: Session, model: str, name: str) -> str:
     Raises: UsageError: the name belongs to another model.
     """
     named, graph = model, name
-    if not is_graph(session, model, name) and session.targets_of(re.split("[~@]", name)[0]):
+    if not is_graph(session, model, name) and session.targets_of(target_of(name)):
         named, graph = split_graph_name(session, "diff", name)
     if named != model:
         raise UsageError(f"diff compares two graphs of one model, found {model} and {named}")

@@ -34,7 +34,7 @@ class Explain(ProjectCommand):
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print one explanation per target; without names, those of all targets."""
-        session = Session.read_only(root)
+        session = Session.read_only(root, () if options["tag"] else names)
         chosen = session.select(names, tags=options["tag"])
         found = [one for one in session.explain(chosen).values() if one.target in chosen]
         if options["json"]:

@@ -19,7 +19,7 @@ from buildsys.cli.command import (
     unknown_name,
 )
 from buildsys.cli.console.rows import format_table, titled_lines
-from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph
+from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph, target_of
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.manifest.shape_cases import case_values
@@ -69,8 +69,9 @@ class Inspect(ProjectCommand):
             raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
         if depth:
             positive_integer("--depth", depth)
-        session = Session.read_only(root)
-        model, graph = named_graph(session, "inspect", names[0].removeprefix(PREFIX))
+        name = names[0].removeprefix(PREFIX)
+        session = Session.read_only(root, [target_of(name)])
+        model, graph = named_graph(session, "inspect", name)
         head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}
         if options["svg"]:
             document, lines = _draw(graph, head, options)

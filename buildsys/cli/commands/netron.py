@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.cli.command import Options, ProjectCommand, option, print_lines
-from buildsys.cli.graph_files import STORED, GraphFile, named_graph
+from buildsys.cli.graph_files import STORED, GraphFile, named_graph, target_of
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, Unavailable, UsageError
 
@@ -43,7 +43,8 @@ class Netron(ProjectCommand):
             hint = "for example `doit netron resnet50:export`"
             raise UsageError("netron takes one MODEL or MODEL:STAGE", hint)
         port = _port(options["port"])
-        _, graph = named_graph(Session.read_only(root), "netron", names[0])
+        session = Session.read_only(root, [target_of(names[0])])
+        _, graph = named_graph(session, "netron", names[0])
         if not graph.is_onnx:
             hint = "show the graph of an earlier stage"
             raise UsageError(f"{graph.target} is a TensorRT engine; netron cannot show it", hint)

@@ -66,7 +66,7 @@ class Plan(ProjectCommand):
             print_since(root, names, options["since"], tags=tags, as_json=as_json)
             return 0
         jobs = positive_integer("-n", options["jobs"])
-        session = Session.read_only(root)
+        session = Session.read_only(root, () if options["tag"] else names)
         explained = session.explain(session.select(names, tags=options["tag"]))
         print_plan(session, list(explained.values()), jobs=jobs, as_json=options["json"])
         return 0

@@ -102,12 +102,22 @@ def test_a_model_that_is_renamed_is_another_one(many: ProjectFolder) -> None:
     assert many.doit("build:m00002").code == 0
 
 
-def test_a_broken_manifest_fails_every_command(many: ProjectFolder) -> None:
+def test_a_broken_manifest_fails_all_but_queries_of_other_models(many: ProjectFolder) -> None:
     many.edit(f"configs/models/{ONE}.yaml", "min_samples: 1", "min_sample: 1")
-    for arguments in ((), ("build:m00002",), ("list",)):
+    for arguments in (
+        (),
+        ("build:m00002",),
+        ("list",),
+        ("plan",),
+        ("plan", ONE),
+        ("explain", "bench"),
+    ):
         wrong = many.doit(*arguments)
         assert (wrong.code, wrong.out) == (3, "")
         assert f"configs/models/{ONE}.yaml:" in wrong.err
+    nothing = "everything is up to date: nothing would run\n"
+    assert many.doit("plan", "m00002") == Ran(0, nothing, "")
+    assert many.doit("explain", "report:m00002", "m00003:ort-cpu").code == 0
     many.edit(f"configs/models/{ONE}.yaml", "min_sample: 1", "min_samples: 1")
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 

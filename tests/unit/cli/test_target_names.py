@@ -9,6 +9,7 @@ from cli_doubles import make_session
 
 from buildsys.cli.graph_files import split_graph_name
 from buildsys.cli.session import Session
+from buildsys.cli.target_names import models_named_by
 from buildsys.errors import UsageError
 
 
@@ -148,3 +149,18 @@ def test_no_model_or_several_are_an_error(session: Session, names: list[str], pr
     with pytest.raises(UsageError) as caught:
         session.one_model("resolve", names)
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "models"),
+    [
+        (["a"], {"a"}),
+        (["a:ort", "verify:b:ort"], {"a", "ort", "verify", "b"}),
+        (["a", "export"], set()),  # of all models
+        (["build"], set()),
+        (["a", "b*"], set()),
+        ([], set()),
+    ],
+)
+def test_a_query_names_its_models(names: list[str], models: set[str]) -> None:
+    assert models_named_by(names) == models

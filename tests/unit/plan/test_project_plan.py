@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from buildsys.manifest.project import load_project
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.project_plan import ProjectPlan, model_of
 
 
-def models(*names: str) -> dict[str, Any]:
-    spec = {
+def models(*names: str, **sections: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {
         "source": {"python": "net.py:make"},
         "inputs": {"x": {"shape": [1]}},
         "engines": [{"backend": "onnxruntime", "name": "ort"}],
+        **sections,
     }
     data = {
         name: ModelSpec.model_validate({**spec, "model": name}).model_dump(
@@ -21,7 +25,9 @@ def models(*names: str) -> dict[str, Any]:
         )
         for name in names
     }
-    return {name: SimpleNamespace(data=value) for name, value in data.items()}
+    return {
+        name: SimpleNamespace(data=value, text=json.dumps(value)) for name, value in data.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -60,3 +66,36 @@ def test_a_model_is_planned_on_first_use() -> None:
     assert "export:c" not in plan
     assert "export" not in plan
     assert plan.of("c") == {}
+
+
+def test_the_stages_of_all_models_need_few_plans() -> None:
+    plan = ProjectPlan(models("a", "b"))
+    assert plan.stages() == {plan[target].stage for target in plan.of("a")}
+    plan = ProjectPlan(models("a", "b"))
+    plan.stages()
+    assert list(plan._planned) == ["a"]
+
+
+def test_models_of_all_kinds_have_the_stages_of_their_targets() -> None:
+    plan = ProjectPlan(load_project(Path(__file__).parents[3], remember=False).models)
+    assert plan.stages() == {action.stage for action in plan.values()}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"source": {"onnx": "net.onnx"}},
+        {"inputs": {"x": {"shape": ["n"]}}, "dims": {"n": {"min": 1, "opt": 1, "max": 2}}},
+        {"outputs": {"y": {}}, "description": "a network", "timeout": {"export": 1}},
+    ],
+)  # fmt: skip
+def test_a_network_and_its_interface_decide_no_stage(changed: dict[str, Any]) -> None:
+    engines = [
+        {"backend": "onnxruntime", "name": "ort", "precision": "int8"},
+        {"backend": "tensorrt", "name": "trt", "precision": "fp16"},
+    ]
+    sections = {"engines": engines, "calibration": {"data": {"x": {"npz": "x.npz"}}}}
+    plan = ProjectPlan(models("a", **sections) | models("b", **sections, **changed))
+    assert {action.stage for action in plan.of("a").values()} == {
+        action.stage for action in plan.of("b").values()
+    }
