@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.npz_file import NpzFile
 
 Array = npt.NDArray[Any]
 
@@ -177,11 +178,10 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     Raises: StageError: the file cannot be read.
     """
     try:
-        # opened here: numpy leaves the file open when it is not a zip file
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            dtypes: dict[str, str] = json.loads(str(archive[_DTYPES_KEY][()]))
-            return {name: Tensor(archive[name], dtype) for name, dtype in dtypes.items()}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        arrays = NpzFile(path)
+        dtypes: dict[str, str] = json.loads(str(arrays[_DTYPES_KEY][()]))
+        return {name: Tensor(arrays[name], dtype) for name, dtype in dtypes.items()}
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise StageError(f"{path} is not a file of tensors: {error}") from error
 
 

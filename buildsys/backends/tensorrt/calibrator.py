@@ -14,6 +14,7 @@ from buildsys.backends.interface import Calibration
 from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import FEATURES, Library
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.npz_file import NpzFile
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import replace_file
 
@@ -30,11 +31,12 @@ def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]
     or the others.
     """
     batches: dict[int, dict[str, Array]] = {}
-    with np.load(file) as archive:
-        for key in archive.files:
-            match = _KEY.fullmatch(key)
-            if match:
-                batches.setdefault(int(match[1]), {})[match[2]] = archive[key]
+    try:
+        for key, array in NpzFile(file).items():
+            if match := _KEY.fullmatch(key):
+                batches.setdefault(int(match[1]), {})[match[2]] = array
+    except (OSError, ValueError) as error:
+        raise StageError(f"{file.name} contains no calibration batches: {error}") from error
     if not batches:
         text = f"there is no batch to calibrate with in {file.name}"
         raise StageError(text, "give calibration data")

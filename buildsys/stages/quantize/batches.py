@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import (
@@ -22,6 +20,7 @@ from buildsys.models.golden_inputs import (
     require_dtype,
     values_from_callable,
 )
+from buildsys.onnx_graphs.npz_file import NpzFile
 from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, tensor_of
 
 Batch = dict[str, Tensor]
@@ -96,14 +95,11 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
     Raises: StageError: the file is damaged.
     """
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            keys = [match for name in archive.files if (match := _KEY.fullmatch(name))]
-            for index in range(1 + max((int(key[1]) for key in keys), default=-1)):
-                yield {
-                    name: Tensor(archive[f"{index}/{name}"], dtype)
-                    for name, dtype in dtypes.items()
-                }
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        arrays = NpzFile(path)
+        keys = [match for name in arrays if (match := _KEY.fullmatch(name))]
+        for index in range(1 + max((int(key[1]) for key in keys), default=-1)):
+            yield {name: Tensor(arrays[f"{index}/{name}"], dtype) for name, dtype in dtypes.items()}
+    except (OSError, ValueError, KeyError) as error:
         raise StageError(f"{path.name} contains no calibration batches: {error}") from error
 
 

@@ -13,8 +13,7 @@ the step.
 from __future__ import annotations
 
 import inspect
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +29,7 @@ from buildsys.manifest.surgery_interface import Inputs
 from buildsys.manifest.value_ranges import INTEGER_RANGES
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.onnx_graphs.npz_file import NpzFile
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
@@ -273,7 +273,8 @@ def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[P
     shown = step["reference"]["npz"] or step["reference"]["python"]
     for case, before in state.golden.items():
         inputs = _inputs(job, before, step, case)
-        arrays = _arrays(job, step["reference"], inputs, before, case)
+        names = {port["name"] for port in outputs}
+        arrays = _arrays(job, step["reference"], inputs, before, case, names)
         results = {}
         for name, dtype in ((port["name"], port["dtype"]) for port in outputs):
             if name not in arrays:
@@ -313,26 +314,31 @@ def _inputs(job: Job, before: Case, step: Step, case: str) -> dict[str, Tensor]:
 
 
 def _arrays(
-    job: Job, reference: Mapping[str, Any], inputs: Tensors, before: Case, case: str
+    job: Job,
+    reference: Mapping[str, Any],
+    inputs: Tensors,
+    before: Case,
+    case: str,
+    outputs: Collection[str],
 ) -> Mapping[str, Array]:
     """Return a case's arrays from code or a file.
 
-    They are named ``CASE.NAME`` there, or ``NAME`` for a single case.
+    They are named ``CASE.NAME`` there, or ``NAME`` for a single case. Of a file's arrays only those
+    in ``outputs`` are read, the others are empty.
     """
     if (shown := reference["npz"]) is not None:
         try:
-            with (
-                (job.project / shown).open("rb") as stream,
-                np.load(stream, allow_pickle=False) as archive,
-            ):
-                arrays = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            arrays = NpzFile(job.project / shown)
+            prefix = f"{case}."
+            own = {name.removeprefix(prefix): name for name in arrays if name.startswith(prefix)}
+            if not own and len(job.options["cases"]) == 1:
+                own = {name: name for name in arrays}
+            unread = np.empty(0)
+            return {o: arrays[name] if o in outputs else unread for o, name in own.items()}
+        except (OSError, ValueError) as error:
             raise StageError(
                 f"the reference {shown} cannot be read as an .npz file: {error}"
             ) from error
-        prefix = f"{case}."
-        own = {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
-        return own or (arrays if len(job.options["cases"]) == 1 else {})
     name = reference["python"]
     call = load_callable(name, job.project)
     arguments: list[dict[str, Array]] = [{key: tensor.values() for key, tensor in inputs.items()}]
