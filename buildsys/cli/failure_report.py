@@ -20,6 +20,7 @@ from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown.document import is_failure_report, render
 from buildsys.report.results.report import as_json
 from buildsys.store.ledger import FAILED, PASSED, utc_now
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 from buildsys.workers.job import StageResult
 from buildsys.workers.result_file import TARGET_FIELDS, result_text
 
@@ -196,8 +197,8 @@ def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]
         kept = str(PurePosixPath(ref.path).with_stem(KEPT))
         for path in (ref.path, kept):
             try:
-                content = (build / path).read_bytes()
-            except FileNotFoundError:
+                content = read_limited(build / path, MAX_RESULT_BYTES)
+            except (FileNotFoundError, ValueError):
                 continue
             if path == kept or not _is_on_failure(content, path):
                 yield kept, content

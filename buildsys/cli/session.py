@@ -21,6 +21,7 @@ from buildsys.errors import BuildsysError, UsageError, with_hint
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import load_project
 from buildsys.plan.project_plan import ProjectPlan
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
     from buildsys.execution.executor import Executor, Outcome
@@ -305,7 +306,8 @@ class Session(TargetNames):
         """
         path = self.project.build / self.actions[target].outputs["result"].path
         try:
-            found = json.loads(_LONG_LIST.sub(b"[]", path.read_bytes()))
+            content = read_limited(path, MAX_RESULT_BYTES)
+            found = json.loads(_LONG_LIST.sub(b"[]", content))
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -254,7 +254,9 @@ class FreshnessChecker:
 
     def _output_changes(self, outputs: Outputs) -> Iterator[tuple[str, str]]:
         paths = {name: f"{self._build}/{name}" for name in outputs}
-        digests = self._digests.digests(paths.values())
+        # a huge file in place of a small output is not worth reading
+        sizes = {paths[name]: file.size if file else -1 for name, file in outputs.items()}
+        digests = self._digests.digests(paths.values(), sizes)
         for name, published in outputs.items():
             found = digests[paths[name]]
             if published is None:

@@ -24,6 +24,7 @@ ONE_MESSAGE_LIMIT = 1_500_000_000  # bytes; protobuf's limit is 2 GiB, and libra
 # Larger weights are external data, which readers (checker, ONNX Runtime) map or skip: for 500 MB,
 # 0.4 s instead of 1.5 s per session, and nothing instead of 0.8 s per check.
 INLINE_LIMIT = 64 * 2**20  # bytes
+_LARGEST_FILE = 2**31 - 1  # bytes, without external data
 _EXTERNAL_FROM = 1024  # bytes; shape inference needs shapes and other small constants inline
 _COPY_BYTES = 1 << 20  # at a time
 _ALIGNMENT = 4096  # bytes; a page, so that tensors can be mapped
@@ -38,6 +39,8 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
     Raises: StageError: the file is not ONNX, or its external data is missing.
     """
     try:
+        if path.is_file() and (size := path.stat().st_size) > _LARGEST_FILE:
+            raise ValueError(f"it has {size} bytes, and protobuf files at most {_LARGEST_FILE}")
         return onnx.load(path, load_external_data=external_data)
     except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
         raise StageError(f"{path.name} cannot be read as ONNX: {first_line(error)}") from error
@@ -103,6 +106,9 @@ def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
         yield weights_of[tensor.name]
         return
     place = ExternalDataInfo(tensor)
+    if place.location in ("", "..") or "/" in place.location:  # not by us: it may be any file
+        problem = f"the weights of {tensor.name} are in {place.location!r}"
+        raise StageError(f"{problem}, which is not a file in the folder of the graph")
     left = place.length or 0
     with (weights_of.parent / place.location).open("rb", buffering=0) as source:
         source.seek(place.offset or 0)

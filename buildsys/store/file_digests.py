@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -46,7 +46,7 @@ class FileDigest(NamedTuple):
 def stamp_file(path: str) -> Stamp | None:
     """Return the stamp of a file, None if there is none.
 
-    Raises: StageError: the path cannot be accessed, or is a folder.
+    Raises: StageError: the path cannot be accessed, or is a folder, a FIFO or a device.
     """
     try:
         found = os.stat(path)  # noqa: PTH116 - Path costs three times as much
@@ -56,6 +56,8 @@ def stamp_file(path: str) -> Stamp | None:
         raise StageError(f"cannot read {path}: {error.strerror}") from error
     if stat.S_ISDIR(found.st_mode):
         raise StageError(f"{path} is a folder where a file is expected")
+    if not stat.S_ISREG(found.st_mode):
+        raise StageError(f"{path} is not a regular file")  # reading it might never end
     return Stamp.of(found)
 
 
@@ -100,8 +102,13 @@ class DigestCache:
         """Return the digest of a file, None if there is none."""
         return self.digests([path])[path]
 
-    def digests(self, paths: Iterable[str]) -> dict[str, FileDigest | None]:
-        """Return the digests of many files, read in parallel."""
+    def digests(
+        self, paths: Iterable[str], sizes: Mapping[str, int] | None = None
+    ) -> dict[str, FileDigest | None]:
+        """Return the digests of many files, read in parallel.
+
+        A file with another size than in ``sizes`` is not read; its digest is empty.
+        """
         stamps = {path: stamp_file(path) for path in paths}
         with self._guard:
             before, self._lookups = self._lookups, self._lookups + len(stamps)
@@ -110,7 +117,11 @@ class DigestCache:
                     self._known.setdefault(path, tuple(row))
         found = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
         unread = [path for path, stamp in stamps.items() if stamp and not found[path]]
-        if unread:
+        expected = sizes or {}
+        for path in unread:
+            if (stamp := stamps[path]) and stamp.size != expected.get(path, stamp.size):
+                found[path] = FileDigest("", stamp)
+        if unread := [path for path in unread if not found[path]]:
             begun_ns = time.time_ns()
             size = sum(stamp.size for stamp in map(stamp_file, unread) if stamp is not None)
             jobs = [partial(hash_file, path) for path in unread]

@@ -14,7 +14,7 @@ from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store, StoredAction
-from buildsys.store.record_file import RecordError, decode_record
+from buildsys.store.record_file import RecordError, read_record
 from buildsys.store.timing_caches import list_files
 
 _ABANDONED_S = 3600.0
@@ -86,7 +86,7 @@ def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
         problem = ""
         try:
             if count > len(objects):
-                decode_record(path.read_bytes(), "", path.stem)
+                read_record(path, "", path.stem)
             elif hash_file(str(path)).digest != path.name:
                 problem = "does not match its digest"
         except RecordError as error:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord, OutputFile
-from buildsys.store.record_file import RecordError, decode_record, encode_record
+from buildsys.store.record_file import RecordError, encode_record, read_record
 from buildsys.system.file_locks import locked
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written
@@ -73,7 +73,7 @@ class Store:
         """Yield all readable records. Raises: OSError: the store cannot be read."""
         for path in sorted(self.folder.glob("actions/??/*.json")):
             try:
-                record = decode_record(path.read_bytes(), "", path.stem)
+                record = read_record(path, "", path.stem)
                 yield StoredAction(path, path.stat().st_mtime, record)
             except (FileNotFoundError, RecordError):
                 continue  # just removed, or damaged, which `verify` reports
@@ -148,7 +148,7 @@ class Store:
         """
         path = self.action_path(key)
         try:
-            return decode_record(path.read_bytes(), target, key)
+            return read_record(path, target, key)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, OutputFile
+from buildsys.system.files import read_limited
 
 MAX_SHARED_BYTES = 8 << 20  # 250 times the largest record of the test projects
+_MAX_LOCAL_BYTES = 64 << 20
 _SCHEMA = 1
 _SCHEMA_WITH_ORIGIN = 2  # with the fields `origin` and `signature`
 _ADDED = ("origin", "signature")
@@ -50,6 +53,18 @@ def signed_bytes(record: ActionRecord) -> bytes:
     content["seconds"] = float(record.seconds)
     # as it is read back: names in JSON are texts
     return _to_bytes(json.loads(_to_bytes({"schema": _SCHEMA, **content})))
+
+
+def read_record(path: Path, target: str, key: str) -> ActionRecord:
+    """Return the record in a local file; an empty ``target`` accepts any.
+
+    Raises: RecordError: as `decode_record`, or it is too large. OSError: it cannot be read.
+    """
+    try:
+        content = read_limited(path, _MAX_LOCAL_BYTES)
+    except ValueError as error:
+        raise RecordError(f"is not an action record: {error}") from error
+    return decode_record(content, target, key)
 
 
 def decode_record(content: bytes, target: str, key: str) -> ActionRecord:

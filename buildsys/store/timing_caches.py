@@ -26,11 +26,12 @@ from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.system.file_locks import locked
-from buildsys.system.files import replace_file
+from buildsys.system.files import read_limited, replace_file
 
 SCHEMA = "buildsys/timing-cache/1"
 SUFFIX, BROKEN, BY_DIGEST = ".timing_cache", ".broken-", "by_digest"
 _LONGEST_HEADER = 4096
+_MAX_BYTES = 1 << 30
 # writes one file with the timings of all; returns warnings about those it could not use
 Merge = Callable[[Sequence[Path], Path], "Sequence[str] | None"]
 Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that timings hold for
@@ -249,13 +250,15 @@ def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCache
     Raises: BrokenCacheError: it is damaged, or for other conditions. OSError: it cannot be read.
     """
     try:
-        stored = path.read_bytes()
+        stored = read_limited(path, _MAX_BYTES)
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise BrokenCacheError(f"it is no timing cache: {error}") from error
     line, newline, _ = stored[:_LONGEST_HEADER].partition(b"\n")
     try:
         header = json.loads(line) if newline else None
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         raise BrokenCacheError("it has no timing cache header")
@@ -290,9 +293,11 @@ def read_by_digest(folder: Path, sha256: str) -> TimingCacheData | None:
     """
     path = folder / BY_DIGEST / sha256
     try:
-        content = TimingCacheData(path.read_bytes())
+        content = TimingCacheData(read_limited(path, _MAX_BYTES))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise BrokenCacheError(f"it is no timing cache: {error}") from error
     if content.sha256 != sha256:
         raise BrokenCacheError("it does not match its digest")
     with suppress(OSError):  # only the time of its last use

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat as stat_module
 import threading
 from collections.abc import Container
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import NamedTuple
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
 SETTLE_NS = 30_000_000
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+MAX_RESULT_BYTES = 256 << 20  # of a stage's result: a million samples of a benchmark have 20 MB
 _BLOCK_BYTES = 1 << 20
 _WORTH_FLUSHING_BYTES = 16 << 20
 
@@ -42,6 +44,22 @@ def stamp(path: Path | str) -> Stamp | None:
         return Stamp.of(os.stat(path))  # noqa: PTH116 - a Path costs three times as much
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes.
+
+    Raises: OSError: it cannot be read. ValueError: it is not a regular file, or larger.
+    """
+    # opening a FIFO without a writer would hang
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat_module.S_ISREG(found.st_mode):
+            raise ValueError("not a regular file")
+        if found.st_size > limit:
+            raise ValueError(f"it has {found.st_size >> 20} MiB, more than {limit >> 20} MiB")
+        return file.read(limit)
 
 
 def listing_digest(folder: str, unlisted: Container[str] = ()) -> str | None:

@@ -29,6 +29,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors, StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
 from buildsys.report.formatting import duration
+from buildsys.report.results.reader import read_result
 from buildsys.system.files import replace_file
 from buildsys.system.processes import run_python
 from buildsys.system.suggestions import nearest
@@ -304,17 +305,13 @@ def _print_model(
     options: Options,
 ) -> None:
     """Print the operators of a model's simplified or exported graph."""
-    results: list[dict[str, Any]] = []
-    for name in ("export/export.json", "simplify/graph.json"):
-        try:
-            found = json.loads((project.build / model / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            found = None
-        results.append(found if isinstance(found, dict) else {})
-    exported, simplified = results
+    exported, simplified = (
+        read_result(f"{stage}:{model}", project.build / model / file, file).content
+        for stage, file in (("export", "export/export.json"), ("simplify", "simplify/graph.json"))
+    )
     if not exported:
         raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
-    opset = int(exported.get("opset") or 0)
+    opset: int = exported.get("opset", 0)
     counts: dict[str, int] = (simplified.get("after") or exported).get("operators") or {}
     onnx = {name: known["onnx"].get(name) for name in counts}
     if options["json"]:

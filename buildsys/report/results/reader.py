@@ -31,6 +31,7 @@ from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 from buildsys.report.results.validate import ValidateResult
 from buildsys.report.results.verify import VerifyResult
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 PASSED, FAILED, UNAVAILABLE, ABSENT = "passed", "failed", "unavailable", "absent"
 NOISY = "noisy"  # measured, but no figure of it can be relied on
@@ -100,7 +101,7 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
         return Result(target, status, {}, reason, file=file)
 
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_limited(path, MAX_RESULT_BYTES))
     except FileNotFoundError:
         return unusable(ABSENT, "there is no result file")
     except (OSError, ValueError, RecursionError) as error:

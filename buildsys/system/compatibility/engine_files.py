@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.files import sha256_of
+from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.protobuf import Content, opened, varint
 
 RECORD_NAME = "engine.json"
@@ -26,6 +26,8 @@ _SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
 _WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
 _VARINT, _LENGTH = 0, 2
 _MAX_NAME_BYTES = 255
+_MAX_RECORD_BYTES = 64 << 20  # with an entry for every layer
+_MAX_FIELDS = 100_000  # of an ONNX file, besides its graph
 _ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelProto
 
 
@@ -70,9 +72,12 @@ def read_header(engine: Path) -> Header:
 
 def _walk_onnx(content: Content) -> Header:
     """Return the facts in an ONNX file. A whole one ends with its last field."""
-    seen, place, size = set[int](), 0, len(content)
+    seen, place, size, count = set[int](), 0, len(content), 0
     truncated = Header("onnxruntime", truncated=True)
     while place < size:
+        count += 1
+        if count > _MAX_FIELDS:
+            return Header("")
         try:
             tag, place = varint(content, place)
         except (IndexError, ValueError):
@@ -85,8 +90,8 @@ def _walk_onnx(content: Content) -> Header:
             if wire in _WIRE_BYTES:
                 place += _WIRE_BYTES[wire]
             else:
-                count, place = varint(content, place)
-                place += count if wire == _LENGTH else 0
+                length, place = varint(content, place)
+                place += length if wire == _LENGTH else 0
         except (IndexError, ValueError):
             return truncated
         if place > size:
@@ -117,7 +122,7 @@ def read_record(engine: Path) -> Record | Reason:
     """Return the record of an engine, or the reason for its absence."""
     path = engine.with_name(RECORD_NAME)
     try:
-        figures = json.loads(path.read_bytes())
+        figures = json.loads(read_limited(path, _MAX_RECORD_BYTES))
     except FileNotFoundError:
         return Reason("record", f"{RECORD_NAME} is missing", _COPY_FOLDER)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -418,3 +419,11 @@ def test_an_explanation_names_why_an_up_to_date_target_is_unavailable() -> None:
         {},
     )
     assert (found["a"].unavailable, found["b"].unavailable) == ("no GPU", None)
+
+
+def test_a_huge_file_in_place_of_an_output_is_not_read(root: Path) -> None:
+    """A terabyte would take minutes."""
+    build(root)
+    (root / "build" / MODEL).write_bytes(b"")
+    os.truncate(root / "build" / MODEL, 1 << 40)
+    assert reasons(root, EXPORT) == [f"output edited by hand: {MODEL}"]

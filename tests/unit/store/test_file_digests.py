@@ -188,3 +188,18 @@ def test_all_digests_are_loaded_only_for_many_files(
     assert len(questions) == 4, "three single files, then all at once"
     assert DigestCache(db).digests(paths) == expected
     assert len(questions) == 5
+
+
+def test_a_fifo_is_an_error_and_not_read(db: StateDb, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f")
+    with pytest.raises(StageError, match="f is not a regular file"):
+        DigestCache(db).digest(str(tmp_path / "f"))
+
+
+def test_a_file_of_another_size_is_not_read(db: StateDb, tmp_path: Path, reads: list[str]) -> None:
+    paths = [settled_file(tmp_path / name, b"xx") for name in "fgh"]
+    sizes = dict(zip(paths, (2, 1, -1), strict=True))
+    found = DigestCache(db).digests(paths, sizes)
+    assert [digest and digest.digest for digest in found.values()] == [sha(b"xx"), "", ""]
+    assert reads == ["f"]
+    assert DigestCache(db).digests(paths)[paths[1]].digest == sha(b"xx")

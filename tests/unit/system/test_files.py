@@ -12,7 +12,7 @@ import pytest
 
 from buildsys.system import files
 from buildsys.system.file_locks import locked, open_lock, try_lock
-from buildsys.system.files import replace_file, stamp
+from buildsys.system.files import read_limited, replace_file, stamp
 
 
 def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
@@ -115,3 +115,19 @@ def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, tmp_path / "lock"], check=False)
     with locked(tmp_path / "lock", timeout_s=0):
         pass
+
+
+def test_a_limited_read_refuses_what_may_never_end(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"four")
+    assert read_limited(file, 4) == b"four"
+    with pytest.raises(ValueError, match="more than 0 MiB"):
+        read_limited(file, 3)
+    os.truncate(file, 1 << 40)
+    with pytest.raises(ValueError, match="it has 1048576 MiB, more than 256 MiB"):
+        read_limited(file, 256 << 20)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_limited(tmp_path / "fifo", 4)
+    with pytest.raises(IsADirectoryError):
+        read_limited(tmp_path, 4)

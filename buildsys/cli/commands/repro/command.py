@@ -30,6 +30,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 SCHEMA = "buildsys/repro/1"
 # stages whose files are artifacts, in build order
@@ -307,7 +308,7 @@ def _describe(first: Path, second: Path) -> str:
     """Return the difference between two JSON or npz files; "" for others."""
     try:
         if first.suffix == ".json":
-            here, there = json.loads(first.read_bytes()), json.loads(second.read_bytes())
+            here, there = (json.loads(read_limited(f, MAX_RESULT_BYTES)) for f in (first, second))
             key = next(_changed_keys(here, there, ""), "")
             return f"{key} differs" if key else "only times differ"
         if first.suffix != ".npz":
@@ -318,7 +319,7 @@ def _describe(first: Path, second: Path) -> str:
                 return f"its arrays are {', '.join(names)} and {', '.join(others)}"
             changed = [n for n in names if one.getinfo(n).CRC != other.getinfo(n).CRC]
         return f"array {changed[0].removesuffix('.npy')}" if changed else ""
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (OSError, ValueError, RecursionError, NotImplementedError, zipfile.BadZipFile):
         return ""
 
 

@@ -1,0 +1,164 @@
+"""Real commands on a build whose files were replaced by hostile ones.
+
+Every answer is a few printable sentences, without a traceback, and nothing is read without end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from blake3 import blake3
+from project_folder import Ran
+from ready_project import ReadyProject, contents
+
+TEXT = "name\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m<img src=x onerror=alert(1)>"
+UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+TERABYTE = 1 << 40
+FILES = ("export/export", "reference/reference", "simplify/graph", "validate/result")
+FILES += ("engine/ort/engine", "verify/ort", "bench/ort")
+COMMANDS = (
+    ("list", "--all", "--status"), ("info", "engine:a:ort"), ("info", "verify:a:ort"), ("plan", "a"),
+    ("explain", "a:engine", "a:bench"), ("doctor", "build/a/engine/ort"), ("cache",),
+)  # fmt: skip
+
+
+def hostile_text(file: Path) -> None:
+    """Keep the form, with hostile text wherever a text is shown."""
+    found = json.loads(file.read_text())
+    fields = {"reason": TEXT, "hint": TEXT, "warnings": [TEXT], "backend": TEXT}
+    fields |= {TEXT: TEXT, "files": {TEXT: {"bytes": 5}}, "reasons": [TEXT]}
+    file.write_text(json.dumps({**found, **fields, "status": "unavailable"}))
+
+
+def wrong_types(file: Path) -> None:
+    found = json.loads(file.read_text())
+    odd = [[TEXT], {TEXT: [1]}, None, -1e400, True, 10**400]
+    changed = {name: odd[index % len(odd)] for index, name in enumerate(found)}
+    file.write_text(json.dumps({**changed, "target": found["target"], "backend": "onnxruntime"}))
+
+
+def nested(file: Path) -> None:
+    file.write_text("[" * 100_000)
+
+
+def huge(file: Path) -> None:
+    os.truncate(file, TERABYTE)
+
+
+def fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def not_text(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\x00" * 10)
+
+
+ATTACKS: tuple[Callable[[Path], None], ...] = (
+    hostile_text, wrong_types, nested, huge, fifo, folder, not_text,
+)  # fmt: skip
+
+
+def accept(project: ReadyProject) -> None:
+    """Record the present files as the outputs of their targets, as a forged record would."""
+    with sqlite3.connect(project.root / ".buildsys/state.db") as db:
+        for key, text in db.execute("SELECT key, outputs FROM records").fetchall():
+            outputs = json.loads(text)
+            for name in outputs:
+                file = project.root / "build" / name
+                if file.is_file() and file.stat().st_size < TERABYTE:
+                    content = file.read_bytes()
+                    outputs[name] = [blake3(content).hexdigest(), len(content)]
+            db.execute("UPDATE records SET outputs = ? WHERE key = ?", (json.dumps(outputs), key))
+        db.execute("DELETE FROM settled_models")
+    db.close()
+
+
+def check(ran: Ran) -> str:
+    """Return what a command printed."""
+    printed = ran.out + ran.err
+    assert ran.code in (0, 1, 2, 3), printed
+    assert "Traceback" not in printed
+    assert not UNSAFE.search(printed.replace("\t", " ")), printed
+    assert len(printed) < 20_000
+    return printed
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+def test_hostile_results(ready_built: ReadyProject, shift: int) -> None:
+    """Each file has another attack at a time; a build replaces them all."""
+    for index, name in enumerate(FILES):
+        attack = ATTACKS[(index + shift) % len(ATTACKS)]
+        attack(ready_built.root / f"build/a/{name}.json")
+    accept(ready_built)
+    for arguments in COMMANDS:
+        check(ready_built.doit(*arguments))
+    for index, name in enumerate(FILES):
+        file = ready_built.root / f"build/a/{name}.json"
+        if (index + shift) % len(ATTACKS) < 3:
+            file.unlink()  # recorded as correct
+        elif file.is_dir():
+            file.rmdir()
+    check(ready_built.doit("a"))
+    assert ready_built.doit("a").code == 0
+    assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def hostile_graphs(whole: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield contents of an ONNX file and what the answer says."""
+    model = onnx.load_from_string(whole)
+    model.producer_name = model.graph.node[0].name = TEXT
+    for tensor in model.graph.initializer:
+        tensor.name += TEXT
+    yield "", model.SerializeToString()
+    model = onnx.load_from_string(whole)
+    for tensor in model.graph.initializer:
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        place = {"location": "../../../../etc/passwd", "offset": "-5", "length": "9" * 4000}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=value)
+    yield "", model.SerializeToString()
+    model = onnx.load_from_string(whole)
+    model.graph.initializer[0].dims[:] = [2**62, 2**62, 2**62]
+    yield "", model.SerializeToString()
+    yield "cannot be read as ONNX", b"\x3a\xff\xff\xff\xff\x7f" + b"x" * 100  # a claimed length
+    yield "cannot be read as ONNX", b"\x3a\x7e" * 60  # nested
+
+
+def test_hostile_graphs(ready_built: ReadyProject) -> None:
+    file = ready_built.root / "build/a/simplify/model.onnx"
+    for problem, content in hostile_graphs(file.read_bytes()):
+        file.write_bytes(content)
+        printed = check(ready_built.doit("inspect", "a", "--nodes"))
+        assert problem in printed
+        assert "root:" not in printed
+    check(ready_built.doit("diff", "a"))
+    os.truncate(file, TERABYTE)
+    assert "protobuf files at most 2147483647" in check(ready_built.doit("inspect", "a"))
+    fifo(file)
+    assert "simplify:a has not been built" in check(ready_built.doit("inspect", "a"))
+
+
+def test_hostile_records_of_the_store(ready_built: ReadyProject) -> None:
+    """Every record is replaced; the build runs again instead."""
+    records = sorted((ready_built.root / ".buildsys/store/actions").glob("??/*.json"))
+    for index, record in enumerate(records):
+        (fifo, huge, nested, not_text)[index % 4](record)
+    (ready_built.root / ".buildsys/state.db").unlink()
+    for arguments in (("cache",), ("plan", "a"), ("cache", "verify"), ("a",)):
+        check(ready_built.doit(*arguments))
+    assert ready_built.doit("a").code == 0
+    assert contents(ready_built.root / "build") == ready_built.clean_contents()
