@@ -118,7 +118,8 @@ class Session(TargetNames):
         if settings is not None:
             from buildsys.store.shared_cache import SharedCache
 
-            remote = SharedCache(notify=notify, **settings)
+            known_hosts = project.state / "known_hosts"
+            remote = SharedCache(notify=notify, known_hosts=known_hosts, **settings)
         return Executor(
             project.root,
             project.build,

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
@@ -35,7 +36,8 @@ T = TypeVar("T")
 class SharedCache:
     """A shared cache. Threads may share it; no method raises because of the remote side.
 
-    ``timeout_s`` is for everything that one target needs from it.
+    ``timeout_s`` is for everything that one target needs from it, ``known_hosts`` a file with the
+    host keys of SFTP servers besides the user's own.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class SharedCache:
         *,
         mode: str = READ_ONLY,
         timeout_s: float = 30.0,
+        known_hosts: Path | None = None,
     ) -> None:
         self._url = url
         self._mode = mode
         self._timeout_s = timeout_s
+        self._known_hosts = known_hosts
         self._name = f"the shared cache {mask_secrets(url)}"
         self._notify = notify
         self._guard = threading.Lock()
@@ -192,8 +196,14 @@ class SharedCache:
         # no protocol may cache the listing of a folder
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if self._url.partition("://")[0] in ("sftp", "ssh"):
-            options = {"skip_instance_cache": True, "timeout": self._timeout_s}
-        system, root = fsspec.core.url_to_fs(self._url, **options)
+            from buildsys.store.sftp import SftpFileSystem
+
+            place = fsspec.utils.infer_storage_options(self._url)
+            root = place.pop("path")
+            del place["protocol"]
+            system = SftpFileSystem(known_hosts=self._known_hosts, timeout=self._timeout_s, **place)
+        else:
+            system, root = fsspec.core.url_to_fs(self._url, **options)
         return _Connection(system, str(root).rstrip("/"))
 
 

@@ -20,6 +20,7 @@ class Checkout:
         url: str | Path,
         mode: str = READ_WRITE,
         timeout_s: float = 10.0,
+        known_hosts: Path | None = None,
         **options: Any,
     ) -> None:
         self.warnings: list[str] = []
@@ -28,7 +29,13 @@ class Checkout:
         self.pool: InlinePool
         self.executor, self.pool = make_executor(
             root,
-            remote=SharedCache(str(url), self.warnings.append, mode=mode, timeout_s=timeout_s),
+            remote=SharedCache(
+                str(url),
+                self.warnings.append,
+                mode=mode,
+                timeout_s=timeout_s,
+                known_hosts=known_hosts,
+            ),
             notify=self.warnings.append,
             on_event=lambda target, event: self.events.append((target, event)),
             **options,

@@ -24,8 +24,8 @@ TERABYTE = 1 << 40
 FILES = ("export/export", "reference/reference", "simplify/graph", "validate/result")
 FILES += ("engine/ort/engine", "verify/ort", "bench/ort")
 COMMANDS = (
-    ("list", "--all", "--status"), ("info", "engine:a:ort"), ("info", "verify:a:ort"), ("plan", "a"),
-    ("explain", "a:engine", "a:bench"), ("doctor", "build/a/engine/ort"), ("cache",),
+    ("list", "--all", "--status"), ("info", "engine:a:ort"), ("info", "verify:a:ort"),
+    ("plan", "a"), ("explain", "a:engine", "a:bench"), ("doctor", "build/a/engine/ort"), ("cache",),
 )  # fmt: skip
 
 
