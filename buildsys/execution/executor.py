@@ -246,7 +246,8 @@ class Executor:
         if action.strict_reads and key.undeclared:
             return None
         wanted, signer = record.files, self._cache.signer(record)
-        present = self._digests.digests(str(self._build / name) for name in wanted)
+        sizes = {str(self._build / name): file.size for name, file in wanted.items()}
+        present = self._digests.digests(sizes, sizes)
         self._publisher.remove_abandoned()
         fetched = {}
         for name, file in wanted.items():

@@ -105,7 +105,7 @@ def _read(content: IO[bytes], size: int, name: str) -> npt.NDArray[Any]:
     if min(shape, default=0) < 0 or claimed != size - len(magic) - digits - header_bytes:
         raise ValueError(f"array {name} has not the size that its header claims")
     raw = np.empty(claimed, np.uint8)
-    view = memoryview(raw)
+    view = raw.data
     for start in range(0, claimed, _BLOCK_BYTES):
         block = content.read(min(_BLOCK_BYTES, claimed - start))
         view[start : start + len(block)] = block

@@ -57,7 +57,7 @@ def stamp_file(path: str) -> Stamp | None:
     if stat.S_ISDIR(found.st_mode):
         raise StageError(f"{path} is a folder where a file is expected")
     if not stat.S_ISREG(found.st_mode):
-        raise StageError(f"{path} is not a regular file")  # reading it might never end
+        raise StageError(f"{path} is not a regular file", "remove it")  # reading it may not end
     return Stamp.of(found)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from onnx import TensorProto, helper, parser
 from small_graphs import conv_bn, make_model, simplify_job, weights, write
 from stage_jobs import manifest, stage_job
 
+from buildsys.errors import StageError
 from buildsys.onnx_graphs.inspection.__main__ import answer, respond
-from buildsys.onnx_graphs.onnx_file import save_model
+from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.stages.export import stage as export
 from buildsys.stages.report import stage as report
 from buildsys.stages.simplify import stage as simplify
@@ -244,6 +247,64 @@ def test_a_damaged_graph_is_one_sentence(tmp_path: Path) -> None:
             errors += [found["error"]] if "error" in found else []
     assert errors
     assert all(error and "\n" not in error and len(error) < 400 for error in errors)
+
+
+HOSTILE: dict[str, Callable[[TensorProto], Any]] = {
+    "a file outside": lambda tensor: outside(tensor, "../../../etc/passwd", "0", "100"),
+    "an absolute file": lambda tensor: outside(tensor, "/etc/passwd", "0", "100"),
+    "a negative offset": lambda tensor: outside(tensor, "model.onnx.data", "-5", "5"),
+    "a long number": lambda tensor: outside(tensor, "model.onnx.data", "9" * 5000, "9" * 5000),
+    "no number": lambda tensor: outside(tensor, "model.onnx.data", "x", "\u00b2"),
+    "huge sizes": lambda tensor: tensor.dims.extend([2**62] * 3),
+    "a negative size": lambda tensor: tensor.dims.append(-1),
+    "an unknown type": lambda tensor: setattr(tensor, "data_type", 99),
+}
+
+
+def outside(tensor: TensorProto, location: str, offset: str, length: str) -> None:
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=value)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_tensor_is_described_or_one_sentence(tmp_path: Path, name: str) -> None:
+    model = conv_bn()
+    for tensor in model.graph.initializer:
+        HOSTILE[name](tensor)
+    path = write(tmp_path, model)
+    (tmp_path / "model.onnx.data").write_bytes(b"data")
+    here = {**graph(path), "data": str(tmp_path / "model.onnx.data")}
+    for request in (
+        {"question": "describe", "graph": here, "dims": {}},
+        {"question": "compare", "first": here, "second": here},
+    ):
+        text = respond(request)
+        assert "root:" not in text
+        assert "\n" not in json.loads(text).get("error", "")
+
+
+@pytest.mark.parametrize("content", [b"\x3a\xff\xff\xff\xff\x7fx", b"\x3a\x7e" * 60, b"\x0a" * 999])
+def test_claimed_lengths_and_nesting_are_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    request = {"question": "describe", "graph": graph(tmp_path / "model.onnx"), "dims": {}}
+    assert "cannot be read as ONNX" in json.loads(respond(request))["error"]
+
+
+def test_external_data_outside_the_folder_is_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(100_000))
+    model = conv_bn()
+    for tensor in model.graph.initializer:
+        outside(tensor, "../secret", "0", str(math.prod(tensor.dims) * 4))
+    (tmp_path / "graph").mkdir()
+    source = write(tmp_path / "graph", model)
+    with pytest.raises(
+        StageError, match=r"are in '\.\./secret', which is not a file in the folder"
+    ):
+        save_model(model, tmp_path / "graph/copy.onnx", weights_of=source)
+    with pytest.raises(StageError, match="cannot be read as ONNX"):
+        load_model(source)
 
 
 def test_the_report_counts_the_graphs_of_the_chain(tmp_path: Path) -> None:
