@@ -47,7 +47,7 @@ class SftpFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has no typ
         self.ftp = self.client.open_sftp()
 
 
-class _Remember(paramiko.MissingHostKeyPolicy):
+class _Remember(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # has no type information
     """Accept a new host key and append it to a file."""
 
     def __init__(self, known_hosts: Path | None) -> None:
