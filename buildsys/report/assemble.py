@@ -14,6 +14,7 @@ from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, tim
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import first_names
+from buildsys.report.gates import gate_lines
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, worst_error
 from buildsys.report.recommendation import recommend
@@ -163,6 +164,7 @@ def _assemble(
         gpu_timings=gpu_timings(results),
         gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
+        gates=gate_lines(results),
         warnings=(
             *doubts,
             *(

@@ -182,6 +182,7 @@ def render_model(page: ModelPage) -> str:
         contenders=_contenders(report),
         by_batch=_by_batch(report, colors),
         trends=[(one, chart) for one in page.history if (chart := _trend(one))],
+        gate_tables=_filled(tables.gates(report)),
         gpu_tables=_filled(tables.gpu_timings(report), tables.gpu_states(report)),
         graph_tables=_filled(
             tables.operators(report.graph), tables.modules(report.graph),

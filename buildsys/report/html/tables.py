@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
+from buildsys.report.gates import COLUMNS, gate_cells
 from buildsys.report.results.report import Check, ComparisonLine, GraphHistory, Report, SurgeryLine
 
 MOST_COMPARISONS = 64
@@ -28,6 +29,11 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     title: str = ""
     notes: tuple[str, ...] = ()
+
+
+def gates(report: Report) -> Table:
+    """Return the gates of all engines."""
+    return Table(COLUMNS, tuple(map(gate_cells, report.gates)), "Gates")
 
 
 def limits(check: Check) -> str:

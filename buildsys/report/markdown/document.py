@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.report import formatting as q
+from buildsys.report.gates import COLUMNS, gate_cells
 from buildsys.report.markdown.elements import (
     code,
     escape,
@@ -49,6 +50,9 @@ def _lines(report: Report) -> Lines:
         yield from ("", f"{ship}{escape(shipped.why)}")
     yield from _engines(report)
     yield from _latencies(report)
+    if report.gates:
+        yield from section("## Gates")
+        yield from table(COLUMNS, [[*map(escape, gate_cells(one))] for one in report.gates])
     yield from _targets(report)
     if report.warnings:
         yield ""

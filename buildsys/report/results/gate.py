@@ -13,7 +13,7 @@ class GateCheck(TypedDict, total=False):
     """One figure against its limit or its baseline; times in seconds, sizes in bytes."""
 
     metric: str
-    status: str  # passed | failed | not comparable
+    status: str  # passed | failed | noisy | not comparable
     before: float | None  # None: compared with an absolute limit only
     after: float | None
     change: float | None  # relative; positive is worse

@@ -307,6 +307,20 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
+class GateLine:
+    """One gate of an engine; times in seconds, sizes in bytes."""
+
+    engine: str
+    metric: str
+    status: str  # passed | failed | noisy | not comparable
+    before: float | None
+    after: float | None
+    change: float | None  # relative; positive is worse
+    interval: tuple[float, ...] | None  # 90 %, of the change
+    text: str
+
+
+@dataclass(frozen=True)
 class FileLine:
     """A file with its digest."""
 
@@ -355,6 +369,7 @@ class Report:
     notice: str = ""  # explains a report on a run that failed
     layers: tuple[LayerLine, ...] = ()  # the slowest of each engine
     recommendation: Recommendation | None = None
+    gates: tuple[GateLine, ...] = ()
 
 
 def as_json(report: Report) -> dict[str, Any]:

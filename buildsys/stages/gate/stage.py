@@ -8,7 +8,7 @@ compared. Builds in another environment are not comparable, which is never a pas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from buildsys.history.gates import (
 )
 from buildsys.history.statistics import median
 from buildsys.report import formatting as q
+from buildsys.report.gates import SHOWN
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.gate import INCOMPARABLE, GateCheck
-from buildsys.report.results.reader import FAILED, PASSED, parse, read_result
+from buildsys.report.results.reader import FAILED, NOISY, PASSED, parse, read_result
 from buildsys.report.results.verify import VerifyResult
 from buildsys.stages.gate.rounds import Conditions, TimedFile, measure_rounds
 from buildsys.stages.operators.implementation import implementation_of
@@ -39,14 +40,6 @@ _TIMED = ("latency", "throughput", "memory")
 _RISES = ("throughput",)  # figures of which more is better
 _NOW, _BEFORE = "this build", "baseline"
 _TITLES = {"build_time": "build time", "error": "relative error"}
-_SHOWN: Mapping[str, Callable[[float], str]] = {
-    "latency": lambda value: f"{q.significant(value * 1e3)} ms",
-    "throughput": lambda value: f"{q.significant(value)}/s",
-    "size": q.size,
-    "memory": q.size,
-    "error": q.error,
-    "build_time": q.duration,
-}
 
 
 @dataclass
@@ -63,7 +56,10 @@ class _Baseline:
 
 
 def run(job: Job) -> StageResult:
-    """Check every gate; ``failed`` after a regression, ``unavailable`` if one is not comparable."""
+    """Check every gate.
+
+    ``failed``: a regression. ``noisy``: one may be hidden. ``unavailable``: not comparable.
+    """
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     gates, baseline = job.options["gates"], _find_baseline(job)
@@ -86,7 +82,7 @@ def run(job: Job) -> StageResult:
         "load": {"average": load_average(), "others_share": others.share()},
     }
     again = f"measure again: doit {job.target}"
-    for status, ending in ((FAILED, "failed"), (INCOMPARABLE, "unavailable")):
+    for status, ending in ((FAILED, "failed"), (NOISY, NOISY), (INCOMPARABLE, "unavailable")):
         texts = [check["text"] for check in checks if check["status"] == status]
         if texts:
             more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
@@ -190,7 +186,7 @@ def _check(
     baseline: _Baseline,
     rounds: Mapping[str, Mapping[str, list[float]]],
 ) -> GateCheck:
-    title, show = _TITLES.get(metric, metric), _SHOWN[metric]
+    title, show = _TITLES.get(metric, metric), SHOWN[metric]
     now, limit, tolerance = figures.get(metric), gate["limit"], gate["tolerance"]
     check: GateCheck = {
         "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,
@@ -226,6 +222,13 @@ def _check(
         f" {tolerance:.1%} is allowed"
     )
     check["status"] = FAILED if change.is_regression else PASSED
+    if not change.is_regression and interval and (change.high or 0.0) > tolerance:
+        # a slowdown of the whole tolerance would not have been noticed either
+        check["status"] = NOISY
+        check["text"] = (
+            f"{title} is too noisy to compare: {change.low:+.1%} to {change.high:+.1%} worse (90 %"
+            f" interval) than that of {baseline.description}, {method}; {tolerance:.1%} is allowed"
+        )
     return check
 
 

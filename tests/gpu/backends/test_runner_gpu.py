@@ -293,7 +293,7 @@ def bench_job(model: str, engine: Path, folder: Path, **bench: Any) -> Any:
         "inputs": {"image": {"shape": ["batch", 3, 224, 224]}},
         "dims": {"batch": {"min": 1, "opt": BATCH, "max": 16}},
         "engines": [{"name": "e", "backend": "tensorrt", "precision": "fp16", "typing": "weak"}],
-        "bench": {"duration": 1.0, "warmup": 0.3, **bench},
+        "bench": {"duration": 1.0, "warmup": 0.3, "noise": None, **bench},
     }).model_dump(mode="json", by_alias=True)  # fmt: skip
     for place, file in (
         ("m/engine/e/engine.engine", engine),

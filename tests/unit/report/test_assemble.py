@@ -207,6 +207,23 @@ def test_a_benchmark_that_stays_noisy_is_neither_passed_nor_a_headline(results: 
     assert "NOISY" in render(report)
 
 
+def test_gates_are_a_table_with_both_figures_and_the_interval(results: Results) -> None:
+    check = {
+        "metric": "latency", "status": "failed", "before": 0.0021, "after": 0.00225,
+        "change": 0.0714, "low": 0.06, "high": 0.08, "text": "latency is worse",
+    }  # fmt: skip
+    target = "gate:tiny:ort-cpu"
+    results.inputs[target] = results.build / "tiny/gate/ort-cpu.json"
+    results.write(target, {"status": "failed", "reason": "latency is worse", "checks": [check]})
+    report = report_on(results)
+    (line,) = report.gates
+    assert (line.engine, line.metric, line.interval) == ("ort-cpu", "latency", (0.06, 0.08))
+    row = next(row for row in render(report).splitlines() if row.startswith("| ort-cpu | latency"))
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[2:] == ["FAILED", "2.10 ms", "2.25 ms", "+7.1%", "+6.0% to +8.0%"]
+    assert report.verdict.text.startswith(f"FAILED: {target}: latency is worse")
+
+
 def test_few_samples_are_pointed_out(results: Results) -> None:
     figures = {"dims": {}, "batch": 1, "contenders": {"engine": {"count": 12, "p50_ms": 3.0}}}
     results.passed("bench:tiny:ort-cpu", cases={"opt": figures})

@@ -43,10 +43,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
             if "old.engine" in str(sides.get("baseline", "")) and files.get("broken"):
                 raise StageError("it cannot be loaded")
             noise = [1 + 0.002 * ((number * 7) % 5 - 2) for number in range(count)]
+            spread = files.get("spread", 0.0)
+            odd = [1 + spread * ((number * 5) % 7 - 3) for number in range(count)]
             factor = {"baseline": 1.0, "this build": 1 + slower}
             return {
                 name: {
-                    "latency": [0.002 * factor[name] * one for one in noise],
+                    "latency": [
+                        0.002 * factor[name] * a * (b if name == "baseline" else 1.0)
+                        for a, b in zip(noise, odd, strict=True)
+                    ],
                     "throughput": [500 / factor[name] * one for one in noise],
                     "memory": [1e8 for _ in noise],
                 }
@@ -106,6 +111,14 @@ def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
 
 def test_a_slowdown_within_half_the_tolerance_passes(run: RunGate) -> None:
     assert run(LATENCY, baseline=BASELINE, slower=0.02).status == "passed"
+
+
+def test_a_comparison_that_could_hide_a_regression_is_noisy(run: RunGate) -> None:
+    result = run(LATENCY, baseline=BASELINE, spread=0.05)
+    assert result.status == "noisy"
+    assert result.reason.startswith("latency is too noisy to compare: -")
+    assert "% worse (90 % interval) than that of the build of" in result.reason
+    assert result.figures["checks"][0]["high"] > 0.05
 
 
 def test_less_throughput_fails(run: RunGate) -> None:

@@ -1,0 +1,54 @@
+"""Gates of a model as lines of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from buildsys.report import formatting as q
+from buildsys.report.results.gate import GateResult
+from buildsys.report.results.reader import AnyResult, of_type
+from buildsys.report.results.report import GateLine
+
+SHOWN: Mapping[str, Callable[[float], str]] = {
+    "latency": lambda value: f"{q.significant(value * 1e3)} ms",
+    "throughput": lambda value: f"{q.significant(value)}/s",
+    "size": q.size,
+    "memory": q.size,
+    "error": q.error,
+    "build_time": q.duration,
+}
+COLUMNS = ("engine", "figure", "status", "before>", "now>", "worse by>", "90 % interval>")
+
+
+def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
+    """Return a line per gate of every engine."""
+    return tuple(
+        GateLine(
+            engine=result.variant,
+            metric=check.get("metric", ""),
+            status=check.get("status", ""),
+            before=check.get("before"),
+            after=check.get("after"),
+            change=check.get("change"),
+            interval=(low, high) if low is not None and high is not None else None,
+            text=check.get("text", ""),
+        )
+        for result in of_type(results, GateResult)
+        for check in result.content.get("checks", [])
+        for low, high in [(check.get("low"), check.get("high"))]
+    )
+
+
+def gate_cells(line: GateLine) -> tuple[str, ...]:
+    """Return the cells of a line for ``COLUMNS``, without markup."""
+    show = SHOWN.get(line.metric, q.significant)
+    interval = f"{line.interval[0]:+.1%} to {line.interval[1]:+.1%}" if line.interval else q.NOTHING
+    return (
+        line.engine,
+        line.metric.replace("_", " "),
+        line.status if line.status != "failed" else "FAILED",
+        q.NOTHING if line.before is None else show(line.before),
+        q.NOTHING if line.after is None else show(line.after),
+        q.NOTHING if line.change is None else f"{line.change:+.1%}",
+        interval,
+    )
