@@ -7,6 +7,7 @@ its stage. Both are an order of magnitude and shown as such.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,6 +65,11 @@ class Estimate:
         self._jobs = jobs
         self._usual: dict[str, _Usual] = {}  # of targets that will probably run
         self._is_complete = False
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Make ``learn`` return soon: the state is about to be closed."""
+        self._stopped.set()
 
     def learn(self) -> None:
         """Look up the state and the usual time of all targets that have not run.
@@ -92,7 +98,8 @@ class Estimate:
                     self._usual[target] = _Usual(state.expected_s + _PER_TARGET_S, is_known=True)
                 else:
                     unknown.append(target)
-            time.sleep(time.monotonic() - started)
+            if self._stopped.wait(time.monotonic() - started):
+                return
         for target in unknown:
             line, action = self._lines[target], self._session.actions[target]
             others = known.get((line.stage, line.variant))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from buildsys.cli.failure_report import StaleOutputs
 
 _SHOWN_UNAVAILABLE = 12  # if there is nothing to do
+_LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
 
 
 class Reporter:
@@ -52,7 +53,7 @@ class Reporter:
         self._estimate: Estimate | None = None
         self._unshown: list[TargetLine] = []  # failures; shown at the end, or before what follows
         self._problems: list[str] = []
-        self._is_loading = False
+        self._loading: threading.Thread | None = None
         self._began = time.monotonic()
 
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
@@ -154,6 +155,9 @@ class Reporter:
         error = sys.exc_info()[1]
         interrupted = isinstance(error, KeyboardInterrupt)
         try:
+            if self._estimate and self._loading:
+                self._estimate.stop()
+                self._loading.join(_LOADING_LIMIT_S)
             if self._display:
                 self._display.close()
             if interrupted:
@@ -235,9 +239,11 @@ class Reporter:
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""
         line, kind = self._lines.get(target), event["event"]
-        if kind in ("started", "waiting") and not self._is_loading:
-            self._is_loading = True  # while the first worker works, which delays nothing
-            threading.Thread(target=self._load, daemon=True).start()
+        if kind in ("started", "waiting"):
+            with self._lock:
+                if self._loading is None:  # while the first worker works, which delays nothing
+                    self._loading = threading.Thread(target=self._load, daemon=True)
+                    self._loading.start()
         if line is None:
             return
         if kind == "started":  # the worker; until then it may have waited

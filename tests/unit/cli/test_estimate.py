@@ -27,7 +27,6 @@ class Project:
         monkeypatch.setattr(executor, "forecast", self.forecast)
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(time, "sleep", lambda _: None)
 
     def forecast(self, targets: list[str]) -> dict[str, Explanation]:
         return {
