@@ -18,6 +18,7 @@ from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 from buildsys.system.files import IMAGE_SUFFIXES, image_files
 
 Data = Mapping[str, Any]  # the manifest's ``data`` of one input
+_MAX_PIXELS = 178_956_970  # as Pillow limits files
 _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _AXES = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2)}  # of channels, height, width
 _EXTREME_FACTOR, _LEAST_EXTREME = 4.0, 6.0  # of normal values, in standard deviations
@@ -274,6 +275,8 @@ def _pixels(file: Path, data: Data, size: tuple[int, int]) -> Array:
                 raise ValueError(
                     f"resized to {wide} x {high}, it is smaller than the crop of {width} x {height}"
                 )
+            if wide * high > _MAX_PIXELS:  # of an image that is long and thin
+                raise ValueError(f"resized to {wide} x {high}, it is larger than any image")
             left, top = (wide - width) // 2, (high - height) // 2
             image = image.resize((wide, high), resampling)
             image = image.crop((left, top, left + width, top + height))

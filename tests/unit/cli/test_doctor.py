@@ -214,6 +214,21 @@ def test_folders_are_checked_by_writing(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / ".b").exists()
 
 
+def test_a_store_shows_its_size_and_a_full_disk_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BUILDSYS_STORE", raising=False)
+    (tmp_path / ".b/store").mkdir(parents=True)
+    (tmp_path / ".b/store/object").write_bytes(bytes(5000))
+    store = {f.name: f for f in check_folders(_project(tmp_path))}["store"]
+    assert (store.state, store.text.endswith("5.00 kB in use")) == (OK, True)
+    usage = machine.shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
+    store = {f.name: f for f in check_folders(_project(tmp_path))}["store"]
+    assert "disk space is low" in store.text
+    assert store.remedy == "doit cache gc --max-size 10GiB"
+
+
 def test_a_shared_cache_shows_how_many_keys_it_trusts(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,46 @@
+"""Engine folders that were made to exhaust the doctor."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from buildsys.system.compatibility.check import can_run
+from buildsys.system.compatibility.engine_files import Header, read_header
+
+
+def test_endless_fields_are_not_walked(tmp_path: Path) -> None:
+    """A gigabyte of them would take a quarter of an hour."""
+    engine = tmp_path / "engine.onnx"
+    engine.write_bytes(b"\x08\x01" * 4_000_000)
+    begun = time.process_time()
+    assert read_header(engine) == Header("")
+    assert time.process_time() - begun < 1.0
+
+
+@pytest.mark.parametrize("attack", ["huge", "fifo", "nested", "folder"])
+def test_a_hostile_record_is_a_reason(tmp_path: Path, attack: str) -> None:
+    (tmp_path / "engine.onnx").write_bytes(b"vtrt" + bytes(100))
+    record = tmp_path / "engine.json"
+    if attack == "huge":
+        record.touch()
+        os.truncate(record, 1 << 40)
+    elif attack == "fifo":
+        os.mkfifo(record)
+    elif attack == "nested":
+        record.write_text("[" * 100_000)
+    else:
+        record.mkdir()
+    found = can_run(tmp_path / "engine.onnx")
+    assert not found
+    reason = found.reasons[0]
+    assert reason.kind == "record"
+    assert "\n" not in str(reason)
+
+
+def test_an_engine_that_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "engine.onnx")
+    assert "there is no engine file" in str(can_run(tmp_path / "engine.onnx"))
