@@ -253,7 +253,5 @@ def test_an_array_that_would_unpack_to_much_more_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(npz_file, "_UNLIMITED_BYTES", 1 << 20)
     np.savez_compressed(tmp_path / "x.npz", x=np.zeros((2, 1 << 20), np.float32))
-    with pytest.raises(
-        StageError, match=r"x\.npz cannot be read as an \.npz file: array x would"
-    ):
+    with pytest.raises(StageError, match=r"x\.npz cannot be read as an \.npz file: array x would"):
         values("float32", {"npz": "x.npz", "key": "x"}, project=tmp_path)
