@@ -387,7 +387,7 @@ def _error_chart(check: Check) -> Chart | None:
     rows: dict[str, dict[str, float]] = {}
     for line in check.comparisons:
         value = getattr(line, name)
-        if value is not None:
+        if value is not None and not line.uninformative:
             title = f"{line.output}, {line.subject}" if several else line.output
             rows.setdefault(title, {})[line.case] = value
 

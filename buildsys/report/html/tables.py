@@ -52,6 +52,12 @@ def comparisons(check: Check) -> Table:
         relative = line.relative or 0.0
         return line.passed is False, relative != relative, relative
 
+    def figures(line: ComparisonLine) -> tuple[str, ...]:
+        if line.uninformative:  # its error of 0 means nothing
+            return (*[q.NOTHING] * 4, "not informative")
+        errors = q.error(line.max_abs), q.error(line.relative), q.cosine(line.cosine)
+        return (*errors, q.share(line.top1), _WITHIN[line.passed])
+
     found = check.comparisons
     worst = sorted(found, key=badness, reverse=True)[:MOST_COMPARISONS]
     shown = [line for line in found if line in worst] if len(found) > MOST_COMPARISONS else found
@@ -60,7 +66,7 @@ def comparisons(check: Check) -> Table:
         for remark in (
             f"compared by policy {line.policy}" if line.policy else "",
             line.note,
-            f"{line.uninformative}: equality proves nothing" if line.uninformative else "",
+            f"{line.uninformative}, so equality proves nothing" if line.uninformative else "",
         ):
             if remark:
                 text = f"{line.subject}, {line.output}: {remark}"
@@ -74,11 +80,7 @@ def comparisons(check: Check) -> Table:
             line.subject,
             line.case + (f" ({line.dims})" if line.dims and "=" not in line.case else ""),
             line.output,
-            q.error(line.max_abs),
-            q.error(line.relative),
-            q.cosine(line.cosine),
-            q.share(line.top1),
-            "not informative" if line.uninformative else _WITHIN[line.passed],
+            *figures(line),
         )
         for line in shown
     )

@@ -242,3 +242,18 @@ def test_a_comparison_without_verdict_is_not_within_limits(results: Results) -> 
     results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": {"relative": 0.5}}})
     row = next(row for row in html_of(results).rows if "5.0e-01" in row and len(row) == 8)
     assert row[-1] == "—"
+
+
+def test_the_error_of_an_uninformative_comparison_is_not_shown(results: Results) -> None:
+    zero = {"max_abs": 0.0, "relative": 0.0, "cosine": 1.0, "passed": None}
+    cases = {
+        "min": {"scores": {**zero, "uninformative": "it is empty"}},
+        "opt": {"scores": {"max_abs": 0.5, "relative": 3e-5, "cosine": 1.0, "passed": True}},
+    }
+    results.passed("verify:tiny:ort-cpu", cases=cases, dims={}, tolerance={"rtol": 1e-3})
+    page = html_of(results)
+    row = next(row for row in page.rows if "not informative" in row)
+    assert row[3:7] == ["—"] * 4
+    assert "scores: it is empty, so equality proves nothing (case min)" in page.text
+    assert "opt: 3.0e-05" in page.source
+    assert "min: 0" not in page.source
