@@ -29,11 +29,12 @@ from buildsys.report.html.pages import (
     ModelPage,
     PipelineRow,
     index_row,
+    load_templates,
     page_name,
     render_index,
     render_model,
 )
-from buildsys.report.results.reader import read_report
+from buildsys.report.results.reader import load_types, read_report
 from buildsys.report.results.report import Report
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb
@@ -49,6 +50,12 @@ _MOST_BUILDS = 100
 _SHOWN_REASONS = 2
 _SHOWN_DIFFERENCES = 3
 _LARGEST_PICTURE = 40_000  # bytes inside a page
+
+
+def prepare() -> None:
+    """Load what takes longer than a page itself: templates and types."""
+    load_templates()
+    load_types()
 
 
 def update_pages(session: Session, models: Iterable[str]) -> str:
@@ -73,6 +80,7 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
     project, folder = session.project, session.project.build / FOLDER
     ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
     history = History.read_only(history_file(project.state))
+    project.state.mkdir(parents=True, exist_ok=True)
     new: dict[str, IndexRow] = {}
     for model in models:
         if "html" not in project.models[model].data["report"]["formats"]:
@@ -82,13 +90,14 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
         new[model] = index_row(page)
     with locked(project.state / f"{_ROWS}.lock"):
         rows = {**_read_rows(project.state / _ROWS), **new}
-        known = [rows[model] for model in project.models if model in rows]
-        kept = [row for row in known if (folder / row.page).is_file()]
+        # a manifest that does not load hides its models
+        gone = () if project.broken else rows.keys() - project.models.keys()
+        for model in gone:
+            del rows[model]
+            (folder / Path(page_name(model)).name).unlink(missing_ok=True)
+        kept = [row for row in rows.values() if (folder / row.page).is_file()]
         if not kept:
             return None
-        for row in rows.values():
-            if row.model not in project.models:
-                (folder / row.page).unlink(missing_ok=True)
         text = json.dumps({row.model: dataclasses.asdict(row) for row in kept})
         replace_file(project.state / _ROWS, text.encode())
         replace_file(folder / INDEX, render_index(kept, utc_now()).encode())

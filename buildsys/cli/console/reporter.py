@@ -284,10 +284,9 @@ class Reporter:
         estimate = Estimate(self.session, self._lines, self.session.jobs)
         self._estimate = estimate
         estimate.learn()
-        import_module("buildsys.cli.html_pages")
-        from buildsys.report.html.pages import load_templates
+        from buildsys.cli.html_pages import prepare
 
-        load_templates()
+        prepare()
 
     def _remaining(self) -> Remaining | None:
         return self._estimate.remaining() if self._estimate else None

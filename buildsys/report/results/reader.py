@@ -125,6 +125,16 @@ def read_report(path: Path) -> Report | None:
     return report if isinstance(report, Report) else None
 
 
+def load_types() -> None:
+    """Resolve the types of reports, which takes longer than reading one."""
+    waiting: list[Any] = [Report]
+    while waiting:
+        kind = waiting.pop()
+        waiting += get_args(kind)
+        if isinstance(kind, type) and is_dataclass(kind):
+            waiting += _fields(kind).values()
+
+
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
     """Return the results of one stage, given its result type."""
     return [result for result in results if RESULT_TYPES.get(result.stage) is kind]

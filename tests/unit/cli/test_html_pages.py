@@ -1,0 +1,123 @@
+"""Pages written at the end of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_doubles import make_session, write_result
+
+from buildsys.cli import html_pages
+from buildsys.cli.html_pages import update_pages, write_pages
+from buildsys.cli.session import Session
+from buildsys.execution.executor import Outcome
+from buildsys.history.database import Build, History, history_file
+
+LATENCY = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.9, 2.1]}
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """Return a session with results of all targets, which are up to date."""
+    session, executor = make_session(tmp_path)
+    session.project.state.mkdir(exist_ok=True)
+    for target in session.actions:
+        write_result(session, target, status="passed", started="2026-11-20T14:03Z")
+        result = session.project.build / session.actions[target].outputs["result"].path
+        result.write_text(json.dumps({**json.loads(result.read_text()), "target": target}))
+    session.finished["report:net"] = Outcome("report:net", "passed", 0.1)
+    executor.fresh = set(session.actions)
+    return session
+
+
+def page(session: Session) -> str:
+    write_pages(session, ["net"])
+    return (session.project.build / "report/net.html").read_text()
+
+
+def add_build(session: Session, number: int, **more: Any) -> None:
+    build = Build(
+        **{
+            "id": f"{number:032}", "run": "r", "project": "", "target": "bench:net:ort",
+            "model": "net", "stage": "bench", "variant": "ort", "key": "k", "how": "ran",
+            "status": "passed", "started": f"2026-11-{number:02}T10:00:00Z",
+            "position": float(number), "seconds": 1.0, "reason": "", "why": "",
+            "revision": "abcdef0123", "dirty": True, "machine": "m", "machine_id": "m",
+            "environment": "", "manifest": "", "outputs": {}, "figures": LATENCY, **more,
+        }
+    )  # fmt: skip
+    history = History(history_file(session.project.state))
+    history.add(build)
+    history.close()
+
+
+def test_a_page_without_a_report_shows_the_state_of_the_targets(session: Session) -> None:
+    text = page(session)
+    assert "net" in text
+    assert 'href="../net/export/export.json"' in text
+    assert (session.project.build / "report/index.html").is_file()
+
+
+def test_a_page_shows_what_failed_before_there_was_a_report(session: Session) -> None:
+    del session.finished["report:net"]
+    session.finished["validate:net"] = Outcome("validate:net", "failed", 1.0, "y differs")
+    text = page(session)
+    assert "FAILED: validate:net: y differs" in text
+    assert "Targets that are not up to date are shown without their figures" in text
+
+
+def test_a_page_shows_the_history(session: Session) -> None:
+    for number in (1, 2, 3):
+        add_build(session, number)
+    text = page(session)
+    assert "p50, last 3 builds" in text
+    assert "2026-11-03 10:00 abcdef01+" in text
+    assert "no significant change: 2.00 → 2.00 ms" in text
+
+
+def test_damaged_results_and_history_leave_a_page(session: Session) -> None:
+    history_file(session.project.state).write_bytes(b"no database")
+    for path in session.project.build.rglob("*.json"):
+        path.write_text('{"cases": {"opt": 5}}')
+    assert "FAILED" in page(session)
+
+
+def test_the_index_keeps_other_models_and_drops_removed_ones(session: Session) -> None:
+    write_pages(session, ["net"])
+    rows = session.project.state / "index_rows.json"
+    known = json.loads(rows.read_text())
+    removed = {**known["net"], "model": "gone", "page": "gone.html"}
+    rows.write_text(json.dumps({**known, "gone": removed}))
+    gone = session.project.build / "report/gone.html"
+    gone.write_text("old")
+    index = write_pages(session, [])
+    assert index is not None
+    assert 'href="net.html"' in index.read_text()
+    assert "gone" not in index.read_text()
+    assert not gone.exists()
+    rows.write_text(json.dumps({**known, "gone": removed}))
+    vars(session.project)["broken"] = {"gone.yaml": "no colon"}  # its model is not known
+    gone.write_text("old")
+    index = write_pages(session, [])
+    assert index is not None
+    assert "gone" in index.read_text()
+    rows.write_text("[]")
+    assert write_pages(session, []) is None
+
+
+def test_a_model_without_html_has_no_page(session: Session) -> None:
+    session.project.models["net"].data["report"]["formats"] = ["json"]
+    assert update_pages(session, ["net"]) == ""
+    assert not (session.project.build / "report").exists()
+
+
+def test_a_fault_of_a_page_is_one_line(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise ZeroDivisionError("no\nreason")
+
+    monkeypatch.setattr(html_pages, "render_model", fail)
+    line = update_pages(session, ["net"])
+    assert line.startswith("the pages cannot be written: ZeroDivisionError: no reason; traceback: ")
+    assert Path(line.rpartition(" ")[2]).is_file()
