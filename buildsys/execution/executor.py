@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
     from buildsys.workers.client.pool import JobReply, WorkerPool
+    from buildsys.workers.job import Job
 
 Event = dict[str, Any]
 _REQUESTED = Reason(ASKED_FOR)
@@ -215,6 +216,12 @@ class Executor:
                 self._publisher.publish(target, tree, sealed, last=action.outputs[RESULT].path)
             self.ledger.add_run(run, sealed)
 
+    def add_baseline(self, job: Job, action: Action, key: ActionKey, folder: Path) -> Job:
+        """Return the job of a gate with its baseline, whose files are copied into ``folder``."""
+        baseline, files = self._baselines.fetch(action, key.parts, self._store, folder)
+        earlier = {f"baseline.{role}": path for role, path in files.items()}
+        return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
+
     def stop(self) -> None:
         """Stop waiting for locks, without recording interrupted targets."""
         self._stopped = True
@@ -361,9 +368,7 @@ class Executor:
         try:
             if action.baseline is not None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._state)))
-                baseline, files = self._baselines.fetch(action, key.parts, self._store, folder)
-                earlier = {f"baseline.{role}": path for role, path in files.items()}
-                job = replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
+                job = self.add_baseline(job, action, key, folder)
             return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
         except (CheckFailed, Unavailable) as error:
             if not outputs[RESULT].exists():

@@ -3,7 +3,9 @@
 A single run says little: processes differ in memory layout, clocks and neighbors, and any test on
 raw samples takes such differences for regressions. The unit is therefore a round, one fresh process
 per side. A regression is a shift that is both certain (signed-rank bound above 0) and large (above
-half of the tolerance; a larger floor would miss half of all regressions of that size).
+half of the tolerance; a larger floor would miss half of all regressions of that size). Without a
+regression, the interval of the change must exclude one: a measurement too noisy for that proves
+nothing.
 docs/benchmarks.md has the power and the false alarms of these rules.
 """
 
@@ -31,6 +33,7 @@ class Change:
     low: float | None  # 90 % interval: each end is a one-sided 95 % bound
     high: float | None
     is_regression: bool
+    may_hide_one: bool = False  # the interval reaches beyond the tolerance
 
 
 def compare_rounds(
@@ -46,15 +49,11 @@ def compare_rounds(
     logs = [sign * math.log(b / a) for a, b in zip(before, after, strict=True)]
     change = math.expm1(hodges_lehmann(logs))
     bound, upper = signed_rank_bound(logs), signed_rank_bound([-log for log in logs])
-    certain = bound is not None and bound > 0
-    return Change(
-        median(before),
-        median(after),
-        change,
-        None if bound is None else math.expm1(bound),
-        None if upper is None else math.expm1(-upper),
-        certain and change > FLOOR * tolerance,
-    )
+    low = None if bound is None else math.expm1(bound)
+    high = None if upper is None else math.expm1(-upper)
+    is_regression = low is not None and low > 0 and change > FLOOR * tolerance
+    may_hide_one = not is_regression and (high is None or high > tolerance)
+    return Change(median(before), median(after), change, low, high, is_regression, may_hide_one)
 
 
 def compare_history(

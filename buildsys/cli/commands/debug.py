@@ -102,7 +102,9 @@ def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
     caches, copied = project.timing_caches(), folder / "timing_caches"
     if action.stage == "engine" and caches.is_dir():
         shutil.copytree(caches, copied)  # a build adds its timings
-    return stage_job(action, project.root, project.build, paths, timing_caches=copied)
+    job = stage_job(action, project.root, project.build, paths, timing_caches=copied)
+    key = session.executor.examine(action.target).key if action.baseline else None
+    return job if key is None else session.executor.add_baseline(job, action, key, folder)
 
 
 def _run(

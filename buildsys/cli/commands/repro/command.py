@@ -37,7 +37,7 @@ SCHEMA = "buildsys/repro/1"
 STAGES = (
     "operators", "export", "surgery", "simplify", "reference", "calibrate", "convert", "engine",
 )  # fmt: skip
-_MEASURING_STAGES = ("validate", "verify", "bench", "report")
+_MEASURING_STAGES = ("validate", "verify", "bench", "gate", "report")
 _DIFFERENT, _NOT_BUILT = 1, 2
 EQUAL, DIFFERENT, NOT_EXPECTED, ONE_SIDED = (
     "equal", "different", "not expected to be equal", "in one build only",
