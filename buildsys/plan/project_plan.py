@@ -94,8 +94,8 @@ class ProjectPlan(Mapping[str, Action]):
         planned: dict[str, str] = {}
         for name, model in self._models.items():
             spec: Spec = json.loads(model.text)  # not kept: there may be thousands
-            deciding = {key: spec[key] for key in spec.keys() - _WITHOUT_STAGES}
-            planned.setdefault(json.dumps(deciding, sort_keys=True), name)
+            deciding = [item for item in spec.items() if item[0] not in _WITHOUT_STAGES]
+            planned.setdefault(repr(deciding), name)
         return {action.stage for name in planned.values() for action in self.of(name).values()}
 
     def __getitem__(self, target: str) -> Action:
