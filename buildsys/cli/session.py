@@ -279,7 +279,6 @@ class Session(TargetNames):
             if self.interrupted or not self.repeats_flaky or action.stage not in flaky:
                 raise
             self.first_failures[target] = str(error)
-            self.on_event(target, {"event": "repeated", "reason": str(error)})
             return self.executor.run(target, **options)
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:

@@ -47,8 +47,10 @@ def entry(target: str, status: str, started: str, why: str = "") -> HistoryEntry
 def test_a_nightly_run_builds_everything_stale_and_writes_its_files(nightly: Doit) -> None:
     code, out = nightly("nightly")
     assert code == 0
-    assert out.endswith("nightly: passed; see build/nightly/summary.md\n")
+    files = "build/nightly/summary.md and build/report/index.html"
+    assert out.endswith(f"nightly: passed; see {files}\n")
     found = written(nightly)
+    assert found["html"] == "build/report/index.html"
     assert (found["status"], found["outcome"], found["exit_code"]) == ("finished", "passed", 0)
     assert [one["target"] for one in found["targets"]] == list(nightly.session.actions)
     assert {one["status"] for one in found["targets"]} == {"passed"}

@@ -176,8 +176,13 @@ class Nightly(Run):
             code = BuildsysError.exit_code
         self._status = results.status
         self._lock.set_rebuilds(_pending(session, self._lock.run.rebuilds))
+        if self._html() is None:  # the reporter updates the pages of models that have changed
+            from buildsys.cli.html_pages import update_pages
+
+            line = update_pages(session, list(session.project.models))
+            sys.stdout.write(printable(f"{line}\n") if line else "")
         code = max(code, self._write(results, code))
-        _print_end(results, self._folder)
+        _print_end(results, self._folder, self._html())
         return code
 
     def _write_unfinished(self, status: str, error: str, code: int) -> int:
@@ -277,7 +282,7 @@ def _killed(previous: NightlyRun | None) -> dict[str, Any] | None:
     return {"pid": previous.pid, "host": previous.host, "started": previous.started}
 
 
-def _print_end(results: RunResults, folder: Path) -> None:
+def _print_end(results: RunResults, folder: Path, html: str | None) -> None:
     """Print what failed, regressed or never ran, and the files."""
     rows: list[Row] = []
     for manifest in results.manifests:
@@ -300,8 +305,8 @@ def _print_end(results: RunResults, folder: Path) -> None:
     for reason, targets in results.never_ran_by_reason.items():
         names = first_names([one.target for one in targets], _MOST_NAMES)
         rows.append(Row("never ran", f"{names}  {reason}"))
-    shown = os.path.relpath(folder)
-    print_rows(rows, [f"nightly: {outcome(results)}; see {shown}/summary.md"])
+    files = [f"{os.path.relpath(folder)}/summary.md", *([html] if html else [])]
+    print_rows(rows, [f"nightly: {outcome(results)}; see {' and '.join(files)}"])
 
 
 def _line(one: TargetResult) -> str:
