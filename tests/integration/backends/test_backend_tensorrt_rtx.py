@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -392,10 +393,14 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:
-    said: list[str] = []
-    asked = request(write(tmp_path, conv_bn()), tmp_path, options(), progress=said.append)
-    tensorrt_rtx.build(asked)
-    assert any(" of " in message for message in said)
+    phases: list[str] = []
+    steps: list[tuple[int, int, str]] = []
+    model = write(tmp_path, conv_bn())
+    asked = request(model, tmp_path, options(), progress=phases.append)
+    tensorrt_rtx.build(replace(asked, count=lambda *step: steps.append(step)))
+    assert phases
+    assert all(0 < done <= total for done, total, _ in steps)
+    assert {unit.removeprefix("steps of ") for _, _, unit in steps} <= set(phases)
 
 
 def test_a_closed_listener_cancels_the_build(tmp_path: Path) -> None:
