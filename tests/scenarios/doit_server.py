@@ -76,6 +76,7 @@ class DoitServer:
                 out, err = (stream.result(timeout_s) for stream in streams)
             except TimeoutError:
                 os.killpg(pid, signal.SIGKILL)
+                _receive(self._channel)  # its exit code, which the next call must not get
                 raise
         return _receive(self._channel), out, err
 

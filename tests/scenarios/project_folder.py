@@ -16,7 +16,7 @@ from pathlib import Path
 from doit_server import run_doit
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT_S = 25  # of whatever takes moments on an idle machine
+TIMEOUT_S = 300  # of whatever takes moments on an idle machine
 MODEL_FILE = '''\
 import torch
 
