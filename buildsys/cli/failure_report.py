@@ -183,8 +183,10 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
         measured={"seconds": 0.0},
         toolchain={"python": platform.python_version()},
     )
-    texts = {"result": result, "markdown": render(content)}  # pictures would be of another graph
+    texts = {"result": result, "markdown": render(content)}
     written = {ref.path: texts[role] for role, ref in report.outputs.items() if role in texts}
+    pictures = [ref.path for role, ref in report.outputs.items() if role not in texts]
+    kept |= {path: (build / path).read_bytes() for path in pictures if (build / path).is_file()}
     return {**kept, **{path: text.encode() for path, text in written.items()}}
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from buildsys.cli.failure_report import read_state
 from buildsys.cli.session import Session
+from buildsys.errors import BuildsysError
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.history.database import History, history_file
 from buildsys.plan.action import Action
@@ -65,6 +66,8 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
     """
     try:
         index = write_pages(session, models)
+    except (BuildsysError, OSError) as error:  # such as a full disk
+        return f"the pages cannot be written: {' '.join(str(error).split())}"
     except Exception as error:  # the border: one line, with the traceback in a file
         path = os.path.relpath(session.keep_traceback("pages", error))
         summary = " ".join(f"{type(error).__name__}: {error}".split())
@@ -133,21 +136,25 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
             files = [link(build / model / name) if name else "" for name in (line.log, line.file)]
             yield PipelineRow(line, how, *files)
 
-    report = _report(session, model, actions)
+    report, is_current = _report(session, model, actions)
     return ModelPage(
         report=report,
         generated=utc_now(),
         pipeline=tuple(rows(report)),
         samples_ms=_samples(actions, build),
         history=tuple(_engine_history(history, model, one.name) for one in report.engines),
-        pictures=tuple(_pictures(actions[f"report:{model}"], build, folder)),
+        # those of another run may show another graph
+        pictures=tuple(_pictures(actions[f"report:{model}"], build, folder)) if is_current else (),
         tags=tuple(map(str, data.get("tags") or ())),
         owner=str(data.get("owner") or ""),
     )
 
 
-def _report(session: Session, model: str, actions: Mapping[str, Action]) -> Report:
-    """Return the written report if it is up to date, else one from the state of all targets."""
+def _report(session: Session, model: str, actions: Mapping[str, Action]) -> tuple[Report, bool]:
+    """Return the report, and True if it is the written one.
+
+    One that is not up to date is replaced by the state of all targets.
+    """
     target, build = f"report:{model}", session.project.build
     own = actions[target]
     finished = session.finished.get(target)
@@ -155,12 +162,13 @@ def _report(session: Session, model: str, actions: Mapping[str, Action]) -> Repo
     problems = {} if is_current else read_state(session, model)[0]
     report = read_report(build / own.outputs["result"].path) if not problems else None
     if report is not None:
-        return dataclasses.replace(report, model=model)
+        return dataclasses.replace(report, model=model), True
     inputs = {
         one.target: build / one.outputs["result"].path for one in actions.values() if one != own
     }
     notice = "Targets that are not up to date are shown without their figures" if problems else ""
-    return assemble_after_failure(model, own.options["manifest"], inputs, problems, notice)
+    manifest = own.options["manifest"]
+    return assemble_after_failure(model, manifest, inputs, problems, notice), False
 
 
 def _samples(

@@ -153,9 +153,10 @@ class ProjectFolder:
         return Ran(code, out, err)
 
     def files(self) -> set[str]:
-        """Return the files of the build folder."""
+        """Return the files of the build folder, without the HTML pages."""
         build = self.root / "build"
-        return {str(path.relative_to(build)) for path in build.rglob("*") if path.is_file()}
+        found = (path for path in build.rglob("*") if path.is_file() and path.suffix != ".html")
+        return {str(path.relative_to(build)) for path in found}
 
 
 def processes_of_session(leader: int) -> list[int]:

@@ -227,15 +227,19 @@ def network(seed: int) -> bytes:
     return content
 
 
+_WITH_TIMES = (".html", ".log", ".md")
+
+
 def contents(build: Path) -> dict[str, str]:
     """Return file -> reproducible content of a build.
 
     The content is the digest of an artifact, and stage and status of a result, which has times.
+    Logs, Markdown and HTML pages have times as well and are left out.
     """
     found = {}
     for path in sorted(build.rglob("*")):
         name = path.relative_to(build).as_posix()
-        if path.is_file() and not name.startswith(".tmp/") and path.suffix not in (".log", ".md"):
+        if path.is_file() and not name.startswith(".tmp/") and path.suffix not in _WITH_TIMES:
             found[name] = content_of(path)
     return found
 

@@ -188,10 +188,9 @@ class Reporter:
 
             elapsed_s = time.monotonic() - self._began
             unshown = {line.target for line in self._unshown}
-            print_summary(self._out, self.session, lines, elapsed_s, stale, unshown)
-            self._write_pages(
-                {*(one.model for one in lines if one.has_ended), *(one.model for one in stale)}
-            )
+            changed = {one.model for one in lines if one.has_ended} | {one.model for one in stale}
+            pages = self._write_pages(changed)
+            print_summary(self._out, self.session, lines, elapsed_s, stale, unshown, pages)
         elif not broken and not self._problems:
             self._print_nothing_to_do(lines)
         for problem in self._problems:
@@ -200,14 +199,12 @@ class Reporter:
             self._out.write(NOTICE)
         self._out.flush()
 
-    def _write_pages(self, models: Collection[str]) -> None:
-        """Write the pages of models that this run has changed."""
+    def _write_pages(self, models: Collection[str]) -> str:
+        """Write the pages of models that this run has changed; return a line on them."""
         from buildsys.cli.html_pages import update_pages
 
-        line = update_pages(
-            self.session, [one for one in self.session.project.models if one in models]
-        )
-        self._out.write(printable(f"{line}\n") if line else "")
+        known = self.session.project.models
+        return update_pages(self.session, [model for model in known if model in models])
 
     def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
         """Print the number of up-to-date targets, and those that cannot run here."""

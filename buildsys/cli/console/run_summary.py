@@ -41,10 +41,12 @@ def print_summary(
     elapsed_s: float,
     stale: Sequence[StaleOutputs] = (),
     unshown: Collection[str] = (),
+    pages: str = "",
 ) -> None:
     """Print a table per model built in this run, stale outputs and failures.
 
-    ``unshown`` failures are printed in full, the others with their first sentence.
+    ``unshown`` failures are printed in full, the others with their first sentence; ``pages`` is a
+    line on the HTML pages.
     """
     remaining = {one.model: one for one in stale}
     width = None if out.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
@@ -86,6 +88,8 @@ def print_summary(
             _print_failure(console, session, line, in_full=line.target in unshown)
     if hits := _cache_hits(session, lines):
         print_line(hits)
+    if pages:
+        print_line(pages)
     counts = Counter(line.status for line in lines)
     totals = ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
     console.print(Text(f"{totals} in {duration(elapsed_s)}"))

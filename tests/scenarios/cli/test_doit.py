@@ -52,6 +52,10 @@ def test_doit_builds_everything_and_prints_the_path_of_the_report(
     assert "report: build/lin/report/report.md\n" in built.out
     assert "8 passed in" in built.out
     assert (project.root / "build/lin/report/report.md").is_file()
+    assert "pages: build/report/index.html\n" in built.out
+    page = (project.root / "build/report/lin.html").read_text()
+    assert 'href="../lin/engine/ort/engine.log"' in page
+    assert page.count('<div class="zoom">') == 2  # the graph before and after simplification
     result = json.loads((project.root / "build/lin/validate/result.json").read_text())
     assert result["status"] == "passed"
     assert result["target"] == "validate:lin"
@@ -153,7 +157,9 @@ def test_list_info_clean_and_forget(built: ProjectFolder) -> None:
     assert built.doit("clean", "--dry-run").out.count("removing") == len(before)
     assert built.files() == before
     built.doit("clean", "report:lin")
-    assert before - built.files() == {f"lin/report/report.{end}" for end in ("json", "md", "log")}
+    reports = {f"lin/report/report.{end}" for end in ("json", "md", "log")}
+    pictures = {f"lin/report/{title}.svg" for title in ("exported", "simplified")}
+    assert before - built.files() == reports | pictures
     assert built.doit().ran == {"report:lin"}
     built.doit("clean")
     assert built.files() == set()

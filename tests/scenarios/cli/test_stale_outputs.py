@@ -36,7 +36,7 @@ def repair(project: ReadyProject) -> None:
 
 def reports(project: ReadyProject) -> dict[str, bytes]:
     files = (project.root / "build/a/report").iterdir()
-    return {path.name: path.read_bytes() for path in files if path.suffix != ".log"}
+    return {path.name: path.read_bytes() for path in files if path.suffix not in (".log", ".svg")}
 
 
 def verdict(project: ReadyProject) -> tuple[str, str]:

@@ -76,9 +76,9 @@ def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
     assert built["toolchain"].keys() == {"name", "python", "numpy", "onnxruntime"}
     assert "not_described" in built  # that would take onnx, which only our own interpreter has
     assert "not_described" not in result(ready, "engine/ort/engine")
-    report = (ready.root / "build/a/report/report.md").read_text()
-    assert "built in the toolchain other (python " in report
-    assert "onnxruntime (other)" in report
+    page = (ready.root / "build/report/a.html").read_text()
+    assert "built in the toolchain other (python " in page
+    assert "onnxruntime (other)" in page
     assert ready.doit("debug", "engine:a:other", "--keep", "kept").code == 0
     debugged = json.loads((ready.root / "kept/a/engine/other/engine.json").read_bytes())
     assert debugged["toolchain"] == built["toolchain"]
