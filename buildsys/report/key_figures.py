@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from buildsys.report import formatting as q
+from buildsys.report.benchmarks import contender_title
 from buildsys.report.formatting import case_order
 from buildsys.report.results.bench import (
+    ENGINE,
     ENGINE_CUDA_GRAPH,
     BenchResult,
     ContenderResult,
@@ -22,6 +24,7 @@ from buildsys.report.results.reader import RESULT_TYPES, parse
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 
+_CLEARLY_FASTER = 0.98
 _SHOWN_TYPES = 2  # of the layers of an engine
 
 
@@ -95,7 +98,13 @@ def _bench(result: BenchResult) -> str:
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
     graph = contenders.get(ENGINE_CUDA_GRAPH)
-    return text + ("" if graph is None or graph is own else f"; CUDA graph {p50(graph)}")
+    text += "" if graph is None or graph is own else f"; CUDA graph {p50(graph)}"
+    fastest = min(contenders, key=lambda one: contenders[one].get("p50_ms", math.inf))
+    if contenders[fastest]["p50_ms"] < _CLEARLY_FASTER * min(
+        contenders[one]["p50_ms"] for one in (ENGINE, ENGINE_CUDA_GRAPH) if one in contenders
+    ):
+        text += f"; {contender_title(fastest)} is faster: {p50(contenders[fastest])}"
+    return text
 
 
 def _gate(result: GateResult) -> str:

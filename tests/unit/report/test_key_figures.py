@@ -108,3 +108,17 @@ def test_nan_is_worse_than_any_number(nan: float | None) -> None:
 def test_non_finite_errors_as_text_are_numbers() -> None:
     cases = {"opt": {"y": {"relative": "inf"}}}
     assert key_figure("verify", {"cases": cases}) == "worst relative error not finite (opt y)"
+
+
+def test_a_faster_baseline_is_named() -> None:
+    contenders = {
+        "engine": {"p50_ms": 2.0, "throughput_per_s": 500.0},
+        "torch": {"p50_ms": 6.0},
+        "torch_compile": {"p50_ms": 1.5},
+    }
+    cases = {"opt": {"contenders": contenders, "speedup": 3.0}}
+    assert key_figure("bench", {"cases": cases}) == (
+        f"opt: p50 2.00 ms, 500/s, 3.00{TIMES} torch; torch.compile is faster: p50 1.50 ms"
+    )
+    contenders["torch_compile"]["p50_ms"] = 1.99
+    assert "faster" not in key_figure("bench", {"cases": cases})
