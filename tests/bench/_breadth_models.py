@@ -6,6 +6,8 @@ the name of a model is the library's own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,6 +107,7 @@ _PADDED = ("bert", "roberta", "electra", "deberta", "deberta-v2")
 _IMAGES = ("vit", "segformer")
 _PAIRS = ("t5", "bart")  # encoder and decoder
 REMEDIES: dict[str, dict[str, Any]] = {  # SUITE/MODEL -> sections of the manifest to replace
+    "video/swin3d_t": {"simplify": {"tool": "none"}},
     "timm/mixer_s32_224": {
         "source": {
             "python": "breadth_models.py:make",
@@ -170,14 +173,27 @@ def make(suite: str, name: str) -> nn.Module:
     random: dict[str, Any] = {"weights": None}
     if suite in ("detection", "segmentation"):
         random["weights_backbone"] = None
+    if name.startswith("mvit"):
+        frames, side = CLIP[name]
+        sizes = {"spatial_size": (side, side), "temporal_size": frames}
+        with _replaced_arguments(models.video.mvit, "_mvit", sizes):
+            return models.get_model(name, **random)
     return models.get_model(name, **random, **torchvision_kwargs(suite, name))
+
+
+@contextmanager
+def _replaced_arguments(module: Any, function: str, arguments: dict[str, Any]) -> Iterator[None]:
+    """Call a function of a module with other arguments: builders fix them."""
+    original = getattr(module, function)
+    setattr(module, function, lambda **given: original(**{**given, **arguments}))
+    try:
+        yield
+    finally:
+        setattr(module, function, original)
 
 
 def torchvision_kwargs(suite: str, name: str) -> dict[str, Any]:
     """Return the arguments of a model's builder."""
-    if name.startswith("mvit"):
-        frames, side = CLIP[name]
-        return {"spatial_size": (side, side), "temporal_size": frames}
     if suite != "detection":
         return {}
     sizes = {} if "ssd" in name else {"min_size": IMAGE, "max_size": IMAGE}
@@ -239,7 +255,7 @@ def manifest_of(suite: str, name: str, exporter: str) -> dict[str, Any]:
         "model": name.replace(".", "_"),
         "source": (
             {"python": "breadth_models.py:make", "kwargs": {"suite": suite, "name": name}}
-            if suite in ("timm", "transformers") or name.startswith("mvit")  # tuples
+            if suite in ("timm", "transformers") or name.startswith("mvit")
             else {"torchvision": name, "kwargs": torchvision_kwargs(suite, name)}
         ),
         "inputs": inputs,

@@ -43,6 +43,7 @@ Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
 Outputs = dict[str, dict[str, Tensor]]  # by case
 
 _LARGE_BYTES = 1 << 30
+_KEEP = "simplify: {tool: none} keeps the exported graph"
 _TOOLS: Mapping[str, Tool] = {"onnxsim": simplify_by_onnxsim, "onnxslim": simplify_by_onnxslim}
 
 
@@ -85,8 +86,11 @@ def run(job: Job) -> StageResult:
         figures["warnings"] = [f"the graphs were not compared: {reason}"]
         return StageResult(figures=figures)
     job.progress(f"comparing both graphs in {len(inputs)} cases")
-    actual, policies = run_cases(job, target, inputs), job.options.get("compare")
-    compared = compare_cases(actual, outputs, limits, inputs, policies)
+    try:
+        actual = run_cases(job, target, inputs)
+    except StageError as error:  # the exported graph runs
+        raise CheckFailed(f"simplification broke the graph: {error.problem}", _KEEP) from error
+    compared = compare_cases(actual, outputs, limits, inputs, job.options.get("compare"))
     different = [
         (case, name, comparison)
         for case, comparisons in compared.items()
@@ -105,7 +109,7 @@ def run(job: Job) -> StageResult:
         case, name, comparison = different[0]
         sentence = comparison.sentence("the simplified graph", "the exported graph")
         reason = f"simplification changed {name} in case {case}: {sentence}"
-        return StageResult("failed", reason, figures=figures)
+        return StageResult("failed", reason, _KEEP, figures)
     return StageResult(figures=figures)
 
 
@@ -168,13 +172,10 @@ def _check_simplified(target: Path, ports: dict[str, Any], tool: str) -> GraphSu
         try:
             check_file(target, what)
         except StageError as error:
-            raise CheckFailed(error.problem, "simplify: {tool: none} keeps the graph") from error
+            raise CheckFailed(error.problem, _KEEP) from error
     changed = next(interface_changes(ports, interface(simplified)), None)
     if changed:
-        raise CheckFailed(
-            f"{tool} changed the interface of the graph: {changed}",
-            "simplify: {tool: none} keeps it",
-        )
+        raise CheckFailed(f"{tool} changed the interface of the graph: {changed}", _KEEP)
     return file_facts(simplified, target)
 
 

@@ -230,6 +230,21 @@ def test_a_changed_weight_fails_with_place_and_values(
     assert "simplification changed y in case min: at [0, " in result.reason
     assert "the simplified graph has" in result.reason
     assert result.figures["equal"]["min"]["y"]["passed"] is False
+    assert result.hint == "simplify: {tool: none} keeps the exported graph"
+
+
+def test_a_result_that_cannot_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, columns = (FLOAT, ["batch", 3, 8, 8]), np.arange(8)
+    node = helper.make_node("Gather", ["x", "columns"], ["y"], axis=3)
+    model = make_model([node], {"x": shape}, {"y": shape}, {"columns": columns})
+
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].CopyFrom(numpy_helper.from_array(columns + 1, "columns"))
+
+    _sabotaged(monkeypatch, change)
+    with pytest.raises(CheckFailed, match=r"simplification broke the graph: .* Gather") as caught:
+        simplify.run(simplify_job(tmp_path, model))
+    assert caught.value.hint == "simplify: {tool: none} keeps the exported graph"
 
 
 def test_an_invalid_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
