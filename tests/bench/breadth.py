@@ -42,6 +42,7 @@ sys.path.insert(0, str(ROOT / "tests/bench"))
 import _breadth_models as breadth_models  # noqa: E402 (the path has to be set first)
 
 _PRELOADED = ("torch", "torchvision", "timm", "transformers", "onnxruntime", "onnxscript")
+_NOTES = ("<!-- notes, kept by breadth.py -->", "<!-- end of notes -->")
 _OUTCOME = {True: "yes", False: "no", None: "-"}
 
 
@@ -92,7 +93,8 @@ def main() -> None:
             break
         run_model(name, results, limits, options.again, keep_plain=options.keep_plain)
     if options.page:
-        options.page.write_text(page(names, results))
+        before = options.page.read_text() if options.page.exists() else ""
+        options.page.write_text(page(names, results, before))
 
 
 def _cost(results: Path, name: str) -> tuple[str, float]:
@@ -285,8 +287,8 @@ def write_project(folder: Path, manifest: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(manifest, indent=1))  # JSON is YAML
 
 
-def page(names: list[str], results: Path) -> str:
-    """Return the page of all results."""
+def page(names: list[str], results: Path, before: str = "") -> str:
+    """Return the page of all results, with the notes of the page before."""
     from importlib.metadata import version
 
     found: dict[str, dict[str, Any]] = {}
@@ -313,7 +315,8 @@ def page(names: list[str], results: Path) -> str:
         "",
         "Seconds are wall times on a busy machine with two cores, without the time to load the",
         "libraries. The plain script runs the graph at two sizes and compares nothing. The weights",
-        "of torchvision's models are drawn (docs/weights.md), the others are the initial ones.",
+        "of torchvision's models but mvit are [drawn](weights.md#random-weights); all others are",
+        "the initial ones.",
         "",
         "| suite | models | plain runs | pass here | share | plain, median s | here, median s |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -323,8 +326,11 @@ def page(names: list[str], results: Path) -> str:
     lines += [_totals("**all**", found, ""), ""]
     if missing := len(names) - len(found):
         lines += [f"{missing} of {len(names)} models have not been run yet.", ""]
+    start, end = _NOTES
+    notes = before.partition(start)[2].partition(end)[0].strip()
+    lines += [start, *([notes] if notes else []), end, ""]
     lines += ["## Failures", ""]
-    start = len(lines)
+    first = len(lines)
     for name, each in found.items():
         if each["plain"]["exporter"] and not each["here"]["passed"]:
             problem = " ".join(each["here"]["problem"].partition("; details:")[0].split())
@@ -334,7 +340,7 @@ def page(names: list[str], results: Path) -> str:
                 outcome = "it passes" if remedy["passed"] else "it fails as well"
                 lines += ["", *_indented(f"With `{changes}` {outcome}.")]
     lines += [
-        *(() if len(lines) > start else ("None.",)),
+        *(() if len(lines) > first else ("None.",)),
         "",
         "## Not run by the plain script",
         "",
