@@ -30,7 +30,7 @@ _MARKS = {
     "failed": ("✗", "bold red"),
 }
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_FRAMES_PER_S = 4  # each costs a millisecond, which a benchmark would notice if there were more
+_FRAMES_PER_S = 4  # each takes 2 ms of a core, next to the stage or benchmark that runs
 _HEARTBEAT_S = 30.0  # some CI services end a job after minutes without output
 _WIDEST_BAR = 30  # columns
 
