@@ -89,14 +89,18 @@ class ProjectPlan(Mapping[str, Action]):
             planned = self._planned[model] = {action.target: action for action in actions}
         return planned
 
-    def stages(self) -> set[str]:
-        """Return the stages of all models, planning one model for each combination of sections."""
+    def stages(self) -> list[str]:
+        """Return the stages of all models in the order of their targets.
+
+        One model is planned for each combination of sections.
+        """
         planned: dict[str, str] = {}
         for name, model in self._models.items():
             spec: Spec = json.loads(model.text)  # not kept: there may be thousands
             deciding = [item for item in spec.items() if item[0] not in _WITHOUT_STAGES]
             planned.setdefault(repr(deciding), name)
-        return {action.stage for name in planned.values() for action in self.of(name).values()}
+        actions = (action for name in planned.values() for action in self.of(name).values())
+        return list(dict.fromkeys(action.stage for action in actions))
 
     def __getitem__(self, target: str) -> Action:
         return self.of(model_of(target))[target]

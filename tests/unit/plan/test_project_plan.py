@@ -70,7 +70,7 @@ def test_a_model_is_planned_on_first_use() -> None:
 
 def test_the_stages_of_all_models_need_few_plans() -> None:
     plan = ProjectPlan(models("a", "b"))
-    assert plan.stages() == {plan[target].stage for target in plan.of("a")}
+    assert plan.stages() == list(dict.fromkeys(plan[target].stage for target in plan.of("a")))
     plan = ProjectPlan(models("a", "b"))
     plan.stages()
     assert list(plan._planned) == ["a"]
@@ -78,7 +78,7 @@ def test_the_stages_of_all_models_need_few_plans() -> None:
 
 def test_models_of_all_kinds_have_the_stages_of_their_targets() -> None:
     plan = ProjectPlan(load_project(Path(__file__).parents[3], remember=False).models)
-    assert plan.stages() == {action.stage for action in plan.values()}
+    assert plan.stages() == list(dict.fromkeys(action.stage for action in plan.values()))
 
 
 @pytest.mark.parametrize(
