@@ -182,6 +182,37 @@ def test_a_list_cut_off_among_equal_scores_is_named_as_such(policies: dict[str, 
     assert not check(x, y, policies=policies)["boxes"].note
 
 
+@pytest.mark.parametrize(
+    ("scores", "rtol", "tied"),
+    [([2.0, 1.0], 0.5, True), ([0.5, 0.25], 0.25, False), ([], 0.5, False)],
+)
+def test_lowest_scores_are_equal_within_the_limit_of_the_largest(
+    scores: list[float], rtol: float, tied: bool
+) -> None:
+    y = {"scores": np.array(scores, np.float32), "boxes": np.array([[1.0, 2], [3, 4]], np.float32)}
+    x = {**y, "boxes": np.array([[1.0, 2], [-50, 4]], np.float32)}
+    found = check(x, y, {"rtol": rtol, "cosine": 0.5})
+    assert found["scores"].passed
+    assert not found["boxes"].passed
+    assert ("its last rows have equal scores" in found["boxes"].note) == tied
+
+
+@pytest.mark.parametrize("with_scores", [True, False])
+def test_wrong_outputs_of_another_length_do_not_hide_a_swap(with_scores: bool) -> None:
+    y = detections(10)
+    y["scores"][3] = y["scores"][4]
+    x = rows_of(y, [0, 1, 2, 4, 3, 5, 6, 7, 8, 9])
+    for count in (20, 21):
+        y[f"wrong{count}"] = random(count, 2)
+        x[f"wrong{count}"] = y[f"wrong{count}"] + 1
+        if with_scores:
+            x[f"sorted{count}"] = y[f"sorted{count}"] = detections(count)["scores"]
+    found = check(x, dict(reversed(y.items())))  # the others first
+    assert found["boxes"].passed
+    assert found["boxes"].note == "rows of equal score are in another order"
+    assert not found["wrong20"].passed
+
+
 def test_rows_of_unequal_score_may_not_swap() -> None:
     y = detections(10)
     found = check(rows_of(y, [1, 0, *range(2, 10)]), y)
