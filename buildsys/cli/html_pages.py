@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ from buildsys.report.html.pages import (
 from buildsys.report.results.reader import load_types, read_report
 from buildsys.report.results.report import Report
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
-from buildsys.store.state_db import ReadOnlyStateDb
+from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
 from buildsys.system.file_locks import locked
 from buildsys.system.files import replace_file
 
@@ -82,7 +82,9 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
     """
     project, folder = session.project, session.project.build / FOLDER
     ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
-    history = History.read_only(history_file(project.state))
+    # a run has warned of an unreadable history when it recorded its targets
+    notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
+    history = History.read_only(history_file(project.state), notify)
     project.state.mkdir(parents=True, exist_ok=True)
     new: dict[str, IndexRow] = {}
     for model in models:

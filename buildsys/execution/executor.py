@@ -458,7 +458,8 @@ class Executor:
             how=how,
             **run._asdict(),
         )
-        if build is not None and action.measures and run.status == ledger.PASSED and how == "ran":
+        is_measured = action.measures and run.status in (ledger.PASSED, ledger.NOISY)
+        if build is not None and is_measured and how == "ran":
             # a benchmark has up to millions of samples
             result = self._build / action.outputs[RESULT].path
             self._background.submit(partial(self._recorder.add_measurements, build, result))
