@@ -148,7 +148,7 @@ def copy_history(file: Path, models: list[str]) -> None:
     with closing(sqlite3.connect(file)) as db, db:
         columns = [row[1] for row in db.execute("PRAGMA table_info(builds)")]
         changed = {
-            "id": "substr(:model, -4) || substr(id, 5)",
+            "id": "'m' || substr(:model, -4) || substr(id, 6)",
             "model": ":model",
             "target": "replace(target, :first, :model)",
         }
