@@ -114,13 +114,14 @@ def _print_failure(console: Console, session: Session, line: TargetLine, *, in_f
 
 
 def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
-    """Return the number of targets that did not have to run, and the time saved."""
+    """Return the number of targets that did not have to run, "" without restored ones."""
     counts = Counter(line.status for line in lines)
-    found = [(counts["fresh"], "up to date"), (counts["restored"], "restored from the store")]
-    hits = ", ".join(f"{number} {word}" for number, word in found if number)
+    if not counts["restored"]:
+        return ""
+    fresh = f"{counts['fresh']} up to date, " if counts["fresh"] else ""
     saved_s = sum(one.seconds for one in session.finished.values() if one.restored)
-    saved = f" ({duration(saved_s)} saved)" if saved_s else ""
-    return f"cache hits: {hits}{saved}" if hits else ""
+    restored = f"{counts['restored']} restored from the store ({duration(saved_s)} saved)"
+    return f"cache hits: {fresh}{restored}"
 
 
 def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int) -> Table:

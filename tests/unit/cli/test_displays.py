@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from buildsys.cli.console.estimate import Remaining
 from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
 from buildsys.cli.console.run_summary import print_summary
 from buildsys.cli.console.target_line import TargetLine, last_line
+from buildsys.cli.session import Session
+from buildsys.execution.executor import Outcome
 
 
 class Terminal(io.StringIO):
@@ -226,6 +229,46 @@ def test_the_closing_table_fits_its_terminal(
     assert "opset 17" in text
     assert "report: build/net/report/report.md\n" in text
     assert text.splitlines()[-1] == "10 passed, 1 failed in 12.3 s"
+
+
+def test_cache_hits_and_failures_follow_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session, _ = make_session(tmp_path)
+    names = ["export:net", "reference:net", "simplify:net", "engine:net:ort", "validate:net"]
+    fresh, restored, also_restored, failed, shown = map(line_of(session), names)
+    fresh.status, restored.status, also_restored.status = "fresh", "restored", "restored"
+    for one, seconds in ((restored, 60.0), (also_restored, 5.0)):
+        session.finished[one.target] = Outcome(one.target, "passed", seconds, restored=True)
+    failed.status, failed.seconds, failed.reason = "failed", 1.5, "no tactic\nremedies:\n  a: 1"
+    failed.log = "build/net/engine/ort/engine.log"
+    shown.status, shown.seconds, shown.reason = "failed", 2.0, "y is off; raise validate.rtol"
+    session.finished[shown.target] = Outcome(shown.target, "failed", 2.0, "y is off")
+    lines = [fresh, restored, also_restored, failed, shown]
+    out = io.StringIO()
+    print_summary(out, session, lines, 3.0, unshown={failed.target})
+    assert out.getvalue().splitlines()[-11:] == [
+        "failed       engine:net:ort  1.50 s  no tactic",
+        "  remedies:",
+        "    a: 1",
+        "  log: build/net/engine/ort/engine.log",
+        "  rerun it alone: doit debug engine:net:ort",
+        "",
+        "failed       validate:net  2.00 s  y is off",
+        "  rerun it alone: doit debug validate:net",
+        "",
+        "cache hits: 1 up to date, 2 restored from the store (1 min 5 s saved)",
+        "2 restored, 1 fresh, 2 failed in 3.00 s",
+    ]
+
+
+def line_of(session: Session) -> Callable[[str], TargetLine]:
+    def line(target: str) -> TargetLine:
+        action = session.actions[target]
+        return TargetLine(target, action.model, action.stage, action.variant)
+
+    return line
 
 
 def test_models_in_which_nothing_ran_get_no_table(tmp_path: Path) -> None:
