@@ -41,7 +41,7 @@ def run(job: Job) -> StageResult:
 def _draw(graph: ModelProto, title: str, job: Job) -> None:
     """Write the picture of a graph; without one the report stays complete."""
     try:
-        svg, _ = draw(plain_model(with_shapes(graph)).body, f"{job.model}, {title}")
+        svg, _ = draw(plain_model(with_shapes(graph)).body, f"{title} graph")
     except Exception as error:  # a graph of any kind: no picture is worth a failed report
         job.progress(f"the {title} graph cannot be drawn: {error}")
         return
