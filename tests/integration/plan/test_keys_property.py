@@ -14,9 +14,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from functools import cache, reduce
+from functools import cache
 from hashlib import sha256
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +256,7 @@ class Model:
         # their data is for golden inputs and example inputs
         if name == "inputs" and action.stage not in ("export", "reference", "bench"):
             return {key: {**tensor, "data": None} for key, tensor in spec["inputs"].items()}
-        return reduce(getitem, name.split("."), spec)
+        return spec[name]
 
 
 def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[str, str], list[str]]:

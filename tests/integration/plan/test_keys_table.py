@@ -315,6 +315,9 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     ),
     "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
+    "report formats": lambda bench, patch: bench.project.append(
+        NET, "report: {formats: [markdown]}\n"
+    ),
     "tags and owner": lambda bench, patch: bench.project.append(
         NET, "tags: [nightly]\nowner: vision team\n"
     ),
@@ -521,7 +524,7 @@ def test_every_field_of_an_action_is_classified() -> None:
         "devices",
         "environment",
     }
-    in_key |= {"toolchain", "peer_tools", "reads"}
+    in_key |= {"toolchain", "peer_tools", "reads", "baseline"}
     elsewhere = {
         "stage",
         "model",
