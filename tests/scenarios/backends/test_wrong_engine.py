@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from project_folder import ProjectFolder
 
@@ -42,8 +43,8 @@ bench: {duration: 50ms, warmup: 10ms, baselines: [], noise: null}
 """
 
 
-def report_of(project: ProjectFolder) -> str:
-    """Return the report on existing results; a failed check skips it."""
+def report_of(project: ProjectFolder) -> tuple[str, dict[str, Any]]:
+    """Return the report on existing results and its figures; a failed check skips it."""
     spec = load_project(project.root).models["baked"].data
     action = next(action for action in plan_model(spec) if action.stage == "report")
     build = project.root / "build"
@@ -54,27 +55,28 @@ def report_of(project: ProjectFolder) -> str:
     }
     outputs = {role: project.root / "expected" / ref.path for role, ref in action.outputs.items()}
     outputs["result"].parent.mkdir(parents=True)
-    report.run(
+    found = report.run(
         Job(
             target=action.target, stage="report", model="baked", variant="", options=action.options,
             inputs=inputs, outputs=outputs, project=project.root,
         )
     )  # fmt: skip
-    return outputs["markdown"].read_text()
+    return outputs["markdown"].read_text(), dict(found.figures)
 
 
 def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     (project.root / "plugins/models/baked.py").write_text(NETWORK)
     (project.root / "configs/models/baked.yaml").write_text(MANIFEST)
     ran = project.doit("--continue", "verify:baked:ort", "verify:baked:rtx")
-    assert ran.code == 1
-    (line,) = [line for line in ran.out.splitlines() if line.startswith("failed ")]
+    assert ran.code == 1, ran.out
+    line, again = [line for line in ran.out.splitlines() if line.startswith("failed ")]
     wrong = (
         "the engine ort of baked is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "
     )
     assert wrong in line
     assert line.rstrip().count("it is right in case min (batch 1)") == 1
     assert "details: build/baked/verify/ort.json" in line
+    assert wrong in again
 
     result = json.loads((project.root / "build/baked/verify/ort.json").read_text())
     assert (result["status"], result["cases"]["min"]["y"]["passed"]) == ("failed", True)
@@ -86,19 +88,15 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
         for failure in result["failures"]
     )
 
-    text = report_of(project)
+    text, figures = report_of(project)
     verdict = next(line for line in text.splitlines() if line.startswith("**"))
     assert "failed" in verdict.lower()
     assert "verify:baked:ort" in verdict
     assert wrong.partition(": at [")[0] in text
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    verdicts = {
-        row[1]: row[-1] for row in rows if row[0] == "ort" and len(row) == 8 and row[2] == "`y`"
-    }
-    assert verdicts["min (batch 1)"] == "yes"
-    assert (
-        verdicts["opt (batch 2)"] == verdicts["max (batch 8)"] == verdicts["odd (batch 3)"] == "NO"
-    )
+    (check,) = [check for check in figures["checks"] if check["target"] == "verify:baked:ort"]
+    assert {line["case"]: line["passed"] for line in check["comparisons"]} == {
+        "min": True, "opt": False, "max": False, "odd": False
+    }  # fmt: skip
 
     golden = {path.stem for path in (project.root / "build/baked/reference").glob("*.npz")}
     # two for the engine rtx alone, and the further cases of validate, which no engine has
