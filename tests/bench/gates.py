@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -115,6 +116,8 @@ def make_project(folder: Path, given: argparse.Namespace) -> None:
     project: dict[str, Any] = {}
     if given.backend == "onnxruntime":
         engine["intra_op_threads"] = 1
+    elif sources := os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES"):
+        engine["tactic_sources"] = sources.split(",")
     if given.python:
         engine["toolchain"] = "measured"
         project["toolchains"] = {"measured": {"python": given.python}}
