@@ -8,6 +8,7 @@ turns, so that a result that depends on the order of a set changes from one call
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import itertools
@@ -126,7 +127,8 @@ if __name__ == "__main__":
     for package in PACKAGES:
         found = importlib.import_module(f"buildsys.{package}")
         for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
-            importlib.import_module(module.name)
+            with contextlib.suppress(ImportError):  # of an extra that is not installed
+                importlib.import_module(module.name)
     gc.freeze()  # else a collection would write to every page that the processes share
     serve(socket.socket(fileno=int(sys.argv[1])))
     runpy.run_module("doit", run_name="__main__", alter_sys=True)
