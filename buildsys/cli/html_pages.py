@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,18 +82,21 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
     Raises: BuildsysError, OSError: a page cannot be written.
     """
     project, folder = session.project, session.project.build / FOLDER
-    ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
-    history = History.read_only(history_file(project.state), notify)
     project.state.mkdir(parents=True, exist_ok=True)
     new: dict[str, IndexRow] = {}
-    for model in models:
-        if "html" not in project.models[model].data["report"]["formats"]:
-            continue
-        page = _page(session, model, ledger, history)
-        replace_file(folder / page_name(model), render_model(page).encode())
-        new[model] = index_row(page)
+    # closed before the run closes the state: the last reader would leave the write-ahead log
+    with (
+        closing(ReadOnlyStateDb(project.state / "state.db")) as state,
+        closing(History.read_only(history_file(project.state), notify)) as history,
+    ):
+        for model in models:
+            if "html" not in project.models[model].data["report"]["formats"]:
+                continue
+            page = _page(session, model, Ledger(state), history)
+            replace_file(folder / page_name(model), render_model(page).encode())
+            new[model] = index_row(page)
     with locked(project.state / f"{_ROWS}.lock"):
         rows = {**_read_rows(project.state / _ROWS), **new}
         # a manifest that does not load hides its models
