@@ -322,6 +322,17 @@ def test_a_ready_file_that_onnx_runtime_refuses(tmp_path: Path) -> None:
 # --- further cases ---
 
 LENGTH: dict[str, Any] = {"x": {"shape": [2, "length"]}}
+
+
+@pytest.fixture
+def networks(tmp_path: Path) -> Path:
+    """A project with the sample networks alone: conditions on sizes come from all its modules."""
+    file = tmp_path / "networks" / NETWORKS
+    file.parent.mkdir(parents=True)
+    file.write_bytes((ROOT / NETWORKS).read_bytes())
+    return tmp_path / "networks"
+
+
 WIDE: dict[str, Any] = {"x": {"shape": ["batch", 5000]}}
 LONG = {"length": {"min": 2, "opt": 8, "max": 64}}
 
@@ -399,8 +410,10 @@ def test_cases_that_cannot_be_compared_are_left_out_with_the_reason(tmp_path: Pa
     )
 
 
-def test_one_run_of_a_large_input_has_a_new_size_and_extremes(tmp_path: Path) -> None:
-    figures = run(tmp_path, "Branches", inputs=WIDE).figures
+def test_one_run_of_a_large_input_has_a_new_size_and_extremes(
+    tmp_path: Path, networks: Path
+) -> None:
+    figures = run(tmp_path, "Branches", networks, inputs=WIDE).figures
     assert set(figures["cases"]) == {"min", "opt", "max", "odd", "extremes-1"}
     assert figures["cases"]["extremes-1"]["dims"] == {"batch": 2}
     ordinary, extreme = case_of(tmp_path, "extremes-1").inputs["x"].array
@@ -419,11 +432,11 @@ def test_one_run_of_a_large_input_has_a_new_size_and_extremes(tmp_path: Path) ->
     ],
 )  # fmt: skip
 def test_size_and_extremes_are_compared_apart_if_the_network_refuses_one(
-    tmp_path: Path, name: str, data: Any, dims: Any, compared: str, left_out: str
+    tmp_path: Path, networks: Path, name: str, data: Any, dims: Any, compared: str, left_out: str
 ) -> None:
     shape = [2, "length"] if dims else ["batch", 5000]
     sections = {"inputs": {"x": {"shape": shape, "data": data}}, **({"dims": dims} if dims else {})}
-    figures = run(tmp_path, name, **sections).figures
+    figures = run(tmp_path, name, networks, **sections).figures
     assert set(figures["cases"]) == {"min", "opt", "max", "odd", compared}
     (warning,) = figures["warnings"]
     assert warning.startswith(f"case {left_out} is not compared: ")

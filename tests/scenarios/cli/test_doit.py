@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,10 @@ def test_a_second_run_does_nothing_and_prints_one_line(built: ProjectFolder) -> 
 
 
 def test_a_run_with_nothing_to_do_imports_no_more_than_needed(built: ProjectFolder) -> None:
+    time.sleep(0.05)  # newer manifests are not cached: a second write might leave the same stamp
     built.doit()  # the manifests were resolved in the folder that this one is copied from
-    assert not imported(built) & NOT_FOR_NOTHING
-    assert not imported(built, "list", "--all") & NOT_FOR_NOTHING
+    assert imported(built) & NOT_FOR_NOTHING == set()
+    assert imported(built, "list", "--all") & NOT_FOR_NOTHING == set()
 
 
 def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -> None:

@@ -38,9 +38,9 @@ bench: {{duration: 50ms, warmup: 10ms, baselines: [], noise: null}}
 
 def remedy(ran: Ran, name: str) -> str:
     """Return the YAML printed below a remedy."""
-    found = re.search(rf"^ +\d\. {name}: .*\n((?: {{18}}\S.*\n)+)", ran.out, re.MULTILINE)
+    found = re.search(rf"^( +)\d\. {name}: .*\n((?:\1 {{3,}}\S.*\n)+)", ran.out, re.MULTILINE)
     assert found, ran.out
-    return re.sub(r"^ +", "", found[1], flags=re.MULTILINE)
+    return re.sub(r"^ +", "", found[2], flags=re.MULTILINE)
 
 
 @pytest.fixture
