@@ -43,6 +43,7 @@ import _breadth_models as breadth_models  # noqa: E402 (the path has to be set f
 
 _PRELOADED = ("torch", "torchvision", "timm", "transformers", "onnxruntime", "onnxscript")
 _NOTES = ("<!-- notes, kept by breadth.py -->", "<!-- end of notes -->")
+_TIMED_OUT = "timed out"
 _OUTCOME = {True: "yes", False: "no", None: "-"}
 
 
@@ -132,6 +133,9 @@ def run_model(
             if changes and not found["here"]["passed"]:
                 remedied = result_here(name, folder, exporter, limits, changes)
                 found["remedy"] = {"changes": changes, **remedied}
+        if any(side.get("problem") == _TIMED_OUT for side in (plain, found.get("here", {}))):
+            print(_TIMED_OUT, flush=True)  # not known on a busy machine
+            return
         part = file.with_suffix(".part")
         part.write_text(json.dumps(found, indent=1))
         part.replace(file)
@@ -155,7 +159,7 @@ def plain_result(name: str, folder: Path, limits: Limits) -> dict[str, Any]:
     if process.is_alive():
         process.kill()
         process.join()
-        return {"exporter": "", "seconds": seconds, "problem": "timed out"}
+        return {"exporter": "", "seconds": seconds, "problem": _TIMED_OUT}
     if found.exists():
         return {**json.loads(found.read_text()), "seconds": seconds}
     last = (folder / "plain.log").read_text().strip().splitlines()[-1:]
@@ -264,7 +268,7 @@ def result_here(
     seconds = round(time.perf_counter() - start, 1)
     (folder / "doit.log").write_text(output)
     if timed_out:
-        return {"passed": False, "seconds": seconds, "problem": "timed out"}
+        return {"passed": False, "seconds": seconds, "problem": _TIMED_OUT}
     # the first failure, up to the next target
     failure = re.search(r"^failed .*(\n +.*)*", output, re.MULTILINE)
     problem = failure[0] if failure else output[-500:]
