@@ -65,9 +65,10 @@ def commits_until(root: Path, revision: str) -> list[str]:
     Raises: UsageError: there is no repository, or no such revision.
     """
     git = _Git(root)
-    wanted = ("--max-count=1000", "--end-of-options", f"{revision}^{{commit}}", "--")
     problem = f"there is no model, engine, build or git revision {revision!r}"
-    return git.text("rev-list", *wanted, problem=problem).splitlines()
+    verify = ("--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    commit = git.text("rev-parse", *verify, problem=problem, hint="`doit history` lists builds")
+    return git.text("rev-list", "--max-count=1000", commit, problem=problem).splitlines()
 
 
 def _remote_name(url: str) -> str:

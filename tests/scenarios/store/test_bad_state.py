@@ -7,11 +7,14 @@ import os
 import shutil
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from project_folder import TIMEOUT_S, Ran, wait_until
 from ready_project import VALUES, ReadyProject, contents, targets
+
+from buildsys.history.database import RAN, RESTORED, History
 
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 ALL = targets("a")
@@ -51,6 +54,41 @@ def test_a_damaged_state_is_set_aside(ready_built: ReadyProject) -> None:
         assert "); set aside as state.db.broken-" in warning
         assert ready_built.doit() == UP_TO_DATE
         assert contents(ready_built.root / "build") == ready_built.clean_contents()
+
+
+def test_the_history_outlives_the_build_folder_and_never_fails_a_build(
+    ready_built: ReadyProject,
+) -> None:
+    def restore() -> Ran:
+        shutil.rmtree(ready_built.root / "build")
+        ran = ready_built.doit()
+        assert (ran.code, ran.restored) == (0, ALL)
+        return ran
+
+    path = state(ready_built, "history.db")
+    with closing(History.read_only(path)) as history:
+        first = history.builds()
+        measured = history.measurements(history.builds(stage="bench")[0])
+    assert ({build.target for build in first}, {build.how for build in first}) == (ALL, {RAN})
+    assert "opt" in {one.case for one in measured}
+    assert all(one.samples_ms and one.p50_ms > 0 for one in measured)
+    content = path.read_bytes()
+    assert ready_built.doit() == UP_TO_DATE
+    assert path.read_bytes() == content
+    assert restore().err == ""
+    with closing(History.read_only(path)) as history:
+        assert [build.how for build in history.builds()][: len(ALL)] == [RESTORED] * len(ALL)
+        assert history.builds()[len(ALL) :] == first
+    make_newer(path)
+    content = path.read_bytes()
+    (warning,) = restore().err.splitlines()
+    assert "builds of this run are missing in the history: " in warning
+    assert path.read_bytes() == content
+    fill_with_garbage(path)
+    (warning,) = restore().err.splitlines()
+    assert warning.endswith(f"set aside as {next(path.parent.glob('history.db.b*')).name}")
+    with closing(History.read_only(path)) as history:
+        assert len(history.builds()) == len(ALL)
 
 
 def test_a_damaged_record_of_doit_costs_nothing(ready_built: ReadyProject) -> None:
