@@ -84,6 +84,18 @@ def test_the_interval_is_over_blocks_and_not_over_samples() -> None:
     assert summarize(blocks(medians[:5], calls=30), 1)["p50_interval_ms"] is None
 
 
+@given(st.lists(st.floats(1, 1000), min_size=6, max_size=30))
+def test_the_interval_contains_the_median(medians_ms: list[float]) -> None:
+    """Slow blocks have fewer samples, so the median of all is below that of the blocks."""
+    calls = [max(1, round(200 / median)) for median in medians_ms]
+    measured = [blocks([m], calls=n)[0] for m, n in zip(medians_ms, calls, strict=True)]
+    figures = summarize(measured, 1)
+    assert figures["p50_interval_ms"] is not None
+    low, high = figures["p50_interval_ms"]
+    assert low <= figures["p50_ms"] + 1e-6
+    assert figures["p50_ms"] - 1e-6 <= high
+
+
 def test_slow_inferences_of_one_block_are_pieces() -> None:
     block = Samples([150 * MS + number for number in range(8)], 1200 * MS)
     assert summarize([block], 1)["p50_interval_ms"] == [150.0, 150.000007]
