@@ -1,7 +1,7 @@
 """The history of builds and benchmarks: one SQLite file per project.
 
-Unlike the build state, it cannot be made again. So it is a file of its own, no build depends on it,
-and a file of a newer version is never written.
+It cannot be rebuilt, unlike the build state. It is therefore a separate file, no build depends on
+it, and a file of a newer version is never written.
 """
 
 # ruff: noqa: S608 - all names in the statements are our own

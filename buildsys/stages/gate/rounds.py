@@ -25,7 +25,7 @@ _LEAST_RUNS = 10
 
 @dataclass(frozen=True)
 class TimedFile:
-    """An engine file to time in processes of its own."""
+    """An engine file to time in separate processes."""
 
     engine: Path
     options: Options

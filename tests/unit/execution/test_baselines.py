@@ -19,7 +19,7 @@ SEEN: list[dict[str, Any]] = []
 
 
 def gate(job: Job) -> dict[str, Any]:
-    """Keep what the stage is told about its baseline."""
+    """Record the baseline that the stage receives."""
     earlier = job.inputs.get("baseline.engine")
     SEEN.append({**(job.baseline or {}), "content": earlier and earlier.read_text()})
     return {"figures": {"latency": 2.0, "size": float(len(job.inputs["engine"].read_text()))}}
