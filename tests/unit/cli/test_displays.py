@@ -27,6 +27,11 @@ def line(status: str, **changes: object) -> TargetLine:
     return TargetLine(*name, status, **changes)  # type: ignore[arg-type]
 
 
+@pytest.fixture(autouse=True)
+def outside_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+
+
 def test_only_a_capable_terminal_gets_the_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(out: io.StringIO) -> type:
         return type(open_display(out, {}))

@@ -147,6 +147,7 @@ def test_two_runs_do_not_lock_each_other_out_of_doits_database(doit: Doit) -> No
 def test_on_a_terminal_finished_targets_stay_and_the_rest_is_redrawn(
     doit: Doit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     controller, terminal = pty.openpty()
