@@ -24,8 +24,9 @@ from buildsys.plan.project_plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
-    from buildsys.execution.executor import Executor, Outcome
+    from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Explanation
+    from buildsys.execution.outcome import Outcome
     from buildsys.execution.stale_reasons import Reason
     from buildsys.history.recorder import Recorder
     from buildsys.manifest.project import Project
@@ -250,7 +251,7 @@ class Session(TargetNames):
         try:
             self.finished[target] = self._run(target)
         except Exception as error:
-            from buildsys.execution.executor import Outcome
+            from buildsys.execution.outcome import Outcome
 
             self._raise_if_interrupted()
             taken = getattr(error, "seconds", None)  # by the stage, as reports have it

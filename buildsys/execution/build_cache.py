@@ -79,7 +79,20 @@ class BuildCache:
                 return found
         return None
 
-    def reads(self, action: Action, key: ActionKey) -> Iterator[Reads]:
+    def find_with_reads(
+        self, action: Action, key: ActionKey, with_reads: Callable[[Reads], ActionKey]
+    ) -> tuple[ActionKey, ActionRecord | None]:
+        """Return a record with this key, or with the reads of another build, and its key."""
+        found = self.find(action, key)
+        if found is None and action.sources:  # what other builds read may be something else
+            for reads in self._reads(action, key.without_reads()):
+                key = with_reads(reads)
+                found = self.find(action, key)
+                if found is not None:
+                    break
+        return key, found
+
+    def _reads(self, action: Action, key: ActionKey) -> Iterator[Reads]:
         """Yield reads of other builds with otherwise equal parts.
 
         Such a build has two records: its own, and this one without the reads in its key.

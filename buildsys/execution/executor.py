@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import threading
@@ -10,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
@@ -26,7 +24,9 @@ from buildsys.execution.freshness import (
     explain,
     is_required,
 )
-from buildsys.execution.recorded_reads import TOO_MANY, describe, remedy
+from buildsys.execution.outcome import Outcome
+from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
+from buildsys.execution.run_records import RunRecords
 from buildsys.execution.stage_job import devices_alone, stage_job
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
@@ -37,39 +37,19 @@ from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
-from buildsys.store.signatures import (
-    BUILT_HERE,
-    NO_POLICY,
-    RestoredSigners,
-    SigningKey,
-    TrustPolicy,
-    key_name,
-)
+from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, key_name
 from buildsys.store.state_db import StateDb, warn_on_stderr
 
 if TYPE_CHECKING:
     from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
+    from buildsys.store.signatures import SigningKey, TrustPolicy
     from buildsys.workers.client.pool import JobReply, WorkerPool
     from buildsys.workers.job import Job
 
 Event = dict[str, Any]
 _REQUESTED = Reason(ASKED_FOR)
 _ATTEMPTS = 2  # if an input is written while the stage runs
-_SHOWN_READS = 20  # lines of user code with reads outside the key
-
-
-class Outcome(NamedTuple):
-    """The end of a target."""
-
-    target: str
-    status: str  # passed | unavailable | noisy | failed
-    seconds: float  # of the stage itself
-    reason: str = ""
-    hint: str = ""
-    waited: bool = False  # not run: another process or thread built it meanwhile
-    restored: bool = False  # not run: its outputs came from the store
-    error: str = ""  # type of the failure
 
 
 class Executor:
@@ -78,10 +58,10 @@ class Executor:
     A noisy benchmark is published for people to see, and stays stale.
 
     ``threads`` is the number of processor threads per worker, ``jobs`` that of stages at a time; 0
-    is no limit. ``on_event`` gets the
-    target with the worker's events, ``{"event": "stale", "reason": text}`` before anything is
-    restored or run, and ``{"event": "waiting", "holder": text, "elsewhere": in another process}``.
-    ``make_recorder`` is called before the first target that is not up to date.
+    is no limit. ``on_event`` gets the target with the worker's events, ``{"event": "stale",
+    "reason": text}`` before anything is restored or run, and ``{"event": "waiting", "holder": text,
+    "elsewhere": in another process}``. ``make_recorder`` is called before the first target that is
+    not up to date.
     """
 
     def __init__(
@@ -112,7 +92,6 @@ class Executor:
         # targets that wait for a GPU or for the machine do not count
         self._slots = threading.Semaphore(jobs) if jobs else nullcontext()
         self._on_event = on_event
-        self._make_recorder = make_recorder
         self._store, self._state = store, state
         self._db = pool.texts = StateDb(state / "state.db", notify)
         self._digests = DigestCache(self._db)
@@ -120,6 +99,7 @@ class Executor:
         self._stopped = False
         self._locks = Locks(state / "locks")
         self._background = Background()
+        self._runs = RunRecords(self.ledger, build, self._background, make_recorder)
         self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
         self._cache = BuildCache(
             build, store, self.ledger, remote, notify, signing_key=signing_key, trust=trust
@@ -173,15 +153,15 @@ class Executor:
             if found.up_to_date and (waited or not force):
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:
-                    return _outcome(record, waited=True)
+                    return Outcome.recorded(record, waited=True)
             reasons = found.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
-            _ = self._recorder  # it asks git in the meantime
+            self._runs.prepare()
             if not force and not key.missing and not self.ledger.is_forgotten(target):
                 record = self._restore(action, key, why)
                 if record is not None:
-                    return _outcome(record, restored=True)
+                    return Outcome.recorded(record, restored=True)
             # devices first: waiting for one must not keep others from an exclusive project
             with (
                 self._locks.devices(devices_alone(action), target, on_wait),
@@ -233,21 +213,15 @@ class Executor:
         try:
             self._background.close()
         finally:
-            if recorder := vars(self).get("_recorder"):
-                recorder.close()
+            self._runs.close()
             self._db.close()
 
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
         """Restore the outputs of an earlier build with this key."""
         if TOO_MANY in key.reads:
             return None
-        record = self._cache.find(action, key)
-        if record is None and action.sources:  # what other builds read may be something else
-            for reads in self._cache.reads(action, key.without_reads()):
-                key = self._keys.with_reads(action, key, reads)
-                record = self._cache.find(action, key)
-                if record is not None:
-                    break
+        with_reads = partial(self._keys.with_reads, action, key)
+        key, record = self._cache.find_with_reads(action, key, with_reads)
         if record is None or (record.status == ledger.UNAVAILABLE and is_required(action)):
             return None
         if action.strict_reads and key.undeclared:
@@ -279,10 +253,7 @@ class Executor:
             text += f"; signed by {key_name(signer)}" if signer not in ("", BUILT_HERE) else ""
             self._log(action).write_text(f"{text}\n", encoding="utf-8")
         self._signers.add(record, signer)
-        self.ledger.add(record, restored=True, why=why, reads=key.reads)
-        ended = record.status, ledger.utc_now(), record.seconds, record.reason, why
-        run = HistoryEntry(action.target, key.digest, *ended)
-        self._record(action, key, run, record.figures, record.outputs, how=ledger.RESTORED)
+        self._runs.add_build(action, key, record, why, record.figures, restored=True)
         return record
 
     def _make(self, action: Action, key: ActionKey, why: str) -> Outcome:
@@ -303,16 +274,13 @@ class Executor:
                         error.hint = joined(self._publisher.low_disk_note(), error.hint)
                     run = HistoryEntry(target, key.digest, "error", started, took, str(error), why)
                     if not self._stopped:
-                        self.ledger.add_run(run)
-                        self._record(action, key, run)
+                        self._runs.add(action, key, run)
                     raise
                 now = self._keys.build(action)
                 changed = self._keys.changed_file(action, key, now)
                 if changed:
-                    raise StageError(
-                        f"{changed} changed while {target} ran; nothing was published",
-                        "run it again",
-                    )
+                    text = f"{changed} changed while {target} ran; nothing was published"
+                    raise StageError(text, "run it again")
                 # equal content is no proof (a branch may have been checked out and back)
                 if now.files == key.files:
                     if reply.status == ledger.FAILED:  # never up to date, whatever it read
@@ -336,21 +304,11 @@ class Executor:
         if not reads:
             return
         if action.strict_reads:
-            texts = list(describe(reads, strict=True))
-            more = f" (and {len(texts) - 1} more lines)" if len(texts) > 1 else ""
-            error = StageError(f"{texts[0]}, which strict_reads forbids{more}", remedy(reads))
+            error = forbidden(reads)
             run = HistoryEntry(action.target, key.digest, "error", started, 0.0, str(error), why)
-            self.ledger.add_run(run)
-            self._record(action, key, run)
+            self._runs.add(action, key, run)
             raise error
-        from buildsys.workers.result_file import format_figures  # not needed by most runs
-
-        file = tree / action.outputs[RESULT].path
-        with suppress(OSError, ValueError):  # publishing reports a missing or invalid result
-            result = json.loads(file.read_text(encoding="utf-8"))
-            found = list(describe(reads, strict=False))
-            result["warnings"] = [*(result.get("warnings") or ()), *found[:_SHOWN_READS]]
-            file.write_text(format_figures(result), encoding="utf-8")
+        add_warnings(tree / action.outputs[RESULT].path, reads)
 
     def _run_stage(self, action: Action, key: ActionKey, tree: Path) -> JobReply:
         log, begun = self._log(action), time.perf_counter()
@@ -364,22 +322,21 @@ class Executor:
             action, self._project, self._build, outputs,
             threads=self._threads, timing_caches=self._timing_caches,
         )  # fmt: skip
-        on_event, stack = partial(self._on_event, action.target), ExitStack()
-        try:
+        on_event = partial(self._on_event, action.target)
+        with ExitStack() as stack:
             if action.baseline is not None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._state)))
                 job = self.add_baseline(job, action, key, folder)
-            return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
-        except (CheckFailed, Unavailable) as error:
-            if not outputs[RESULT].exists():
-                raise
-            from buildsys.workers.client.pool import JobReply
+            try:
+                return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
+            except (CheckFailed, Unavailable) as error:
+                if not outputs[RESULT].exists():
+                    raise
+                from buildsys.workers.client.pool import JobReply
 
-            status = ledger.FAILED if isinstance(error, CheckFailed) else ledger.UNAVAILABLE
-            seconds = time.perf_counter() - begun
-            return JobReply(status, error.problem, error.hint, {}, seconds, log)
-        finally:
-            stack.close()
+                status = ledger.FAILED if isinstance(error, CheckFailed) else ledger.UNAVAILABLE
+                seconds = time.perf_counter() - begun
+                return JobReply(status, error.problem, error.hint, {}, seconds, log)
 
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
@@ -394,20 +351,17 @@ class Executor:
                 (tree / name).unlink(missing_ok=True)
         sealed = self._publisher.digest_outputs(tree)
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
-        ended = status, started, reply.seconds, reply.reason, why
-        run = HistoryEntry(target, key.digest, *ended)
         figures = {**reply.figures, "peak_rss_mib": reply.peak_rss_mib}
-        if status == ledger.FAILED:
-            self.ledger.add_run(run, sealed)
-            self._record(action, key, run, figures)
+        if status in (ledger.FAILED, ledger.NOISY):  # without a record it is never up to date
+            ended = status, started, reply.seconds, reply.reason, why
+            run = HistoryEntry(target, key.digest, *ended)
+            self._runs.add(action, key, run, sealed, figures)
+            if status == ledger.NOISY:
+                return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
             details = f"details: {self._shown(self._build / main)}"
             failure = CheckFailed(reply.reason, joined(reply.hint, details))
             failure.seconds = reply.seconds
             raise failure
-        if status == ledger.NOISY:  # without a record it is neither up to date nor restored
-            self.ledger.add_run(run, sealed)
-            self._record(action, key, run, figures)
-            return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
         outputs: dict[str, OutputFile | None] = dict.fromkeys(declared)
         outputs |= {name: OutputFile(digest, s.size) for name, (digest, s) in sealed.items()}
         record = ActionRecord(
@@ -424,45 +378,12 @@ class Executor:
             log=self._shown(self._log(action)),
         )
         self._signers.add(record, BUILT_HERE)
-        self.ledger.add(record, why=why, reads=key.reads)
-        self._record(action, key, run, figures, outputs)
+        self._runs.add_build(action, key, record, why, figures)
         names = key.without_reads().digest if key.reads else ""
         self._background.submit(partial(self._cache.keep, action, record, names))
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
-        return _outcome(record)
-
-    @cached_property
-    def _recorder(self) -> Recorder | None:
-        return self._make_recorder()
-
-    def _record(
-        self,
-        action: Action,
-        key: ActionKey,
-        run: HistoryEntry,
-        figures: Mapping[str, Any] = MappingProxyType({}),
-        outputs: Mapping[str, OutputFile | None] = MappingProxyType({}),
-        *,
-        how: str = "ran",
-    ) -> None:
-        """Add a run to the history, after the ledger has it."""
-        if self._recorder is None:
-            return
-        files = {role: outputs.get(ref.path) for role, ref in action.outputs.items()}
-        build = self._recorder.add(
-            {"model": action.model, "stage": action.stage, "variant": action.variant},
-            parts=key.parts,
-            figures=figures,
-            outputs={role: file.digest for role, file in files.items() if file is not None},
-            how=how,
-            **run._asdict(),
-        )
-        is_measured = action.measures and run.status in (ledger.PASSED, ledger.NOISY)
-        if build is not None and is_measured and how == "ran":
-            # a benchmark has up to millions of samples
-            result = self._build / action.outputs[RESULT].path
-            self._background.submit(partial(self._recorder.add_measurements, build, result))
+        return Outcome.recorded(record)
 
     def _log(self, action: Action) -> Path:
         return (self._build / action.outputs[RESULT].path).with_suffix(".log")
@@ -474,8 +395,3 @@ class Executor:
         elsewhere = holder is not None and holder.pid != os.getpid()
         name = "other targets" if holder is None else str(holder) if elsewhere else holder.target
         self._on_event(target, {"event": "waiting", "holder": name, "elsewhere": elsewhere})
-
-
-def _outcome(record: ActionRecord, *, waited: bool = False, restored: bool = False) -> Outcome:
-    ended = (record.target, record.status, record.seconds, record.reason, record.hint)
-    return Outcome(*ended, waited, restored)

@@ -8,11 +8,15 @@ dependency files of a C compiler, ``read:`` parts name a file, a folder (with a 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system.files import listing_digest, stamp
 from buildsys.system.versions import ABSENT, in_a_family
@@ -23,6 +27,7 @@ ALL_VARIABLES = f"{READ}$*"
 TOO_MANY = f"{READ}…"  # more than can be followed: never up to date
 _MAX_PARTS = 5000  # an amount that a report and a check of freshness can bear
 _SHOWN = 3
+_SHOWN_LINES = 20  # of user code, in a result
 Reads = Mapping[str, str]  # label of a part -> file:line that reads it
 
 
@@ -171,6 +176,24 @@ def undeclared(reads: Reads, parts: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def forbidden(reads: Reads) -> StageError:
+    """Return the error of reads that ``strict_reads`` forbids."""
+    texts = list(describe(reads, strict=True))
+    more = f" (and {len(texts) - 1} more lines)" if len(texts) > 1 else ""
+    return StageError(f"{texts[0]}, which strict_reads forbids{more}", _remedy(reads))
+
+
+def add_warnings(file: Path, reads: Reads) -> None:
+    """Add reads to the warnings of a result file."""
+    from buildsys.workers.result_file import format_figures  # not needed by most runs
+
+    with suppress(OSError, ValueError):  # publishing reports a missing or invalid result
+        result = json.loads(file.read_text(encoding="utf-8"))
+        found = list(describe(reads, strict=False))
+        result["warnings"] = [*(result.get("warnings") or ()), *found[:_SHOWN_LINES]]
+        file.write_text(format_figures(result), encoding="utf-8")
+
+
 def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
     """Yield one sentence per line of user code with reads outside the key."""
     lines: dict[str, list[str]] = {}
@@ -185,7 +208,7 @@ def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
         yield text if strict else f"{text}: a change will rerun this target{hint}"
 
 
-def remedy(reads: Reads) -> str:
+def _remedy(reads: Reads) -> str:
     """Return manifest lines declaring reads."""
     names = [label.removeprefix(READ) for label in reads]
     inside = [f'"{name}"' for name in sorted(names) if _is_declarable(name)]

@@ -15,8 +15,8 @@ from doit.doit_cmd import DoitMain
 
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import doit_config
-from buildsys.execution.executor import Outcome
 from buildsys.execution.freshness import Explanation, Freshness, explain
+from buildsys.execution.outcome import Outcome
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason
 from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.manifest.schema.model import ModelSpec

@@ -12,7 +12,7 @@ from cli_doubles import make_session, write_result
 from buildsys.cli import html_pages
 from buildsys.cli.html_pages import update_pages, write_pages
 from buildsys.cli.session import Session
-from buildsys.execution.executor import Outcome
+from buildsys.execution.outcome import Outcome
 from buildsys.history.database import Build, History, history_file
 
 LATENCY = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.9, 2.1]}
