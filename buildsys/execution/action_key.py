@@ -25,6 +25,7 @@ from buildsys.plan.action import Action
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system.files import sha256_of
+from buildsys.system.shard_index import INDEX_SUFFIX, shards_of
 from buildsys.system.text_cache import TextCache
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
@@ -117,12 +118,17 @@ class KeyBuilder:
         missing = tuple(name for name in required if found[paths[name]] is None)
         wrong_sha256 = ""
         for name, sha256 in action.weights.items():
-            path = f"{self._project}/{name}"
-            files[f"weights:{name}"] = digest = self._digests.digest(path)
-            parts[f"weights:{name}"] = ABSENT if digest is None else digest.digest
-            if sha256 and not (digest and self._sha256(path, digest.digest) == sha256):
+            whole = [name, *self._shards(name)]
+            for each in whole:
+                files[f"weights:{each}"] = digest = self._digests.digest(f"{self._project}/{each}")
+                parts[f"weights:{each}"] = ABSENT if digest is None else digest.digest
+                covered.add(f"{self._project}/{each}")
+            if (
+                sha256
+                and self._sha256(whole, [parts[f"weights:{each}"] for each in whole]) != sha256
+            ):
                 wrong_sha256 = f"{sha256}, which the file does not have"
-        covered.update(paths.values(), (f"{self._project}/{name}" for name in action.weights))
+        covered.update(paths.values())
         if action.sources:
             self._add_sources(action, parts, files, covered)
         if action.reads:
@@ -187,14 +193,27 @@ class KeyBuilder:
         changed = (name for name, d in pinned.items() if _digest(found[_module_file(name)]) != d)
         return next(changed, "")
 
-    def _sha256(self, path: str, digest: str) -> str:
-        known = self._texts.get(name := f"sha256/1:{digest}")
-        if known is None:
-            known = sha256_of(Path(path))
-            if _digest(self._digests.digest(path)) != digest:
+    def _shards(self, name: str) -> list[str]:
+        """Return the other files of weights with an index."""
+        path = f"{self._project}/{name}"
+        if not name.endswith(INDEX_SUFFIX) or (digest := self._digests.digest(path)) is None:
+            return []
+        text = self._texts.get(cached := f"shards/1:{digest.digest}")
+        if text is None:
+            text = json.dumps([shard.name for shard in shards_of(Path(path))])
+            self._texts.set(cached, text)
+        return [str(Path(name).with_name(shard)) for shard in json.loads(text)]
+
+    def _sha256(self, names: Sequence[str], digests: Sequence[str]) -> str:
+        """Return the SHA-256 of concatenated files, "" if one is missing."""
+        known = self._texts.get(name := f"sha256/1:{' '.join(digests)}")
+        if known is None and ABSENT not in digests:
+            paths = [f"{self._project}/{each}" for each in names]
+            known = sha256_of(*map(Path, paths))
+            if [_digest(self._digests.digest(path)) for path in paths] != [*digests]:
                 return ""  # written meanwhile
             self._texts.set(name, known)
-        return known
+        return known or ""
 
     def _add_sources(self, action: Action, parts: Parts, files: Files, covered: set[str]) -> None:
         found = self._tree(self._project, files, covered).dependencies(action.sources)

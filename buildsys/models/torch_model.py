@@ -24,7 +24,7 @@ from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.call_arguments import arranged, call_hint
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.random_weights import measuring_layers
-from buildsys.models.torch_sources import make_module
+from buildsys.models.sources.source_module import make_module
 from buildsys.models.user_code import reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 

@@ -25,6 +25,7 @@ from buildsys.plan.graph_points import (
     graph_points,
     profile_values,
 )
+from buildsys.system.shard_index import INDEX_SUFFIX
 
 DataEntry = Mapping[str, Any]  # source of input values
 ONNXRUNTIME = "onnxruntime"
@@ -33,6 +34,7 @@ QUANTIZED = ("int8", "fp8")  # precisions that need calibration
 TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 _GPU_BASELINES = ("torch_cuda_graph",)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
+_SOURCE_LIBRARIES = {"torchvision": ("torchvision",), "python": ()}
 _CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
 
 
@@ -63,6 +65,10 @@ class ModelPlan:
         }
         self.network_sources: tuple[str, ...] = (source["onnx"],) if self.is_onnx else ()
         self.network_tools: tuple[str, ...] = ()  # without the user's imports
+        self.network_code: tuple[str, ...] = ()
+        weights = source.get("weights")
+        # state dict files with their required digests
+        self.weights = {weights["file"]: weights["sha256"]} if isinstance(weights, dict) else {}
         if not self.is_onnx:
             fields = ("shape", "dtype", "keyword")
             self.network_options = {
@@ -80,12 +86,12 @@ class ModelPlan:
             if "python" in source:
                 self.network_sources = (source["python"].rpartition(":")[0],)
             self.network_sources += data_files(data.values())
-            torchvision = ("torchvision",) if "torchvision" in source else ()
-            images = image_tools(data.values())
-            self.network_tools = ("python", "torch", "numpy", *torchvision, *images)
-        weights = source.get("weights")
-        # state dict files with their required digests
-        self.weights = {weights["file"]: weights["sha256"]} if isinstance(weights, dict) else {}
+            kind = next(kind for kind in source if kind in _SOURCE_LIBRARIES)
+            self.network_code = (f"buildsys.models.sources.{kind}",)
+            libraries = [*_SOURCE_LIBRARIES[kind], *image_tools(data.values())]
+            if any(file.endswith((".safetensors", INDEX_SUFFIX)) for file in self.weights):
+                libraries.append("safetensors")
+            self.network_tools = ("python", "torch", "numpy", *dict.fromkeys(libraries))
         tensors = [*spec["inputs"].values(), *spec["outputs"].values()]
         tensors += [*self.unsimplified.inputs.values(), *self.final.inputs.values()]
         small = any((tensor["dtype"] or "").startswith(("float8", "float4")) for tensor in tensors)

@@ -17,6 +17,7 @@ from buildsys.manifest.problem import Problems, show_value, suggest, suggest_fil
 from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
+from buildsys.system.shard_index import INDEX_SUFFIX
 
 Pattern = tuple[str | EllipsisType, ...]
 _DATA: tuple[Pattern, ...] = (
@@ -95,7 +96,9 @@ def _file_problems(
         try:
             if callable_name and (found := _missing_callable(name, file, callable_name, workspace)):
                 yield view.problem(path, *found)
-            sha256 = view.get(*path[:-1], "sha256") if path[-1] == "file" else None
+            # that of an index includes its shards, which the stage reads
+            is_whole = path[-1] == "file" and not name.endswith(INDEX_SUFFIX)
+            sha256 = view.get(*path[:-1], "sha256") if is_whole else None
             if isinstance(sha256, str) and (digest := workspace.sha256(file)) != sha256:
                 text = f"the SHA-256 digest of {name} is {digest}"
                 hint = "replace the file, or update sha256"

@@ -24,10 +24,14 @@ DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
 
 class WeightsFile(Spec):
-    """A state dict in a file of the project, loaded with ``weights_only=True``."""
+    """A state dict in files of the project, read without executing code."""
 
-    file: str = Field(description="Path relative to the project.")
-    sha256: Digest | None = Field(None, description="Expected digest of the file.")
+    file: str = Field(
+        description="A .pth or .safetensors file, or .safetensors.index.json for shards next to it."
+    )
+    sha256: Digest | None = Field(
+        None, description="Expected digest of the file; with shards, of all files concatenated."
+    )
 
 
 TorchvisionWeights = Annotated[

@@ -62,7 +62,11 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
         weights=model.weights if torch else {},
         after=tuple(after),
         order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
-        code=("buildsys.stages.bench.stage", engine.backend_code),
+        code=(
+            "buildsys.stages.bench.stage",
+            engine.backend_code,
+            *(model.network_code if torch else ()),
+        ),
         tools=tuple(tools),
         toolchain=engine.toolchain,
         peer_tools=peer_tools,

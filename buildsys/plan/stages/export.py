@@ -47,7 +47,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         sources=(*model.network_sources, *dict.fromkeys(registered)),
         weights=model.weights,
         after=(model.operators.target,) if functions else (),
-        code=("buildsys.stages.export.stage", *code),
+        code=("buildsys.stages.export.stage", *model.network_code, *code),
         tools=("onnx", *model.network_tools, *libraries),
         environment=() if model.is_onnx else ("torch",),
         doc=f"export {name} to ONNX",

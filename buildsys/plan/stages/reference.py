@@ -37,7 +37,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         sources=tuple(dict.fromkeys((*model.network_sources, *data_files(data)))),
         weights=model.weights,
         after=operators.after,
-        code=("buildsys.stages.reference.stage",),
+        code=("buildsys.stages.reference.stage", *model.network_code),
         tools=(
             "numpy",
             *model.network_tools,

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import math
 import resource
+import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,14 @@ from torch import nn
 from torchvision import models
 
 from buildsys.errors import StageError
-from buildsys.models import torch_sources
+from buildsys.models import weights_files
 from buildsys.models.random_weights import (
     SkipInitialization,
     draw_parameters,
     measuring_layers,
 )
+from buildsys.models.sources.source_module import make_module
 from buildsys.models.torch_model import example_inputs, make_network
-from buildsys.models.torch_sources import make_module
 from buildsys.plan.project_plan import plan_model
 
 IMAGE = {"x": {"shape": ["batch", 3, 32, 32]}}
@@ -349,7 +352,7 @@ def test_a_file_that_expands_in_memory_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: dict[str, bytes]
 ) -> None:
     deflated(tmp_path / "w.pth", **records)
-    monkeypatch.setattr(torch_sources, "_LOADING_BYTES", 64 << 20)
+    monkeypatch.setattr(weights_files, "_LOADING_BYTES", 64 << 20)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(StageError, match=r"w\.pth") as error:
@@ -357,6 +360,120 @@ def test_a_file_that_expands_in_memory_is_an_error(
     assert "\n" not in str(error.value)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 128 << 10
+
+
+def safetensors_bytes(header: Any, data: bytes = b"", size: int | None = None) -> bytes:
+    """Return a file with any header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if size is None else size) + text + data
+
+
+def entry(begin: int, shape: Sequence[int] = (2,), dtype: str = "F32") -> dict[str, Any]:
+    size = 4 * math.prod(shape)
+    return {"dtype": dtype, "shape": [*shape], "data_offsets": [begin, begin + size]}
+
+
+LINEAR = safetensors_bytes(
+    {"weight": entry(0, (3, 4)), "bias": entry(48, (3,))},
+    struct.pack("<15f", *[2.0] * 12, *[1.0] * 3),
+)
+
+
+def test_safetensors_are_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    (tmp_path / "w.safetensors").write_bytes(LINEAR)
+    module = loaded(tmp_path, None, file="w.safetensors")
+    assert torch.equal(module.weight, torch.full((3, 4), 2.0))
+    assert torch.equal(module.bias, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (safetensors_bytes(b"{}", size=100 * 10**9), "header too large"),
+        (
+            safetensors_bytes({"a": entry(0), "b": entry(4)}, bytes(12)),
+            "invalid offset for tensor `b`",
+        ),
+        (safetensors_bytes({"a": entry(0, dtype="F99")}, bytes(8)), "unknown variant `F99`; save"),
+        (LINEAR[:-4], "incomplete metadata, file not fully covered"),
+        (b"", "header too small"),
+        (b"\x80\x04\x8c\x02os\x94.", "it looks like a file by torch.save: name it .pth"),
+        (
+            safetensors_bytes(
+                {"weight": entry(0, (3, 4)), "bias": entry(48, (3,), "I32")}, bytes(60)
+            ),
+            "does not fit net.py:make: 1 of another kind of type (bias is int32 in the file and"
+            " float32 in the network)",
+        ),
+    ],
+    ids=["100 GB", "overlap", "dtype", "truncated", "empty", "pickle", "integers"],
+)
+def test_bad_safetensors_are_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    pytest.importorskip("safetensors")
+    (tmp_path / "w.safetensors").write_bytes(content)
+    with pytest.raises(StageError) as error:
+        loaded(tmp_path, None, file="w.safetensors")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def sharded(folder: Path) -> str:
+    (folder / "a.safetensors").write_bytes(
+        safetensors_bytes({"weight": entry(0, (3, 4))}, struct.pack("<12f", *[2.0] * 12))
+    )
+    (folder / "b.safetensors").write_bytes(
+        safetensors_bytes({"bias": entry(0, (3,))}, struct.pack("<3f", *[1.0] * 3))
+    )
+    index = folder / "m.safetensors.index.json"
+    table = {"weight": "a.safetensors", "bias": "b.safetensors"}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": table}))
+    return index.name
+
+
+def test_shards_are_loaded_and_digested_together(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    index = sharded(tmp_path)
+    files = (tmp_path / name for name in (index, "a.safetensors", "b.safetensors"))
+    right = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    assert (loaded(tmp_path, None, file=index, sha256=right).weight == 2.0).all()
+    altered = bytearray((tmp_path / "b.safetensors").read_bytes())
+    altered[-1] ^= 1
+    (tmp_path / "b.safetensors").write_bytes(altered)
+    with pytest.raises(
+        StageError, match=r"m\.safetensors\.index.json with its shards has the sha256"
+    ):
+        loaded(tmp_path, None, file=index, sha256=right)
+
+
+def test_a_shard_against_its_index_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    index = sharded(tmp_path)
+    (tmp_path / "b.safetensors").write_bytes(LINEAR)
+    with pytest.raises(StageError, match=f"b.safetensors also has weight, against {index}; down"):
+        loaded(tmp_path, None, file=index)
+    (tmp_path / "b.safetensors").write_bytes(safetensors_bytes({"x": entry(0)}, bytes(8)))
+    with pytest.raises(StageError, match=r"b\.safetensors does not have bias, against"):
+        loaded(tmp_path, None, file=index)
+    (tmp_path / "b.safetensors").unlink()
+    message = f"b.safetensors, a shard of {index}, does not exist; download or save all files"
+    with pytest.raises(StageError, match=message):
+        loaded(tmp_path, None, file=index)
+
+
+def test_a_shared_tensor_may_be_saved_once(tmp_path: Path) -> None:
+    (tmp_path / "tied.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))\n"
+        "    module[1].weight = module[0].weight\n"
+        "    return module\n"
+    )
+    torch.save({"1.weight": torch.full((2, 2), 2.0)}, tmp_path / "w.pth")
+    weights = {"file": "w.pth", "sha256": None}
+    source = {"python": "tied.py:make", "seed": 0, "kwargs": {}, "randomize": False}
+    module: Any = make_module({**source, "weights": weights}, tmp_path).module
+    assert (module[0].weight == 2.0).all()
 
 
 def test_a_torchvision_model_loads_a_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -100,6 +101,37 @@ def test_a_sha256_is_in_the_key_only_if_the_file_differs(tmp_path: Path, db: Sta
         with_digest(wrong)["config:source.weights.sha256"]
         == f"{wrong}, which the file does not have"
     )
+
+
+def test_every_shard_of_an_index_is_in_the_key(tmp_path: Path, db: StateDb) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    index, first, second = (
+        folder / name for name in ("m.safetensors.index.json", "1.safetensors", "2.safetensors")
+    )
+    table = {"weight": "1.safetensors", "bias": "2.safetensors"}
+    index.write_text(json.dumps({"weight_map": table}))
+    first.write_text("first")
+    digest = sha256(index.read_bytes() + b"first" + b"second").hexdigest()
+    name = "weights/m.safetensors.index.json"
+    action = replace(
+        actions()[EXPORT],
+        options={"source": {"weights": {"file": name, "sha256": digest}}},
+        weights={name: digest},
+        sources=(),
+    )
+    incomplete = parts(tmp_path, db, action)
+    assert incomplete["weights:weights/2.safetensors"] == "absent"
+    assert incomplete["config:source.weights.sha256"].endswith("which the file does not have")
+    second.write_text("second")
+    complete = parts(tmp_path, db, action)
+    assert "config:source.weights.sha256" not in complete
+    second.write_text("altered")
+    altered = parts(tmp_path, db, action)
+    changed = {label for label, value in altered.items() if complete.get(label) != value}
+    assert changed == {"weights:weights/2.safetensors", "config:source.weights.sha256"}
+    index.write_text(json.dumps({"weight_map": {"weight": "../../secret.safetensors"}}))
+    assert not any("secret" in label for label in parts(tmp_path, db, action))
 
 
 def test_a_weights_file_written_while_it_is_digested_has_no_sha256(

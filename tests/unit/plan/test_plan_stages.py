@@ -56,8 +56,8 @@ def test_every_dependency_is_read() -> None:
 # tools; families of variables; devices; modules of code besides the stage
 DEPENDENCIES = {
     "operators:net": "cc; ; ; ",
-    "export:net": "numpy onnx pillow python torch; torch; ; ",
-    "reference:net": "numpy pillow python torch; torch; ; ",
+    "export:net": "numpy onnx pillow python torch; torch; ; models.sources.python",
+    "reference:net": "numpy pillow python torch; torch; ; models.sources.python",
     "surgery:net:after_export": "numpy onnx onnxruntime python; onnxruntime; ; ",
     "simplify:net": "numpy onnx onnxruntime onnxsim; onnxruntime onnxsim; ; ",
     "surgery:net:after_simplify": "numpy onnx onnxruntime; onnxruntime; ; ",
@@ -69,13 +69,13 @@ DEPENDENCIES = {
     "verify:net:ort": "numpy onnxruntime; onnxruntime; cpu; backends.onnxruntime.backend",
     "bench:net:ort": (
         "numpy onnxruntime pillow python torch; onnxruntime speed torch; cores cpu; "
-        "backends.onnxruntime.backend"
+        "backends.onnxruntime.backend models.sources.python"
     ),
     "engine:net:rtx": "onnx tensorrt_rtx; gpu; gpu; backends.tensorrt_rtx.backend",
     "verify:net:rtx": "numpy tensorrt_rtx; gpu; gpu; backends.tensorrt_rtx.backend",
     "bench:net:rtx": (
         "numpy onnxruntime pillow python tensorrt_rtx torch; gpu onnxruntime speed torch; "
-        "cores cpu gpu; backends.tensorrt_rtx.backend"
+        "cores cpu gpu; backends.tensorrt_rtx.backend models.sources.python"
     ),
     "report:net": "onnx; ; ; ",
 }

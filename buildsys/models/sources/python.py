@@ -1,0 +1,40 @@
+"""Networks of the project's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from buildsys.errors import StageError
+from buildsys.models.sources.source_module import SourceModule, draw, load_file
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
+
+
+def make(source: Mapping[str, Any], project: Path) -> SourceModule:
+    """Call the source's callable for a module.
+
+    Raises: StageError: it fails or returns something else, or its weights are not available.
+    """
+    reference = source["python"]
+    function = load_callable(reference, project)
+    if isinstance(function, nn.Module):
+        raise StageError(
+            f"{reference} is a module, not a callable that returns one",
+            "name its class or a function",
+        )
+    with reraise_as_stage_error(f"{reference} failed", project):
+        module = function(**source["kwargs"])
+    if not isinstance(module, nn.Module):
+        is_onnx = type(module).__name__ == "ModelProto"
+        hint = f"name it as an ONNX model: source: {{onnx: {reference}}}" if is_onnx else ""
+        found = type(module).__name__
+        raise StageError(f"{reference} returned {found}, not a torch.nn.Module", hint)
+    if source["weights"]:
+        return load_file(module, source, project, reference)
+    if source["randomize"]:
+        return draw(module, source["seed"])
+    weights = f"initialized by {reference} (torch seed {source['seed']})"
+    return SourceModule(module, weights)

@@ -1,0 +1,60 @@
+"""Torch modules with weights, from the ``source`` of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from buildsys.models.old_torch_names import provide_old_names
+from buildsys.models.random_weights import draw_parameters, has_measured_layers
+from buildsys.models.weights_files import load_weights
+
+TORCH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python")
+
+
+@dataclass(frozen=True)
+class SourceModule:
+    """A module and the origin of its weights."""
+
+    module: nn.Module
+    weights: str
+    needs_forward: bool = False  # one that measures layers, after drawing weights
+    by_keyword: bool = False  # forward takes the inputs by their names
+
+
+def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
+    """Build the module of a source other than ``onnx``.
+
+    Raises: StageError: it is unknown or fails, or its weights are not available.
+    """
+    provide_old_names()
+    torch.manual_seed(source["seed"])
+    kind = next(kind for kind in TORCH_KINDS if kind in source)
+    # by name, so that a key has the code of its own kind only
+    made: SourceModule = import_module(f"buildsys.models.sources.{kind}").make(source, project)
+    if kind != "exported_program":  # captured in one mode, and cannot change it
+        made.module.eval()
+    return made
+
+
+def load_file(
+    module: nn.Module, source: Mapping[str, Any], project: Path, network: str
+) -> SourceModule:
+    """Return ``module`` with the weights of the source's file.
+
+    Raises: StageError: they cannot be read or do not fit.
+    """
+    load_weights(module, source["weights"], project, network)
+    return SourceModule(module, f"from {source['weights']['file']}")
+
+
+def draw(module: nn.Module, seed: int) -> SourceModule:
+    """Return ``module`` with random weights."""
+    draw_parameters(module, seed)
+    return SourceModule(module, f"random, seed {seed}", has_measured_layers(module))

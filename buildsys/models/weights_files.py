@@ -1,0 +1,238 @@
+"""Files of weights: state dicts saved by torch, and safetensors.
+
+Neither format executes code. A file of some bytes can claim any size, so a limit on memory follows
+from the sizes of file and network.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from buildsys.errors import StageError
+from buildsys.system.files import sha256_of
+from buildsys.system.memory_limit import OUT_OF_MEMORY, memory_limit
+from buildsys.system.shard_index import INDEX_SUFFIX, read_index
+
+SAFETENSORS = ".safetensors"
+_WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys used by training scripts
+_PARALLEL_PREFIX = "module."  # DataParallel saves every name with it
+_SHOWN_NAMES = 3
+_LOAD_ERRORS = (
+    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, OSError,
+    MemoryError, IndexError, AttributeError, AssertionError, OverflowError, struct.error,
+)  # fmt: skip
+_LOADING_BYTES = 1 << 30  # buffers and threads of a library itself
+_PICKLES = (b"\x80", b"PK")  # first bytes of files by torch.save
+State = Mapping[str, Any]
+Shards = Mapping[str, set[str]]  # file -> its tensors
+
+
+def load_weights(
+    module: nn.Module, weights: Mapping[str, Any], project: Path, network: str
+) -> None:
+    """Load a state dict of the project into ``module``.
+
+    ``weights`` is ``{file:, sha256:}`` of the manifest. A file by torch may be a checkpoint with
+    the state dict under ``state_dict``, ``model_state_dict`` or ``model``. Names may have the
+    ``module.`` prefix of DataParallel.
+    Raises: StageError: no such file, a different digest, or not a state dict of this network.
+    """
+    shown = str(weights["file"])
+    file = project / shown
+    if not file.is_file():
+        raise StageError(f"the weights file {shown} does not exist in the project")
+    shards = _shards(file, shown)
+    files = [file, *(file.parent / name for name in shards)]
+    if weights["sha256"] and (digest := sha256_of(*files)) != weights["sha256"]:
+        whole = f"{shown} with its shards" if shards else shown
+        raise StageError(
+            f"{whole} has the sha256 {digest}, the manifest expects {weights['sha256']}",
+            "restore the expected file, or update the digest in the manifest",
+        )
+    expected = module.state_dict()
+    tensors = [value for value in expected.values() if isinstance(value, torch.Tensor)]
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    try:
+        size = sum(each.stat().st_size for each in files)
+        with memory_limit(size + 2 * needed + _LOADING_BYTES):
+            state = _read_shards(file, shown, shards) if shards else _read(file, shown)
+            _load(module, state, expected, shown, network)
+    except MemoryError as error:
+        raise StageError(
+            f"{shown} needs far more memory than its size and that of {network} explain",
+            "it is damaged or not a state dict; save one with torch.save(model.state_dict(), FILE)",
+        ) from error
+
+
+def _read(file: Path, shown: str) -> State:
+    """Return the tensors of a file. Raises: MemoryError: too large. StageError: damaged."""
+    if file.name.endswith(SAFETENSORS):
+        return read_safetensors(file, shown)
+    try:
+        return _unwrapped(torch.load(file, map_location="cpu", weights_only=True), shown)
+    except _LOAD_ERRORS as error:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+            raise MemoryError from error
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StageError(
+            f"torch.load(weights_only=True) cannot read {shown}: {first}",
+            "save a plain state dict: torch.save(model.state_dict(), FILE)",
+        ) from error
+
+
+def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file, mapped into memory.
+
+    Raises: StageError: it cannot be read, or the library is not installed.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise StageError(
+            f"reading {shown} needs safetensors, which is not installed", "pip install safetensors"
+        ) from error
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, *_LOAD_ERRORS) as error:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+            raise MemoryError from error
+        with file.open("rb") as stream:
+            is_pickle = stream.read(2).startswith(_PICKLES)
+        problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StageError(
+            f"{shown} is not a valid safetensors file: {problem.partition(', expected one of')[0]}",
+            "it looks like a file by torch.save: name it .pth"
+            if is_pickle
+            else "save it again with safetensors.torch.save_model(model, FILE)",
+        ) from error
+
+
+def _shards(index: Path, shown: str) -> Shards:
+    """Return the shards of an index, none of another file.
+
+    Raises: StageError: the index is damaged, or a shard missing.
+    """
+    if not index.name.endswith(INDEX_SUFFIX):
+        return {}
+    try:
+        shards = read_index(index)
+    except (OSError, ValueError) as error:
+        raise StageError(
+            f"{shown} is not an index of shards: {error}", "download or save it again"
+        ) from error
+    for name in shards:
+        if not (index.parent / name).is_file():
+            text = f"{Path(shown).with_name(name)}, a shard of {shown}, does not exist"
+            raise StageError(text, f"download or save all files of {shown} again")
+    return shards
+
+
+def _read_shards(index: Path, shown: str, shards: Shards) -> State:
+    """Return the tensors of all shards. Raises: StageError: one does not fit the index."""
+    state: dict[str, Any] = {}
+    for name, tensors in shards.items():
+        part = str(Path(shown).with_name(name))
+        found = read_safetensors(index.parent / name, part)
+        for verb, names in (
+            ("does not have", tensors - found.keys()),
+            ("also has", found.keys() - tensors),
+        ):
+            if names:
+                text = f"the shard {part} {verb} {_shortened(sorted(names))}, against {shown}"
+                raise StageError(text, f"download or save all files of {shown} again")
+        state |= found
+    return state
+
+
+def _load(module: nn.Module, state: State, expected: State, shown: str, network: str) -> None:
+    if all(name.startswith(_PARALLEL_PREFIX) for name in state) and not any(
+        name.startswith(_PARALLEL_PREFIX) for name in expected
+    ):
+        state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
+    # safetensors keeps shared tensors once, under one of their names
+    names_of = defaultdict(list)
+    for name, tensor in expected.items():
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            names_of[tensor.data_ptr(), tensor.shape, tensor.stride()].append(name)
+    for names in names_of.values():
+        if saved := [state[name] for name in names if name in state]:
+            state = {**dict.fromkeys(names, saved[0]), **state} if len(names) > 1 else state
+    _check_fit(state, expected, shown, network)
+    module.load_state_dict(state)
+
+
+def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:
+    if isinstance(loaded, Mapping):
+        wrapped = (loaded.get(key) for key in _WRAPPERS)
+        loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
+        if any(isinstance(value, torch.Tensor) for value in loaded.values()):
+            return dict(loaded)
+        found = f"a dict without tensors (keys: {_shortened([*map(str, loaded)])})"
+        found = found if loaded else "an empty dict"
+    else:
+        found = f"one object of type {type(loaded).__name__}"
+    raise StageError(
+        f"{shown} holds {found}, not a state dict",
+        "save one with torch.save(model.state_dict(), FILE)",
+    )
+
+
+def _check_fit(
+    state: Mapping[str, Any], expected: Mapping[str, Any], shown: str, network: str
+) -> None:
+    reshaped = [
+        f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the network"
+        for name, tensor in expected.items()
+        if name in state and _shape(state[name]) != _shape(tensor)
+    ]
+    retyped = [
+        f"{name} is {_type(state[name])} in the file and {_type(tensor)} in the network"
+        for name, tensor in expected.items()
+        if name in state and _family(state[name]) != _family(tensor)
+    ]
+    differences = {
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "with another shape": reshaped,
+        "of another kind of type": retyped,
+    }
+    problems = [
+        f"{len(found)} {kind} ({_shortened(found)})" for kind, found in differences.items() if found
+    ]
+    if problems:
+        raise StageError(f"the state dict in {shown} does not fit {network}: {'; '.join(problems)}")
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return "x".join(map(str, value.shape)) or "a scalar"
+
+
+def _type(value: Any) -> str:
+    is_tensor = isinstance(value, torch.Tensor)
+    return str(value.dtype).removeprefix("torch.") if is_tensor else type(value).__name__
+
+
+def _family(value: Any) -> str:
+    """Return the kind of numbers within which a conversion keeps the meaning."""
+    if not isinstance(value, torch.Tensor) or value.is_quantized:
+        return _type(value)
+    if value.dtype == torch.bool:
+        return "bool"
+    kinds = {"float": value.is_floating_point(), "complex": value.is_complex()}
+    return next((name for name, fits in kinds.items() if fits), "integer")
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
