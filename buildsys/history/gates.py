@@ -5,7 +5,8 @@ raw samples takes such differences for regressions. The unit is therefore a roun
 per side. A regression is a shift that is both certain (signed-rank bound above 0) and large (above
 half of the tolerance; a larger floor would miss half of all regressions of that size). Without a
 regression, the interval of the change must exclude one: a measurement too noisy for that proves
-nothing.
+nothing, and is continued with more rounds. As each look at the rounds is another chance of a false
+alarm, the early ones need more confidence.
 docs/benchmarks.md has the power and the false alarms of these rules.
 """
 
@@ -15,8 +16,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from buildsys.history.statistics import hodges_lehmann, median, robust_z, signed_rank_bound
+from buildsys.history.statistics import (
+    CONFIDENCE,
+    hodges_lehmann,
+    median,
+    robust_z,
+    signed_rank_bound,
+)
 
+LOOKS = ((10, 0.99), (20, 0.99), (40, CONFIDENCE))  # rounds per side, one-sided confidence
 FLOOR = 0.5  # of the tolerance: the least change that counts
 MOST_Z = 3.5
 _ROUNDING = 1e-9
@@ -30,16 +38,24 @@ class Change:
     before: float
     after: float
     change: float
-    low: float | None  # 90 % interval: each end is a one-sided 95 % bound
+    low: float | None  # each end of the interval is a one-sided bound
     high: float | None
     is_regression: bool
     may_hide_one: bool = False  # the interval reaches beyond the tolerance
+    confidence: float | None = None  # of the interval, two-sided
 
 
 def compare_rounds(
-    before: Sequence[float], after: Sequence[float], tolerance: float, *, more_is_better: bool
+    before: Sequence[float],
+    after: Sequence[float],
+    tolerance: float,
+    *,
+    more_is_better: bool,
+    confidence: float = CONFIDENCE,
 ) -> Change:
     """Compare the medians of rounds, paired in the order they were measured.
+
+    ``confidence`` is that of the one-sided bounds.
 
     Raises: ValueError: no rounds, unequally many, or a figure that is not positive.
     """
@@ -48,12 +64,14 @@ def compare_rounds(
     sign = -1 if more_is_better else 1
     logs = [sign * math.log(b / a) for a, b in zip(before, after, strict=True)]
     change = math.expm1(hodges_lehmann(logs))
-    bound, upper = signed_rank_bound(logs), signed_rank_bound([-log for log in logs])
+    bound = signed_rank_bound(logs, confidence)
+    upper = signed_rank_bound([-log for log in logs], confidence)
     low = None if bound is None else math.expm1(bound)
     high = None if upper is None else math.expm1(-upper)
     is_regression = low is not None and low > 0 and change > FLOOR * tolerance
     may_hide_one = not is_regression and (high is None or high > tolerance)
-    return Change(median(before), median(after), change, low, high, is_regression, may_hide_one)
+    figures = median(before), median(after), change, low, high
+    return Change(*figures, is_regression, may_hide_one, 2 * confidence - 1)
 
 
 def compare_history(

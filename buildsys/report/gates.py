@@ -17,7 +17,7 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
     "error": q.error,
     "build_time": q.duration,
 }
-COLUMNS = ("engine", "figure", "status", "before>", "now>", "worse by>", "90 % interval>")
+COLUMNS = ("engine", "figure", "status", "before>", "now>", "worse by>", "interval>")
 
 
 def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:

@@ -2,9 +2,9 @@
 
 Two networks differ by the work of one layer in twenty, 5 %. Fresh processes time the engine of the
 first, that engine again, and the engine of the second, in turns and in ABBA order, as the gate
-stage does. Real repetitions apply the rule of the gates to disjoint groups of rounds: the same
-engine must pass, the slower one fail. Simulated ones draw rounds with replacement from all those
-measured and make one side slower by a factor, which gives the power curve.
+stage does. Real repetitions apply the rule of the gates to rounds that no other one has used: the
+same engine must pass, the slower one fail. Simulated ones draw rounds with replacement from all
+those measured and make one side slower by a factor, which gives the power curve.
 
 On a GPU: ``--backend tensorrt --python PYTHON_WITH_TENSORRT --width 1024 --repetitions 20``.
 """
@@ -19,7 +19,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.cli.session import Session
-from buildsys.history.gates import compare_rounds
+from buildsys.history.gates import LOOKS, compare_rounds
 from buildsys.history.statistics import median
 from buildsys.stages.gate.rounds import Conditions, TimedFile, measure_process
 from buildsys.system.interpreters.toolchain import Toolchain
@@ -41,12 +42,13 @@ SLOWDOWNS = (0.0, 0.01, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08)
 VERDICTS = ("failed", "noisy", "passed")
 SAME, BASE, SLOW = "same", "base", "slow"
 Rounds = dict[str, list[float]]  # side -> median latency in seconds, one per round
+Pair = tuple[float, float]
+Verdict = tuple[str, int] | None  # one of VERDICTS, and the rounds it took
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=40, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="(default: %(default)s)")
     parser.add_argument("--trials", type=int, default=2000, help="simulated (default: %(default)s)")
     parser.add_argument("--duration", type=float, default=0.5, help="of a process, in s")
     parser.add_argument("--limit", type=float, default=math.inf, help="most time for rounds, in s")
@@ -65,9 +67,9 @@ def main() -> None:
     else:
         with workspace(keep=False) as folder:
             rounds = collect(folder, given)
-    figures = evaluate(rounds, given.rounds, given.trials)
+    figures = evaluate(rounds, given.trials)
     rows = [(name, *map(str, cells)) for name, *cells in figures["table"]]
-    columns = ("comparison", "rounds>", "repetitions>", *(f"{one}>" for one in VERDICTS))
+    columns = ("comparison", "mean rounds>", "repetitions>", *(f"{one}>" for one in VERDICTS))
     title = f"Gates at a tolerance of 5 %; the slower engine takes {figures['slower_by']:+.1%}"
     publish(title, columns, rows, {**figures, "rounds": rounds}, given.json)
 
@@ -100,14 +102,16 @@ def collect(folder: Path, given: argparse.Namespace) -> Rounds:
     sides[SAME] = sides[BASE]
     found: Rounds = {SAME: [], BASE: [], SLOW: []}
     order, begun = list(found), time.monotonic()
-    count = given.repetitions * given.rounds
-    while len(found[BASE]) < count and time.monotonic() - begun < given.limit:
+    known = 0
+    while known < given.repetitions and time.monotonic() - begun < given.limit:
         measured = {name: measure_process(sides[name], conditions)["latency"] for name in order}
         for name, latency in measured.items():
             found[name].append(latency)
         order.reverse()
-        if len(found[BASE]) % given.rounds == 0:
-            print(f"round {len(found[BASE])} of {count}", file=sys.stderr, flush=True)
+        if len(found[BASE]) % LOOKS[0][0] == 0:
+            known = min(len(repetitions(found, side)) for side in (SAME, SLOW))
+            text = f"{len(found[BASE])} rounds, {known} of {given.repetitions} repetitions"
+            print(text, file=sys.stderr, flush=True)
     return found
 
 
@@ -158,37 +162,55 @@ def network(layers: int, width: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def evaluate(rounds: Rounds, size: int, trials: int) -> dict[str, Any]:
-    """Apply the rule to real groups of rounds, and to simulated ones."""
-
-    def verdict(before: Sequence[float], after: Sequence[float]) -> str:
-        change = compare_rounds(before, after, TOLERANCE, more_is_better=False)
-        return "failed" if change.is_regression else "noisy" if change.may_hide_one else "passed"
-
-    def row(name: str, group: int, verdicts: list[str]) -> tuple[Any, ...]:
-        shares = (f"{verdicts.count(one) / max(1, len(verdicts)):.1%}" for one in VERDICTS)
-        return name, group, len(verdicts), *shares
-
+def evaluate(rounds: Rounds, trials: int) -> dict[str, Any]:
+    """Apply the rule to disjoint runs of real rounds, and to simulated ones."""
     table = []
-    for group in (size, 2 * size):
-        starts = range(0, len(rounds[BASE]) - group + 1, group)
-        for side, name in ((SAME, "real, the same engine"), (SLOW, "real, the slower engine")):
-            found = [
-                verdict(rounds[BASE][i : i + group], rounds[side][i : i + group]) for i in starts
-            ]
-            table.append(row(name, group, found))
+    for side, name in ((SAME, "real, the same engine"), (SLOW, "real, the slower engine")):
+        table.append(row(name, repetitions(rounds, side)))
     draw = random.Random(0)
     pairs = list(zip(rounds[BASE], rounds[SAME], strict=True))
-    for group in (size, 2 * size):
-        for slowdown in SLOWDOWNS:
-            found = []
-            for _ in range(trials):
-                # sides exchanged at random: a few hundred rounds have a shift of their own
-                drawn = [pair[:: draw.choice((1, -1))] for pair in draw.choices(pairs, k=group)]
-                found.append(verdict([a for a, _ in drawn], [b * (1 + slowdown) for _, b in drawn]))
-            table.append(row(f"simulated, {slowdown:.1%} slower", group, found))
+
+    def slowed(slowdown: float) -> Iterator[Pair]:
+        while True:  # sides exchanged at random: a few hundred rounds have a shift of their own
+            before, after = draw.choice(pairs)[:: draw.choice((1, -1))]
+            yield before, after * (1 + slowdown)
+
+    for slowdown in SLOWDOWNS:
+        found = [verdict(slowed(slowdown)) for _ in range(trials)]
+        table.append(row(f"simulated, {slowdown:.1%} slower", found))
     logs = [math.log(b / a) for a, b in zip(rounds[BASE], rounds[SLOW], strict=True)]
     return {"table": table, "slower_by": math.expm1(median(logs))}
+
+
+def repetitions(rounds: Rounds, side: str) -> list[Verdict]:
+    """Return the verdicts on a side, each from the rounds after those of the previous one."""
+    pairs, found = zip(rounds[BASE], rounds[side], strict=True), []
+    while (one := verdict(pairs)) is not None:
+        found.append(one)
+    return found
+
+
+def verdict(pairs: Iterator[Pair]) -> Verdict:
+    """Take as many pairs as the gate stage would; None: there are too few."""
+    taken: list[Pair] = []
+    for count, confidence in LOOKS:
+        taken += islice(pairs, count - len(taken))
+        if len(taken) < count:
+            return None
+        change = compare_rounds(
+            *zip(*taken, strict=True), TOLERANCE, more_is_better=False, confidence=confidence
+        )
+        if not change.may_hide_one:
+            return "failed" if change.is_regression else "passed", count
+    return "noisy", count
+
+
+def row(name: str, found: list[Verdict]) -> tuple[Any, ...]:
+    known = [one for one in found if one is not None]
+    words = [word for word, _ in known]
+    shares = (f"{words.count(one) / max(1, len(words)):.1%}" for one in VERDICTS)
+    used = sum(count for _, count in known) / max(1, len(known))
+    return name, f"{used:.1f}", len(words), *shares
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ class GatesSpec(Spec):
     error: ErrorGate | None = Field(None, description="Worst relative error in `verify`.")
     build_time: DurationGate | None = Field(None, description="Time to build the engine.")
     rounds: int | None = Field(
-        None, ge=6, le=50, description="Processes per side; default: 10, 20 on a busy machine."
+        None,
+        ge=6,
+        le=50,
+        description="Processes per side; default: 10, then 20 and 40 while noisy.",
     )
     duration: Seconds = Field(0.5, gt=0, description="Least measured time of a process.")
     required: bool = Field(False, description="Fail if there is nothing comparable.")

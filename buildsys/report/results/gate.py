@@ -17,8 +17,9 @@ class GateCheck(TypedDict, total=False):
     before: float | None  # None: compared with an absolute limit only
     after: float | None
     change: float | None  # relative; positive is worse
-    low: float | None  # 90 % interval of the change
+    low: float | None  # interval of the change
     high: float | None
+    confidence: float | None  # of the interval
     tolerance: float | None
     limit: float | None
     text: str

@@ -316,7 +316,7 @@ class GateLine:
     before: float | None
     after: float | None
     change: float | None  # relative; positive is worse
-    interval: tuple[float, ...] | None  # 90 %, of the change
+    interval: tuple[float, ...] | None  # of the change
     text: str
 
 

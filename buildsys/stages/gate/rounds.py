@@ -49,21 +49,21 @@ class Conditions:
 def measure_rounds(
     sides: Mapping[str, TimedFile],
     conditions: Conditions,
-    count: int,
+    numbers: range,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of ``count`` processes per side: side -> figure -> one per round.
+    """Return the figures of one process per side and round: side -> figure -> one per round.
+
+    ``numbers`` are those of the rounds; the order of the sides alternates.
 
     Raises: Unavailable, StageError: a side cannot run.
     """
     found: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
-    order = list(sides)
-    for number in range(count):
-        progress(f"round {number + 1} of {count}")
-        for name in order:
+    for number in numbers:
+        progress(f"round {number + 1} of {numbers.stop}")
+        for name in list(sides)[:: -1 if number % 2 else 1]:
             for figure, value in measure_process(sides[name], conditions).items():
                 found[name].setdefault(figure, []).append(value)
-        order.reverse()
     return found
 
 

@@ -17,12 +17,13 @@ from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError
 from buildsys.history.gates import (
     LEAST_EARLIER,
+    LOOKS,
     Change,
     compare_history,
     compare_rounds,
     compare_values,
 )
-from buildsys.history.statistics import median
+from buildsys.history.statistics import CONFIDENCE, median
 from buildsys.report import formatting as q
 from buildsys.report.gates import SHOWN
 from buildsys.report.results.engine import EngineResult
@@ -35,10 +36,10 @@ from buildsys.system.cpu import OtherLoad, load_average
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job, StageResult
 
-_ROUNDS, _BUSY_ROUNDS, _BUSY = 10, 20, 0.1
 _TIMED = ("latency", "throughput", "memory")
 _RISES = ("throughput",)  # figures of which more is better
 _NOW, _BEFORE = "this build", "baseline"
+Rounds = dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
 _TITLES = {"build_time": "build time", "error": "relative error"}
 
 
@@ -64,11 +65,19 @@ def run(job: Job) -> StageResult:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     gates, baseline = job.options["gates"], _find_baseline(job)
     figures = _figures_of_files(job, "")
-    others, rounds = OtherLoad(), {}
-    if any(metric in gates for metric in _TIMED):
-        rounds = _measure(job, baseline)
-        figures |= {name: median(values) for name, values in rounds[_NOW].items()}
-    checks = [_check(metric, gate, figures, baseline, rounds) for metric, gate in gates.items()]
+    others, rounds = OtherLoad(), Rounds()
+    given = job.options["rounds"]
+    for count, confidence in ((given, CONFIDENCE),) if given else LOOKS:
+        if any(metric in gates for metric in _TIMED):
+            rounds = _measure(job, baseline, rounds, count)
+            figures |= {name: median(values) for name, values in rounds[_NOW].items()}
+        checks = [
+            _check(metric, gate, figures, baseline, rounds, confidence)
+            for metric, gate in gates.items()
+        ]
+        statuses = {check["status"] for check in checks}
+        if NOISY not in statuses or FAILED in statuses:
+            break
     result = {
         "baseline": {
             "description": baseline.missing or baseline.description,
@@ -139,8 +148,8 @@ def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
     return figures
 
 
-def _measure(job: Job, baseline: _Baseline) -> dict[str, dict[str, list[float]]]:
-    """Return rounds of this build, next to the baseline if it can run here."""
+def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Rounds:
+    """Continue to ``count`` rounds of this build, next to the baseline if it can run here."""
     options, gpu = job.options, job.options.get("gpu")
     backend = options["engine"]["backend"]
     uses = implementation_of(job, backend).uses
@@ -160,23 +169,20 @@ def _measure(job: Job, baseline: _Baseline) -> dict[str, dict[str, list[float]]]
             baseline.engine, baseline.options, str(baseline.options["backend"]), uses
         )
         sides = {_BEFORE: before, **sides}
-    count, others = options["rounds"] or _ROUNDS, OtherLoad()
+    measured = max((len(values) for values in rounds.get(_NOW, {}).values()), default=0)
     try:
-        rounds = measure_rounds(sides, conditions, count, job.progress)
+        more = measure_rounds(sides, conditions, range(measured, count), job.progress)
     except StageError as error:
         if _BEFORE not in sides:
             raise
         del sides[_BEFORE]
-        rounds = measure_rounds(sides, conditions, count, job.progress)  # if this build can run
+        alone = measure_rounds(sides, conditions, range(count), job.progress)  # if it can run
         baseline.reason = f"it does not run here: {error.problem}"
-        return rounds
-    share = others.share()
-    if options["rounds"] is None and share is not None and share > _BUSY:
-        more = measure_rounds(sides, conditions, _BUSY_ROUNDS - count, job.progress)
-        for side, figures in more.items():
-            for name, values in figures.items():
-                rounds[side][name] += values
-    return rounds
+        return alone
+    return {
+        side: {name: [*rounds.get(side, {}).get(name, []), *values] for name, values in new.items()}
+        for side, new in more.items()
+    }
 
 
 def _check(
@@ -184,13 +190,14 @@ def _check(
     gate: Mapping[str, Any],
     figures: Mapping[str, float],
     baseline: _Baseline,
-    rounds: Mapping[str, Mapping[str, list[float]]],
+    rounds: Rounds,
+    confidence: float,
 ) -> GateCheck:
     title, show = _TITLES.get(metric, metric), SHOWN[metric]
     now, limit, tolerance = figures.get(metric), gate["limit"], gate["tolerance"]
     check: GateCheck = {
         "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,
-        "low": None, "high": None, "tolerance": tolerance, "limit": limit,
+        "low": None, "high": None, "confidence": None, "tolerance": tolerance, "limit": limit,
         "text": f"{title} {show(now) if now is not None else 'not known'}",
     }  # fmt: skip
     rises = metric in _RISES
@@ -203,19 +210,19 @@ def _check(
     if tolerance is None:
         return check
     try:
-        change, method = _compare(metric, tolerance, now, baseline, rounds)
+        change, method = _compare(metric, tolerance, now, baseline, rounds, confidence)
     except ValueError as error:
         change, method = None, f"{error}"
     if change is None:
         return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {method}"}
     check |= {
         "before": change.before, "after": change.after, "change": change.change,
-        "low": change.low, "high": change.high,
+        "low": change.low, "high": change.high, "confidence": change.confidence,
     }  # fmt: skip
     word = "worse" if change.change >= 0 else "better"
     interval = ""
     if change.low is not None and change.high is not None:
-        interval = f" (90 % interval {change.low:+.1%} to {change.high:+.1%})"
+        interval = f" ({_interval(change)} {change.low:+.1%} to {change.high:+.1%})"
     check["text"] = (
         f"{title} is {abs(change.change):.1%} {word}{interval} than that of {baseline.description}:"
         f" {show(change.before)} before, {show(change.after)} now, {method};"
@@ -225,10 +232,15 @@ def _check(
     if change.may_hide_one:
         check["status"] = NOISY
         check["text"] = (
-            f"{title} is too noisy to compare: {change.low:+.1%} to {change.high:+.1%} worse (90 %"
-            f" interval) than that of {baseline.description}, {method}; {tolerance:.1%} is allowed"
+            f"{title} is too noisy to compare: {change.low:+.1%} to {change.high:+.1%} worse"
+            f" ({_interval(change)}) than that of {baseline.description}, {method};"
+            f" {tolerance:.1%} is allowed"
         )
     return check
+
+
+def _interval(change: Change) -> str:
+    return f"{round(100 * (change.confidence or 0))} % interval"
 
 
 def _compare(
@@ -236,7 +248,8 @@ def _compare(
     tolerance: float,
     now: float,
     baseline: _Baseline,
-    rounds: Mapping[str, Mapping[str, list[float]]],
+    rounds: Rounds,
+    confidence: float,
 ) -> tuple[Change | None, str]:
     """Return the change and how it was found, or None and the reason."""
     rises = metric in _RISES
@@ -244,7 +257,7 @@ def _compare(
         return None, baseline.missing
     if metric in _TIMED and _BEFORE in rounds:
         pairs = rounds[_BEFORE].get(metric, []), rounds[_NOW].get(metric, [])
-        change = compare_rounds(*pairs, tolerance, more_is_better=rises)
+        change = compare_rounds(*pairs, tolerance, more_is_better=rises, confidence=confidence)
         return change, f"in {len(pairs[0])} pairs of processes"
     if metric in _TIMED:
         earlier = baseline.earlier.get(metric, [])

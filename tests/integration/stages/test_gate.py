@@ -24,7 +24,7 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
     side = TimedFile(job.inputs["engine"], job.options["engine"], "onnxruntime")
     here = Toolchain("here", Path(sys.executable), {})
     conditions = Conditions(here, job.inputs["case.opt"], None, 0.0, 0.01, tmp_path, tmp_path)
-    found = measure_rounds({"baseline": side, "this build": side}, conditions, 1)
+    found = measure_rounds({"baseline": side, "this build": side}, conditions, range(1))
     for figures in found.values():
         assert set(figures) == {"latency", "p99", "throughput", "memory"}
         assert 0 < figures["latency"][0] <= figures["p99"][0] < 1
@@ -32,4 +32,4 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
         assert figures["memory"][0] > 10_000_000
     broken = TimedFile(tmp_path / "none.onnx", side.options, side.backend)
     with pytest.raises(StageError):
-        measure_rounds({"baseline": broken}, conditions, 1)
+        measure_rounds({"baseline": broken}, conditions, range(1))

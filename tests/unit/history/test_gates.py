@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from buildsys.history.gates import compare_history, compare_rounds, compare_values
+from buildsys.history.gates import LOOKS, compare_history, compare_rounds, compare_values
 
 
 def rounds(draw: random.Random, count: int, slower: float = 0.0) -> tuple[list[float], list[float]]:
@@ -32,6 +32,29 @@ def share_of_failures(count: int, slower: float, trials: int = 200) -> float:
 def test_twenty_rounds_find_a_slowdown_and_raise_no_false_alarm_in_noise() -> None:
     assert share_of_failures(20, 0.05) >= 0.95
     assert share_of_failures(20, 0.0) <= 0.05
+
+
+def share_of_failures_with_looks(slower: float, trials: int = 200) -> float:
+    draw, failed = random.Random(4), 0
+    for _ in range(trials):
+        before, after = rounds(draw, LOOKS[-1][0], slower)
+        for count, confidence in LOOKS:
+            found = compare_rounds(
+                before[:count],
+                after[:count],
+                0.05,
+                more_is_better=False,
+                confidence=confidence,
+            )
+            if not found.may_hide_one:
+                break
+        failed += found.is_regression
+    return failed / trials
+
+
+def test_looking_repeatedly_finds_a_slowdown_and_raises_no_more_false_alarms() -> None:
+    assert share_of_failures_with_looks(0.05) >= 0.95
+    assert share_of_failures_with_looks(0.0) <= 0.05
 
 
 def test_a_change_below_half_the_tolerance_is_no_regression_however_certain() -> None:

@@ -38,13 +38,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
         size: int = 1000,
         **files: Any,
     ) -> StageResult:
-        def measure(sides: Any, conditions: Any, count: int, progress: Any) -> Any:
+        def measure(sides: Any, conditions: Any, numbers: range, progress: Any) -> Any:
             del conditions, progress
             if "old.engine" in str(sides.get("baseline", "")) and files.get("broken"):
                 raise StageError("it cannot be loaded")
-            noise = [1 + 0.002 * ((number * 7) % 5 - 2) for number in range(count)]
+            noise = [1 + 0.002 * ((number * 7) % 5 - 2) for number in numbers]
             spread = files.get("spread", 0.0)
-            odd = [1 + spread * ((number * 5) % 7 - 3) for number in range(count)]
+            odd = [1 + spread * ((number * 5) % 7 - 3) for number in numbers]
             factor = {"baseline": 1.0, "this build": 1 + slower}
             return {
                 name: {
@@ -68,7 +68,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
             "gates": gates,
             "engine": {"backend": "onnxruntime"},
             "case": "opt",
-            "rounds": 10,
+            "rounds": files.get("rounds", 10),
             "duration": 0.1,
             "warmup": 0.0,
         }
@@ -119,6 +119,25 @@ def test_a_comparison_that_could_hide_a_regression_is_noisy(run: RunGate) -> Non
     assert result.reason.startswith("latency is too noisy to compare: -")
     assert "% worse (90 % interval) than that of the build of" in result.reason
     assert result.figures["checks"][0]["high"] > 0.05
+
+
+def test_a_noisy_comparison_takes_more_rounds(run: RunGate) -> None:
+    steady = run(LATENCY, baseline=BASELINE, rounds=None)
+    assert steady.status == "passed"
+    assert len(steady.figures["rounds"]["this build"]["latency"]) == 10
+    noisy = run(LATENCY, baseline=BASELINE, rounds=None, spread=0.05)
+    assert noisy.status == "passed"
+    assert len(noisy.figures["rounds"]["baseline"]["latency"]) == 40
+    assert noisy.figures["checks"][0]["confidence"] == pytest.approx(0.9)
+    hopeless = run(LATENCY, baseline=BASELINE, rounds=None, spread=0.2)
+    assert hopeless.status == "noisy"
+
+
+def test_a_certain_regression_ends_the_rounds_of_other_noisy_figures(run: RunGate) -> None:
+    gates = {**LATENCY, "throughput": {"tolerance": 0.05, "limit": None}}
+    result = run(gates, baseline=BASELINE, rounds=None, slower=0.2, spread=0.2)
+    assert result.status == "failed"
+    assert len(result.figures["rounds"]["this build"]["latency"]) == 10
 
 
 def test_less_throughput_fails(run: RunGate) -> None:
