@@ -23,17 +23,14 @@ from buildsys.history.database import History, history_file
 from buildsys.plan.action import Action
 from buildsys.report.assemble import assemble_after_failure
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.pages import (
-    INDEX,
+from buildsys.report.html.environment import INDEX, load_templates
+from buildsys.report.html.index_page import IndexRow, index_row, render_index
+from buildsys.report.html.model_page import (
     EngineHistory,
     GraphPicture,
-    IndexRow,
     ModelPage,
     PipelineRow,
-    index_row,
-    load_templates,
     page_name,
-    render_index,
     render_model,
 )
 from buildsys.report.results.reader import load_types, read_report

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
 from buildsys.report.html.axes import Axis, quantile
+from buildsys.report.html.svg import (
+    framed,
+    level_line,
+    short,
+    shortened,
+    tick_mark,
+    tick_text,
+)
 from buildsys.system.printable import printable_line
 
 _BINS = 120  # of a density
@@ -94,15 +102,15 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
         parts.append(_density(axis, found, row.kind, y + 20))
         for value, style in ((row.p50_ms, "median"), (row.p99_ms, "tail")):
             if value is not None and math.isfinite(value):
-                at = _n(axis.at(value))
+                at = short(axis.at(value))
                 parts.append(
                     f'<line class="{style}" x1="{at}%" x2="{at}%" y1="{y + 22}" y2="{y + 56}"/>'
                 )
         if row.interval_ms and len(row.interval_ms) == 2:
             low, high = (axis.at(end) for end in row.interval_ms)
             parts.append(
-                f'<rect class="interval" x="{_n(low)}%" y="{y + 22}"'
-                f' width="{_n(max(high - low, 0.0))}%" height="34"/>'
+                f'<rect class="interval" x="{short(low)}%" y="{y + 22}"'
+                f' width="{short(max(high - low, 0.0))}%" height="34"/>'
             )
         y += 68
         table.append(
@@ -119,7 +127,7 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
         "contender", "samples>", "min (ms)>", "95 % interval of p50>", "p50>", "p90>", "p99>",
         "max (ms)>",
     )  # fmt: skip
-    svg = _svg([*_grid(axis, y, "ms"), *parts], y + _AXIS, label)
+    svg = framed([*_grid(axis, y, "ms"), *parts], y + _AXIS, label)
     return Chart(svg, columns, tuple(table))
 
 
@@ -141,7 +149,9 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
         worst = max(row.errors.values(), key=lambda v: (math.isnan(v), v))
         parts.append(_row_title(row.name, q.error(worst), y))
         line = y + 28
-        parts.append(f'<line class="track" x1="0" x2="100%" y1="{_n(line)}" y2="{_n(line)}"/>')
+        parts.append(
+            f'<line class="track" x1="0" x2="100%" y1="{short(line)}" y2="{short(line)}"/>'
+        )
         lanes: list[float] = []  # right end of the last label of each
         for case, value in sorted(row.errors.items(), key=lambda item: axis.at(item[1])):
             at = axis.at(value) if value != 0 else 0.0
@@ -150,17 +160,17 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
             style = "over" if is_over else "zero" if value == 0 else "within"
             title = escape(printable_line(f"{case}: {q.error(value)}"))
             parts.append(
-                f'<circle class="{style}" cx="{_n(inside)}%" cy="{_n(line)}" r="4.5">'
+                f'<circle class="{style}" cx="{short(inside)}%" cy="{short(line)}" r="4.5">'
                 f"<title>{title}</title></circle>"
             )
             width = min(len(case), 12) * _LABEL_WIDTH
             begin = min(max(inside - width / 2, 0.0), 100.0 - width)
             lane = next((n for n, end in enumerate(lanes) if end < begin), len(lanes))
             lanes[lane : lane + 1] = [begin + width + 1.5]
-            center = _n(begin + width / 2)
+            center = short(begin + width / 2)
             parts.append(
-                f'<text class="small" x="{center}%" y="{_n(line + 16 + lane * 12)}"'
-                f' text-anchor="middle">{_text(case, 12)}</text>'
+                f'<text class="small" x="{center}%" y="{short(line + 16 + lane * 12)}"'
+                f' text-anchor="middle">{shortened(case, 12)}</text>'
             )
             table.append((row.name, case, q.error(value), _share_of(value, limit)))
         y = line + 16 + len(lanes) * 12 + 8
@@ -168,15 +178,15 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
     if limit:
         edge = axis.at(limit)
         lines.append(
-            f'<rect class="beyond" x="{_n(edge)}%" y="0" width="{_n(100 - edge)}%"'
-            f' height="{_n(y)}"/>'
-            f'<line class="limit" x1="{_n(edge)}%" x2="{_n(edge)}%" y1="0" y2="{_n(y)}"/>'
-            f'<text class="limit" x="{_n(edge)}%" dx="-5" y="11" text-anchor="end">'
+            f'<rect class="beyond" x="{short(edge)}%" y="0" width="{short(100 - edge)}%"'
+            f' height="{short(y)}"/>'
+            f'<line class="limit" x1="{short(edge)}%" x2="{short(edge)}%" y1="0" y2="{short(y)}"/>'
+            f'<text class="limit" x="{short(edge)}%" dx="-5" y="11" text-anchor="end">'
             f"limit {q.error(limit)}</text>"
         )
     label = f"{measure} per output and case" + (f", limit {q.error(limit)}" if limit else "")
     columns = ("output", "case", f"{measure}>", "of the limit>")
-    return Chart(_svg([*lines, *parts], y + _AXIS, label), columns, tuple(table))
+    return Chart(framed([*lines, *parts], y + _AXIS, label), columns, tuple(table))
 
 
 def lines(
@@ -196,14 +206,14 @@ def lines(
     def top(value: float) -> float:
         return height * (1 - up.at(value) / 100)
 
-    parts = [_level(top(tick), _number(tick)) for tick in up.ticks()]
+    parts = [level_line(top(tick), tick_text(tick)) for tick in up.ticks()]
     for x in xs if len(xs) <= 8 else across.ticks():
-        parts.append(_tick(across.at(x), height, _number(x), with_line=False))
+        parts.append(tick_mark(across.at(x), height, tick_text(x), with_line=False))
     table = []
     for one in series:
         points = sorted(point for point in one.points if point[0] > 0 and point[1] > 0)
         path = " ".join(
-            f"{'L' if n else 'M'}{_n(across.at(x) * 10)} {_n(top(y))}"
+            f"{'L' if n else 'M'}{short(across.at(x) * 10)} {short(top(y))}"
             for n, (x, y, _) in enumerate(points)
         )
         parts.append(
@@ -211,22 +221,22 @@ def lines(
             f' preserveAspectRatio="none"><path class="line {one.kind}" d="{path}"/></svg>'
         )
         for x, y, interval in points:
-            at = _n(across.at(x))
+            at = short(across.at(x))
             if interval and len(interval) == 2:
                 parts.append(
                     f'<line class="whisker {one.kind}" x1="{at}%" x2="{at}%"'
-                    f' y1="{_n(top(interval[0]))}" y2="{_n(top(interval[1]))}"/>'
+                    f' y1="{short(top(interval[0]))}" y2="{short(top(interval[1]))}"/>'
                 )
-            name = escape(printable_line(f"{one.name}, {x_title} {_number(x)}: {_number(y)}"))
+            name = escape(printable_line(f"{one.name}, {x_title} {tick_text(x)}: {tick_text(y)}"))
             parts.append(
-                f'<circle class="dot {one.kind}" cx="{at}%" cy="{_n(top(y))}" r="3.5">'
+                f'<circle class="dot {one.kind}" cx="{at}%" cy="{short(top(y))}" r="3.5">'
                 f"<title>{name}</title></circle>"
             )
-            table.append((one.name, _number(x), q.significant(y), q.interval(interval)))
+            table.append((one.name, tick_text(x), q.significant(y), q.interval(interval)))
     legend = tuple((one.kind, one.name) for one in series)
     columns = ("contender", f"{x_title}>", f"{y_title}>", "95 % interval>")
     label = f"{y_title} against {x_title}"
-    return Chart(_svg(parts, height + _AXIS, label), columns, tuple(table), legend)
+    return Chart(framed(parts, height + _AXIS, label), columns, tuple(table), legend)
 
 
 def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Chart | None:
@@ -243,13 +253,13 @@ def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Char
     def across(n: int) -> float:
         return 9 + 89 * n / max(last, 1)  # right of the labels
 
-    parts = [_level(top(tick), f"{_number(tick)} {unit}") for tick in up.ticks()[:5]]
+    parts = [level_line(top(tick), f"{tick_text(tick)} {unit}") for tick in up.ticks()[:5]]
     for n, point in enumerate(points):
         if point.mark:
-            at = _n(across(n) - 44.5 / max(last, 1))
+            at = short(across(n) - 44.5 / max(last, 1))
             parts.append(
                 f'<line class="mark" x1="{at}%" x2="{at}%" y1="0" y2="{height}">'
-                f"<title>{_text(point.mark, 400)}</title></line>"
+                f"<title>{shortened(point.mark, 400)}</title></line>"
             )
     band = [(n, p.interval) for n, p, _ in known if p.interval and len(p.interval) == 2]
     outline = [(n, interval[1]) for n, interval in band]
@@ -258,16 +268,16 @@ def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Char
     curves = ""
     for style, corners, end in shapes:
         if corners:
-            path = "L".join(f"{_n(across(n) * 10)} {_n(top(y))}" for n, y in corners)
+            path = "L".join(f"{short(across(n) * 10)} {short(top(y))}" for n, y in corners)
             curves += f'<path class="{style} k0" d="M{path}{end}"/>'
     parts.append(
         f'<svg width="100%" height="{height}" viewBox="0 0 1000 {height}"'
         f' preserveAspectRatio="none">{curves}</svg>'
     )
     for n, point in enumerate(points):
-        at = _n(across(n))
+        at = short(across(n))
         value = "failed" if point.value is None else f"{q.significant(point.value)} {unit}"
-        title = f"<title>{_text(f'{point.label}: {value}', 200)}</title>"
+        title = f"<title>{shortened(f'{point.label}: {value}', 200)}</title>"
         if point.value is None:
             parts.append(
                 f'<rect class="failed" x="{at}%" y="{height - 9}" width="3" height="9">'
@@ -276,7 +286,7 @@ def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Char
         else:
             style = "dot k0 last" if n == known[-1][0] else "dot k0"
             parts.append(
-                f'<circle class="{style}" cx="{at}%" cy="{_n(top(point.value))}" r="2.5">'
+                f'<circle class="{style}" cx="{at}%" cy="{short(top(point.value))}" r="2.5">'
                 f"{title}</circle>"
             )
     rows = tuple(
@@ -284,44 +294,13 @@ def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Char
     )
     columns = ("build", f"p50 ({unit})>", "95 % interval>", "changed before it")
     label = f"Median latency of the last {len(points)} builds"
-    return Chart(_svg(parts, height + 4, label), columns, rows)
-
-
-def sparkline(values: Sequence[float | None], style: str = "spark") -> Markup:
-    """Draw a small line without axes; a failed build interrupts it. Empty for one value."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if len(known) < 2:
-        return Markup("")
-    low, high = min(known), max(known)
-    middle = (low + high) / 2
-    half = max((high - low) / 2, abs(middle) * 0.05) or 1.0  # 5 %: noise stays a flat line
-    path, pen = "", "M"
-    for n, value in enumerate(values):
-        if value is None or not math.isfinite(value):
-            pen = "M"
-            continue
-        x, y = round(96 * n / (len(values) - 1)), round(12 - 10 * (value - middle) / half)
-        path += f"{pen}{x} {y}"
-        pen = "L"
-    return Markup(  # noqa: S704
-        f'<svg class="{style}" viewBox="-2 0 100 24" preserveAspectRatio="none" aria-hidden="true">'
-        f'<path d="{path}"/></svg>'
-    )
-
-
-def bar(share: float | None, kind: str = "k0") -> Markup:
-    """Draw a horizontal bar for a table cell."""
-    width = 0.0 if share is None or not math.isfinite(share) else min(max(share, 0.0), 1.0)
-    return Markup(  # noqa: S704
-        f'<svg class="bar" aria-hidden="true"><rect class="{kind}" width="{_n(width * 100)}%"/>'
-        "</svg>"
-    )
+    return Chart(framed(parts, height + 4, label), columns, rows)
 
 
 def _density(axis: Axis, ordered: Sequence[float], kind: str, y: float) -> str:
     """Return the density of positive samples over the logarithm of the axis."""
     if len(ordered) < _FEWEST:
-        ticks = (f"M{_n(axis.at(value) * 10)} 36V20" for value in ordered)
+        ticks = (f"M{short(axis.at(value) * 10)} 36V20" for value in ordered)
         curve = f'<path class="line {kind}" d="{"".join(ticks)}"/>'
     else:
         step = (axis.high / axis.low) ** (1 / _BINS)
@@ -348,10 +327,10 @@ def _density(axis: Axis, ordered: Sequence[float], kind: str, y: float) -> str:
             for n, corner in enumerate(corners)
             if corner[1] < 35.9 or n in (0, len(corners) - 1) or _rises(corners, n)
         ]
-        path = "L".join(f"{x} {_n(height)}" for x, height in kept)
+        path = "L".join(f"{x} {short(height)}" for x, height in kept)
         curve = f'<path class="area {kind}" d="M0 36L{path}L1000 36Z"/>'
     return (
-        f'<svg y="{_n(y)}" width="100%" height="36" viewBox="0 0 1000 36"'
+        f'<svg y="{short(y)}" width="100%" height="36" viewBox="0 0 1000 36"'
         f' preserveAspectRatio="none">{curve}</svg>'
     )
 
@@ -362,45 +341,15 @@ def _rises(corners: Sequence[tuple[int, float]], n: int) -> bool:
 
 def _grid(axis: Axis, height: float, unit: str) -> Iterator[str]:
     for tick in axis.ticks():
-        yield _tick(axis.at(tick), height, f"{_number(tick)} {unit}".rstrip())
-
-
-def _tick(at: float, height: float, label: str, *, with_line: bool = True) -> str:
-    anchor = "start" if at < 5 else "end" if at > 95 else "middle"
-    line = f'<line class="grid" x1="{_n(at)}%" x2="{_n(at)}%" y1="0" y2="{_n(height)}"/>'
-    return (
-        f"{line if with_line else ''}"
-        f'<text class="tick" x="{_n(at)}%" y="{_n(height + 15)}" text-anchor="{anchor}">'
-        f"{label}</text>"
-    )
-
-
-def _level(y: float, label: str) -> str:
-    return (
-        f'<line class="grid" x1="0" x2="100%" y1="{_n(y)}" y2="{_n(y)}"/>'
-        f'<text class="tick" x="0" y="{_n(y - 4)}">{label}</text>'
-    )
+        yield tick_mark(axis.at(tick), height, f"{tick_text(tick)} {unit}".rstrip())
 
 
 def _row_title(name: str, value: str, y: float) -> str:
+    at_y = short(y + _TEXT)
     return (
-        f'<text class="name" x="0" y="{_n(y + _TEXT)}">{_text(name, _LONGEST_LABEL)}</text>'
-        f'<text class="value" x="100%" y="{_n(y + _TEXT)}" text-anchor="end">{escape(value)}</text>'
+        f'<text class="name" x="0" y="{at_y}">{shortened(name, _LONGEST_LABEL)}</text>'
+        f'<text class="value" x="100%" y="{at_y}" text-anchor="end">{escape(value)}</text>'
     )
-
-
-def _svg(parts: Iterable[str], height: float, label: str) -> Markup:
-    return Markup(  # noqa: S704 - its text is escaped by _text and escape
-        f'<svg class="chart" role="img" aria-label="{escape(printable_line(label))}" width="100%"'
-        f' height="{_n(height)}">{"".join(parts)}</svg>'
-    )
-
-
-def _text(text: str, longest: int) -> str:
-    line = printable_line(text)
-    shown = f"{line[: longest - 1]}…" if len(line) > longest else line
-    title = f"<title>{escape(line)}</title>" if shown != line and longest <= 30 else ""
-    return f"{escape(shown)}{title}"
 
 
 def _median(p50_ms: float | None, interval: Interval) -> str:
@@ -414,17 +363,3 @@ def _share_of(value: float, limit: float | None) -> str:
     if not limit or not math.isfinite(value):
         return q.NOTHING
     return f"{100 * value / limit:.2g} %"
-
-
-def _number(value: float) -> str:
-    """Return a tick's value: 0.5, 20, 1e-05."""
-    if value == 0:
-        return "0"
-    if not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-")
-    return f"{value:,.10g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _n(value: float) -> str:
-    """Return a coordinate with as few characters as possible."""
-    return f"{value:.1f}".removesuffix(".0")

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from tiny_results import Results
 
-from buildsys.report.html.pages import ModelPage, PipelineRow
+from buildsys.report.html.model_page import ModelPage, PipelineRow
 from buildsys.report.results.report import Report
 
 _VOID = {"meta", "link", "input", "br"}

@@ -15,15 +15,13 @@ from tiny_results import Results, contender
 
 from buildsys.report.assemble import assemble
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.pages import (
-    INDEX,
+from buildsys.report.html.environment import INDEX
+from buildsys.report.html.index_page import IndexRow, index_row, render_index
+from buildsys.report.html.model_page import (
     EngineHistory,
     GraphPicture,
-    IndexRow,
     PipelineRow,
-    index_row,
     page_name,
-    render_index,
     render_model,
 )
 

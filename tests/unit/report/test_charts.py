@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from buildsys.report.html import charts
+from buildsys.report.html import charts, svg
 from buildsys.report.html.axes import Axis
 from buildsys.report.html.charts import Chart, Distribution, ErrorRow, Series, TrendPoint
 
@@ -115,15 +115,15 @@ def test_a_trend_shows_failures_and_changes_of_the_environment() -> None:
 
 
 def test_a_sparkline_is_short_and_interrupted_by_failures() -> None:
-    line = charts.sparkline([2.0, 2.1, None, 2.0, NAN, 1.9])
+    line = svg.sparkline([2.0, 2.1, None, 2.0, NAN, 1.9])
     assert line.count("M") == 3
-    assert len(charts.sparkline([2.0 + n % 3 for n in range(24)])) < 350
-    assert charts.sparkline([]) == charts.sparkline([2.0, None]) == ""
+    assert len(svg.sparkline([2.0 + n % 3 for n in range(24)])) < 350
+    assert svg.sparkline([]) == svg.sparkline([2.0, None]) == ""
 
 
 @pytest.mark.parametrize("share", [None, NAN, -1.0, 0.5, 7.0])
 def test_a_bar_stays_in_its_cell(share: float | None) -> None:
-    width = float(re.findall(r'width="([0-9.]+)%"', charts.bar(share))[0])
+    width = float(re.findall(r'width="([0-9.]+)%"', svg.bar(share))[0])
     assert 0 <= width <= 100
 
 

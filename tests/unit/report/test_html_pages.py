@@ -17,14 +17,12 @@ from tiny_results import Results, contender
 
 from buildsys.report.assemble import TargetProblem, assemble, assemble_after_failure
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.pages import (
+from buildsys.report.html.index_page import IndexRow, index_row, render_index
+from buildsys.report.html.model_page import (
     EngineHistory,
     GraphPicture,
-    IndexRow,
     ModelPage,
-    index_row,
     page_name,
-    render_index,
     render_model,
 )
 from buildsys.report.results.reader import read_report

@@ -1,0 +1,72 @@
+"""Templates of the pages, their filters and resources."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from buildsys.report import formatting as q
+from buildsys.report.html import svg, tables
+from buildsys.system.printable import printable
+
+INDEX = "index.html"
+MODEL = "model.html"
+STATUS_TEXTS = {
+    "unavailable": "not run here", "absent": "no result", "partial": "incomplete",
+}  # fmt: skip
+
+
+def load_templates() -> None:
+    """Compile the templates, which takes longer than rendering them."""
+    for name in (MODEL, INDEX):
+        environment().get_template(name)
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of all templates."""
+    made = Environment(
+        loader=PackageLoader("buildsys.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        cache_size=-1,
+    )
+    made.filters |= {
+        "duration": q.duration, "size": q.size, "significant": q.significant, "error": q.error,
+        "count": q.count, "cosine": q.cosine,
+        "status": lambda status: STATUS_TEXTS.get(status, status),
+        "bar": svg.bar, "spark": svg.sparkline, "sentence": _sentence,
+        "interval": q.interval, "limits": tables.limits, "comparisons": tables.comparisons,
+        "failures": tables.failures, "minute": lambda text: text[:16].replace("T", " "),
+        "source": _source, "csp_hash": _csp_hash,
+    }  # fmt: skip
+    return made
+
+
+def _source(name: str) -> Markup:
+    """Return a file of the templates unchanged: styles or a script."""
+    loader = environment().loader
+    assert loader is not None
+    return Markup(loader.get_source(environment(), name)[0])  # noqa: S704 - a file of ours
+
+
+def _csp_hash(name: str) -> str:
+    """Return the hash of a script: a second guard, after escaping, against any other one."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(_source(name).encode()).digest()).decode()
+
+
+def _printable(value: Any) -> Any:
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(value) if is_text else value
+
+
+def _sentence(text: str) -> str:
+    return f"{text.rstrip().rstrip('.')}." if text.strip() else ""

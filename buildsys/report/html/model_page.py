@@ -1,0 +1,180 @@
+"""The page of one model, from the same data as the other reports.
+
+A page is one file without external resources: it opens from a disk, in a mail or as an artifact of
+a CI system. Everything works without scripts; they add sorting, filters, zoom and relative times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from buildsys.report.html import charts, latency, tables
+from buildsys.report.html.changes import Change, PastBuild, changes
+from buildsys.report.html.charts import Chart, ErrorRow, TrendPoint
+from buildsys.report.html.environment import MODEL, environment
+from buildsys.report.html.latency import Samples
+from buildsys.report.html.svg import sparkline
+from buildsys.report.results.reader import FAILED, PASSED
+from buildsys.report.results.report import Check, Report, TargetLine
+
+_MOST_ERROR_ROWS = 12
+_TABLE_BUILDS = 30  # rows below a trend
+_MOST_BUILDS = 100
+
+
+@dataclass(frozen=True)
+class PipelineRow:
+    """One target of the pipeline with links to its files."""
+
+    line: TargetLine
+    how: str  # built, restored from the cache, up to date; "" if unknown
+    log: str = ""  # relative to the page; "" if there is no such file
+    result: str = ""
+
+
+@dataclass(frozen=True)
+class GraphPicture:
+    """The picture of a graph: shapes inside the page, or a link to a large file."""
+
+    title: str
+    svg: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class EngineHistory:
+    """The builds of one engine's targets, newest first."""
+
+    engine: str
+    built: tuple[PastBuild, ...] = ()
+    verified: tuple[PastBuild, ...] = ()
+    timed: tuple[PastBuild, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    """Everything on the page of one model."""
+
+    report: Report
+    generated: str  # ISO 8601, UTC
+    pipeline: tuple[PipelineRow, ...] = ()
+    samples_ms: Samples = field(default_factory=dict)
+    history: tuple[EngineHistory, ...] = ()
+    pictures: tuple[GraphPicture, ...] = ()
+    tags: tuple[str, ...] = ()
+    owner: str = ""
+
+
+def page_name(model: str) -> str:
+    """Return the file name of a model's page; no two names are equal."""
+    return f"{model}.html" if model.lower() != "index" else f"{model},model.html"
+
+
+def render_model(page: ModelPage) -> str:
+    """Return the page of one model as HTML."""
+    report, shipped = page.report, page.report.recommendation
+    history = {one.engine: one for one in page.history}
+    engine = shipped.engine if shipped else ""
+    own = history.get(engine)
+    total = sum(row.line.seconds or 0.0 for row in page.pipeline)
+    return environment().get_template(MODEL).render(
+        page=page,
+        report=report,
+        shipped=shipped,
+        engine=next((one for one in report.engines if one.name == engine), None),
+        spark=sparkline(_latencies(own.timed[:24]), "spark wide") if own else Markup(""),
+        changes=_changes(page.history, engine),
+        problems=_problems(page.pipeline),
+        manifest=json.dumps(report.provenance.manifest, indent=2, ensure_ascii=False),
+        pipeline=[(row, (row.line.seconds or 0.0) / total if total else 0.0)
+                  for row in page.pipeline],
+        total=total,
+        checks=[(check, _error_chart(check)) for check in report.checks],
+        latency=latency.distributions(report, page.samples_ms),
+        contenders=latency.contenders(report),
+        by_batch=latency.by_batch(report),
+        trends=[(one, chart) for one in page.history if (chart := _trend(one))],
+        gate_tables=_filled(tables.gates(report)),
+        gpu_tables=_filled(tables.gpu_timings(report), tables.gpu_states(report)),
+        graph_tables=_filled(
+            tables.operators(report.graph), tables.modules(report.graph),
+            tables.graph_stages(report.graph), tables.tensors(report), tables.conversions(report),
+            tables.surgery(report), tables.custom_operators(report),
+        ),
+        layers={one.name: [line for line in report.layers if line.engine == one.name]
+                for one in report.engines},
+        provenance={one.engine: one.lines for one in report.engine_provenance},
+        provenance_tables=_filled(tables.files(report), tables.versions(report)),
+    )  # fmt: skip
+
+
+def _problems(
+    pipeline: Iterable[PipelineRow],
+) -> list[tuple[str, str, str, list[PipelineRow]]]:
+    """Return status, reason, hint and targets of everything that has not passed."""
+    found: dict[tuple[str, str, str], list[PipelineRow]] = {}
+    for row in pipeline:
+        line = row.line
+        if line.status != PASSED and line.reason:
+            found.setdefault((line.status, line.reason, line.hint), []).append(row)
+    ordered = sorted(found.items(), key=lambda item: item[0][0] != FAILED)
+    return [(*key, rows) for key, rows in ordered]
+
+
+def _error_chart(check: Check) -> Chart | None:
+    """Return the errors of a check, relative ones if those are limited or nothing else is."""
+    limit = check.limits.get("rtol")
+    name, measure = "relative", "relative error"
+    if limit is None and "atol" in check.limits:
+        name, measure, limit = "max_abs", "absolute error", check.limits["atol"]
+    several = len({line.subject for line in check.comparisons}) > 1
+    rows: dict[str, dict[str, float]] = {}
+    for line in check.comparisons:
+        value = getattr(line, name)
+        if value is not None and not line.uninformative:
+            title = f"{line.output}, {line.subject}" if several else line.output
+            rows.setdefault(title, {})[line.case] = value
+
+    def worst(row: str) -> tuple[bool, float]:
+        found = max(rows[row].values(), key=lambda v: (math.isnan(v), v))
+        return not math.isnan(found), -found
+
+    shown = sorted(rows, key=worst)[:_MOST_ERROR_ROWS]
+    return charts.errors([ErrorRow(row, rows[row]) for row in rows if row in shown], limit, measure)
+
+
+def _latencies(builds: Iterable[PastBuild]) -> list[float | None]:
+    return [one.number("latency_p50_ms") for one in builds][::-1]
+
+
+def _trend(one: EngineHistory) -> Chart | None:
+    points = [
+        TrendPoint(
+            value=build.number("latency_p50_ms") if build.status != FAILED else None,
+            interval=build.interval("latency_interval_ms"),
+            label=" ".join(filter(None, (build.started[:16].replace("T", " "), build.commit))),
+            mark=build.mark,
+        )
+        for build in reversed(one.timed[:_MOST_BUILDS])
+    ]
+    chart = charts.trend(points, "ms")
+    if chart is None:
+        return None
+    return Chart(chart.svg, chart.columns, chart.rows[:_TABLE_BUILDS])
+
+
+def _changes(history: Iterable[EngineHistory], engine: str) -> list[Change]:
+    """Return what the last builds changed, the recommended engine first."""
+    found: dict[Change, None] = {}  # reasons are the same for several engines
+    for one in sorted(history, key=lambda one: one.engine != engine):
+        found |= dict.fromkeys(changes(one.engine, one.built, one.verified, one.timed))
+    return list(found)
+
+
+def _filled(*found: tables.Table) -> list[tables.Table]:
+    return [one for one in found if one.rows]
