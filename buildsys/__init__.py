@@ -12,7 +12,7 @@ __all__ = ["__version__", "can_run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``can_run`` on first use, by a computed name: no stage's key may depend on it."""
+    """Import ``can_run`` on first use. Its name is computed: no stage's key may depend on it."""
     if name != "can_run":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -24,7 +24,7 @@ _ID = re.compile(r"[0-9a-f]{4,32}")
 
 @dataclass(frozen=True)
 class Side:
-    """The recorded builds of a model, or of one engine, at some time."""
+    """The recorded builds of a model or an engine at one time."""
 
     name: str  # as typed
     model: str
@@ -97,7 +97,7 @@ class BuildNames:
         return found
 
     def _split(self, name: str) -> tuple[str, str]:
-        """Return the model or engine in a name, and the point in time."""
+        """Split a name into model or engine and point in time."""
         scope, at, point = name.partition("@")
         if at:
             return self._scope(scope, name), point
@@ -159,7 +159,7 @@ class BuildNames:
         return Side(f"{scope}@{point}", model, engine, moment, builds_at(builds, moment), note)
 
     def _moment(self, scope: str, builds: Sequence[Build], point: str) -> tuple[Build, str]:
-        """Return the last build at a point in time, and a note on it."""
+        """Return the last build at a point in time, with a note."""
         here = [build for build in builds if build.machine_id == machine_id()] or builds
         if point == LAST:
             return here[0], ""

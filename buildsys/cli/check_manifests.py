@@ -17,7 +17,7 @@ from buildsys.system.printable import printable
 
 
 def main(names: Sequence[str]) -> int:
-    """Print the errors of manifests; without names, of those of the current project."""
+    """Print the errors of manifests, by default of the current project."""
     try:
         projects: dict[Path, list[Path]] = {} if names else {_project_of(Path.cwd() / "x"): []}
         for name in names:

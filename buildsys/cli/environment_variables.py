@@ -1,4 +1,4 @@
-"""Environment variables of buildsys: one table for the check, the documentation and its test."""
+"""Environment variables of buildsys: one table for checks and documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # of a URL, also with a sin
 
 
 class Variable(NamedTuple):
-    """A variable, and the form of its value; an empty value counts as unset."""
+    """A variable and its form; an empty value counts as unset."""
 
     name: str
     form: str

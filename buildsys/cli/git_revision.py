@@ -72,7 +72,7 @@ def commits_until(root: Path, revision: str) -> list[str]:
 
 
 def _remote_name(url: str) -> str:
-    """Return one name for all URLs of a remote, without user and password."""
+    """Return one name for a remote's URLs, without user and password."""
     _, scheme, address = url.rpartition("://")
     host, slash, path = address.partition("/")
     host = host.rpartition("@")[2]

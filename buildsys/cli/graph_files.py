@@ -75,7 +75,7 @@ def ask_inspection(question: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_graph(session: Session, command: str, name: str) -> tuple[str, GraphFile]:
-    """Return the model and the graph of a target name such as ``MODEL:STAGE~1``.
+    """Return model and graph of a target name such as ``MODEL:STAGE~1``.
 
     Raises: UsageError: an unknown or ambiguous name. StageError: the graph is not built.
     """
@@ -89,7 +89,7 @@ def target_of(name: str) -> str:
 
 
 def split_graph_name(session: Session, command: str, name: str) -> tuple[str, str]:
-    """Return the model and the graph in a target name, "" for a whole model.
+    """Split a name into model and graph, "" for a whole model.
 
     Raises: UsageError: an ambiguous name, or an unknown model.
     """
@@ -166,7 +166,7 @@ def _action(session: Session, model: str, stage: str) -> Action:
 
 
 def is_graph(session: Session, model: str, name: str) -> bool:
-    """Return True for the name of a graph of this model, like ``convert:fp16~1``."""
+    """Return True for a name like ``convert:fp16~1`` of this model's graphs."""
     stage = _VERSION.fullmatch(name).group(1)  # type: ignore[union-attr]
     graphs = filter(_graph_ref, session.actions.of(model).values())
     return any(stage in (action.stage, _full_name(action)) for action in graphs)

@@ -1,4 +1,4 @@
-"""HTML pages of models and their index, written at the end of a run.
+"""HTML pages of models and their index, written after a run.
 
 They are no outputs of a target: they also show the history, failures and the states of targets,
 which change without any input of the report.
@@ -52,7 +52,7 @@ _LARGEST_PICTURE = 40_000  # bytes inside a page
 
 
 def prepare() -> None:
-    """Load what takes longer than a page itself: templates and types."""
+    """Load templates and types: they take longer than a page."""
     load_templates()
     load_types()
 
@@ -74,7 +74,7 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
 
 
 def write_pages(session: Session, models: Iterable[str]) -> Path | None:
-    """Write the pages of ``models`` and the index; return the index, None without pages.
+    """Write pages and index; return the index, None without pages.
 
     Raises: BuildsysError, OSError: a page cannot be written.
     """
@@ -111,7 +111,7 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
 
 
 def _read_rows(path: Path) -> dict[str, IndexRow]:
-    """Return the rows of the last index; a damaged file counts as empty."""
+    """Return the last index; a damaged file counts as empty."""
     try:
         found = json.loads(path.read_bytes())
         return {
@@ -233,7 +233,7 @@ def _past_builds(history: History, builds: Sequence[Build]) -> Iterator[PastBuil
 
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Return the parts of the environment that differ, in a few words."""
+    """Describe the differences of two environments in a few words."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     shown = [
         f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"

@@ -65,7 +65,7 @@ def on_interruption(stop: Callable[[int], None]) -> Iterator[None]:
 
 
 def exit_at_once(code: int, notice: str = "") -> NoReturn:
-    """End this process at once, with the cursor that a live display has hidden."""
+    """End this process at once, after restoring a hidden cursor."""
     with suppress(OSError):
         if os.isatty(1) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
             os.write(1, b"\x1b[?25h\r\n")

@@ -13,7 +13,7 @@ from doit.doit_cmd import DoitMain
 
 
 def main() -> None:
-    """Run doit in the project that contains the current folder."""
+    """Run doit in the project of the current folder."""
     here = Path.cwd()
     root = next((folder for folder in (here, *here.parents) if is_project(folder)), None)
     if root is None:

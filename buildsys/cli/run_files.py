@@ -1,4 +1,4 @@
-"""Files about a run for CI systems: JUnit XML and a Markdown summary."""
+"""Files for CI systems about a run: JUnit XML and Markdown."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_files(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_files(files: Mapping[str, str], run: RunResults, title: str, document: str = "") -> int:
-    """Write the files about a run; return the exit code 2 if one cannot be written.
+    """Write files about a run; return exit code 2 on a failure.
 
     ``document`` is the JSON of a nightly run, which must reach all targets.
     """
@@ -88,7 +88,7 @@ def collect_results(
     seconds: float,
     since: str = "",
 ) -> RunResults:
-    """Return the results of a run that began at ``started``.
+    """Return the results of the run begun at ``started``.
 
     ``since`` is the start of the first of several runs that count as one.
     """
@@ -106,7 +106,7 @@ def collect_results(
 
 
 def broken_manifests(session: Session) -> Iterator[BrokenManifest]:
-    """Yield the manifests that were left out of the project."""
+    """Yield the manifests left out of the project."""
     for file, errors in session.project.broken.items():
         yield BrokenManifest(file, tuple(dict.fromkeys(map(str, errors))))
 
@@ -161,7 +161,7 @@ class _Results:
         )
 
     def _not_run(self, target: str) -> dict[str, Any]:
-        """Return why a target neither ran nor is up to date."""
+        """Return the reason for a stale target without a run."""
         session = self._session
         needed = [target, *(one for one in session.needed([target]) if one != target)]
         ignored = next((one for one in needed if one in self._ignored), "")
@@ -184,7 +184,7 @@ class _Results:
             return []
 
     def _history(self, target: str) -> dict[str, Any]:
-        """Return when a target passed before it failed or became unavailable."""
+        """Return the time of the last success, and any regression since."""
         runs = [run for run in self._runs(target) if run.status != NOISY]
         before = [run for run in runs if run.started < self._since]
         if before == runs:  # not in this run

@@ -39,7 +39,7 @@ _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line 
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Exclude modules, manifests and plans from garbage collection, to save 60 ms and more."""
+    """Exclude modules, manifests and plans from garbage collection, to save 60 ms."""
     gc.disable()
     try:
         yield
@@ -207,13 +207,13 @@ class Session(TargetNames):
         return found
 
     def is_unavailable(self, target: str) -> bool:
-        """Return True if a target could not run here, in this run or an earlier one."""
+        """Return True if a target could not run, now or earlier."""
         finished = self.finished.get(target)
         status = finished.status if finished else self._fresh.get(target)
         return status == "unavailable"
 
     def noise(self, target: str) -> str:
-        """Return the reason of a noisy last measurement that nothing else has made stale."""
+        """Return the reason of a target stale only by noise, otherwise ""."""
         from buildsys.execution.stale_reasons import NOISY
 
         try:

@@ -111,7 +111,7 @@ class TargetNames:
         return chosen
 
     def targets_of(self, name: str) -> list[str]:
-        """Return the targets of a name or pattern as typed, [] for an unknown one.
+        """Return the targets of a typed name or pattern, [] if unknown.
 
         Raises: UsageError: the name is ambiguous.
         """
@@ -121,7 +121,7 @@ class TargetNames:
         return [] if full is None else self.members(full)
 
     def full_name(self, name: str) -> str | None:
-        """Return the full name of a target or group, None for an unknown one.
+        """Return the full name of a target or group, None if unknown.
 
         Raises: UsageError: the name is ambiguous.
         """
@@ -146,7 +146,7 @@ class TargetNames:
         return list(found)
 
     def one_model(self, command: str, names: Sequence[str]) -> str:
-        """Return the one model that a command line names.
+        """Return the one model named on the command line.
 
         Raises: UsageError: no model, several, or an unknown one.
         """
@@ -177,7 +177,7 @@ def full_name(name: str, models: Collection[str], actions: ProjectPlan) -> str |
 
 
 def models_named_by(names: Collection[str]) -> set[str]:
-    """Return the possible models of target names, empty if one of them may mean all models."""
+    """Return the possible models of target names, empty for any model."""
     if any("*" in name or name in STAGE_DOCS for name in names):
         return set()
     return {part for name in names for part in name.split(":")}

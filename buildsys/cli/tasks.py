@@ -90,7 +90,7 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
 
 
 def _changed(session: Session, names: Sequence[str], revision: str) -> list[str]:
-    """Return the targets of names that differ from a git revision."""
+    """Return the named targets with changes since a git revision."""
     from buildsys.cli.commands.plan import changed_targets
 
     chosen = {target for name in names for target in session.members(name)}
@@ -151,7 +151,7 @@ def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
 
 
 def _all_tasks(session: Session, *, groups_only: bool) -> Iterator[Task]:
-    """Yield the tasks of all targets and groups, or only empty groups, as ``doit list`` shows."""
+    """Yield the tasks of all targets and groups, or only empty groups."""
     if groups_only:
         models = (f"build:{model}" for model in session.project.models)
         for name in ("build", *session.actions.stages(), *models):

@@ -1,4 +1,4 @@
-"""Earlier builds that gates compare with.
+"""Baselines of gates: earlier builds.
 
 The baseline of a gate is part of its key, by the digest of the earlier engine. A build that passes
 becomes the baseline of the next engine, not its own: an engine that has been compared keeps the
@@ -33,7 +33,7 @@ Parts = Mapping[str, str]
 
 
 class Baselines:
-    """The baselines of a project's gates, found in the ledger and the history."""
+    """The baselines of a project's gates, from ledger and history."""
 
     def __init__(self, ledger: Ledger, project: Path, state: Path) -> None:
         self._ledger = ledger
@@ -57,7 +57,7 @@ class Baselines:
     def fetch(
         self, action: Action, parts: Parts, store: Store, folder: Path
     ) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the baseline as JSON values, and its files by role, copied into ``folder``.
+        """Return the baseline as JSON values, and its files copied into ``folder``.
 
         The stage gets ``missing`` without a baseline, or ``reason`` if it cannot run here.
         """

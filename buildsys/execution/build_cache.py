@@ -107,7 +107,7 @@ class BuildCache:
                 yield reads
 
     def _records(self, action: Action, key: ActionKey) -> Iterator[ActionRecord]:
-        """Yield the records under a key in the store and the shared cache."""
+        """Yield a key's records in the store and the shared cache."""
         if found := self._stored(action.target, key.digest):
             yield found
         if self._remote is not None and not action.measures:

@@ -131,7 +131,7 @@ class Executor:
         return self._checker.examine(self._actions[target])
 
     def forecast(self, targets: Sequence[str]) -> dict[str, Explanation]:
-        """Return what a run would do with targets in build order, and their usual times.
+        """Predict a run of targets in build order, with their usual times.
 
         Raises: StageError: the state cannot be used.
         """
@@ -139,7 +139,7 @@ class Executor:
         return explain((self._forecaster.examine(self._actions[one]) for one in targets), after)
 
     def run(self, target: str, *, force: bool = False, request: Reason = _REQUESTED) -> Outcome:
-        """Bring a target up to date, or with ``force`` rebuild it; ``request`` is then the reason.
+        """Bring a target up to date; ``force`` rebuilds it for reason ``request``.
 
         Raises: CheckFailed: its result file is published. StageError: nothing is published.
         The target is stale after both.
@@ -197,7 +197,7 @@ class Executor:
             self.ledger.add_run(run, sealed)
 
     def add_baseline(self, job: Job, action: Action, key: ActionKey, folder: Path) -> Job:
-        """Return the job of a gate with its baseline, whose files are copied into ``folder``."""
+        """Return a gate's job with its baseline, copied into ``folder``."""
         baseline, files = self._baselines.fetch(action, key.parts, self._store, folder)
         earlier = {f"baseline.{role}": path for role, path in files.items()}
         return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})

@@ -124,7 +124,7 @@ def reads_outside(
     values: ReadValues,
     distributions: Callable[[str], Iterable[str]],
 ) -> tuple[dict[str, str], str]:
-    """Return the reads outside a key, and the name of any changed one.
+    """Return the reads outside a key, and one changed name or "".
 
     ``reads`` are those of the recorder, ``covered`` the paths in the key; ``distributions`` returns
     the labels for the distributions of a module.
@@ -195,7 +195,7 @@ def add_warnings(file: Path, reads: Reads) -> None:
 
 
 def describe(reads: Reads, *, strict: bool) -> Iterator[str]:
-    """Yield one sentence per line of user code with reads outside the key."""
+    """Yield a sentence per line of user code reading outside the key."""
     lines: dict[str, list[str]] = {}
     for label, where in sorted(reads.items(), key=lambda item: (item[1], item[0])):
         lines.setdefault(where, []).append(label.removeprefix(READ))

@@ -1,4 +1,4 @@
-"""The job that runs the stage of an action, and the devices that it needs alone."""
+"""The job of an action's stage, and its exclusive devices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stage_job(
 
 
 def devices_alone(action: Action) -> tuple[str, ...]:
-    """Return the devices that no other target may use while ``action`` runs."""
+    """Return the devices used exclusively by ``action``."""
     variables = action.toolchain.env if action.toolchain else ()
     gpus = tuple(gpu_uuids(variables)) if action.alone_on_gpu else ()
     return (*gpus, CPU) if action.exclusive else gpus

@@ -23,7 +23,7 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class FigureChange:
-    """A figure of one target in two builds; None if it is not finite."""
+    """A target's figure in two builds, None if not finite."""
 
     target: str
     figure: str
@@ -61,7 +61,7 @@ class LatencyChange:
 
 
 def builds_at(builds: Iterable[Build], moment: Build) -> dict[str, Build]:
-    """Return the last complete build of each target on a machine at some moment.
+    """Return each target's last complete build on a machine by then.
 
     ``builds`` are newest first.
     """
@@ -74,7 +74,7 @@ def builds_at(builds: Iterable[Build], moment: Build) -> dict[str, Build]:
 
 
 def compare_figures(pairs: Sequence[tuple[Build, Build]]) -> list[FigureChange]:
-    """Return sizes, errors and build times of pairs of builds, changed or not."""
+    """Return sizes, errors and build times of pairs, changed or not."""
     return [
         FigureChange(second.target, name, first.figures[name], second.figures[name])
         for first, second in pairs

@@ -184,7 +184,7 @@ class History:
     def last_passed(
         self, target: str, *, before: Build | None = None, project: str = ""
     ) -> Build | None:
-        """Return the last build of a target that passed, None without one."""
+        """Return the last passed build of a target, None without one."""
         conditions: dict[str, Any] = {"target = ?": target, "status = ?": "passed"}
         if before is not None:
             conditions["position < ?"] = before.position
@@ -206,7 +206,7 @@ class History:
         return found[0]
 
     def measurements(self, build: Build, *, samples: bool = True) -> tuple[Measurement, ...]:
-        """Return the measurements of a benchmark, those of its original if it was restored."""
+        """Return a benchmark's measurements, from its original build if restored."""
         column = "samples" if samples else "NULL"
         query = f"SELECT {_MEASUREMENT}, {column} FROM measurements WHERE build = ? ORDER BY number"
         rows = self._db.read(query, (build.id,))
@@ -247,7 +247,7 @@ class History:
         return sorted(name for (name,) in rows if isinstance(name, str))
 
     def last_position(self, machine_id: str) -> float:
-        """Return the position of the last build on a machine, 0 without one."""
+        """Return the last build's position on a machine, 0 without one."""
         query = "SELECT max(position) FROM builds WHERE machine_id = ?"
         found = self._db.read(query, (machine_id,))[0][0]
         return found if isinstance(found, float) else 0.0
@@ -267,7 +267,7 @@ class History:
         self._db.write([*statements, *_measurement_statements(build.id, measurements)])
 
     def add_measurements(self, build: Build, measurements: Sequence[Measurement]) -> None:
-        """Add the measurements of a recorded benchmark, and thin the samples of old ones.
+        """Add a recorded benchmark's measurements, and thin old samples.
 
         Raises: StageError: they cannot be written.
         """
@@ -279,7 +279,7 @@ class History:
         self._db.write(statements)
 
     def copy(self, builds: Sequence[Build], source: History) -> None:
-        """Add builds of another history with all that belongs to them.
+        """Add builds of another history with their measurements and texts.
 
         Raises: StageError: they cannot be written, or not read there.
         """
@@ -296,7 +296,7 @@ class History:
         self._db.write(statements)
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids that are recorded."""
+        """Return the recorded ones of some ids."""
         found: set[str] = set()
         for at in range(0, len(ids), _CHUNK):
             some = ids[at : at + _CHUNK]
@@ -306,7 +306,7 @@ class History:
         return found
 
     def text(self, digest: str) -> str:
-        """Return the text with a digest, "" if it is unknown or damaged."""
+        """Return the text of a digest, "" if unknown or damaged."""
         rows = self._db.read("SELECT content FROM texts WHERE digest = ?", (digest,))
         with suppress(zlib.error, TypeError, UnicodeDecodeError):
             text = zlib.decompress(rows[0][0]).decode() if rows else ""
@@ -342,7 +342,7 @@ def digest_of(text: str) -> str:
 
 
 def machine_differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[str, ...]:
-    """Return why figures of two environments are not comparable; () if they are.
+    """Return obstacles to comparing figures of two environments.
 
     Only hardware counts. Drivers and libraries are causes of a change, not obstacles.
     """
@@ -355,7 +355,7 @@ def machine_differences(first: Mapping[str, str], second: Mapping[str, str]) -> 
 
 
 def evenly_spaced(samples: Sequence[T], most: int) -> Sequence[T]:
-    """Return at most ``most`` samples, in order and spread over all of them."""
+    """Return at most ``most`` samples, evenly spread and in order."""
     count = len(samples)
     if count <= most:
         return samples
@@ -439,12 +439,12 @@ def _packed_samples(samples: Sequence[float]) -> bytes:
     return zlib.compress(values.tobytes())
 
 
-def _unpacked_samples(packed: object) -> Sequence[float]:
+def _unpacked_samples(packed: Any) -> Sequence[float]:
     """Return the finite samples in a blob, () if it is damaged."""
     values = array("f")
     try:
         unpacker = zlib.decompressobj()
-        values.frombytes(unpacker.decompress(packed or b"", values.itemsize * KEEP_SAMPLES))  # type: ignore[arg-type]
+        values.frombytes(unpacker.decompress(packed or b"", values.itemsize * KEEP_SAMPLES))
     except (zlib.error, TypeError, ValueError):
         return ()
     if sys.byteorder == "big":

@@ -1,4 +1,4 @@
-"""Figures of a target that the history keeps, taken from its result file."""
+"""Figures for the history from a target's result file."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _engine(result: EngineResult) -> Figures:
 
 
 def _checked(cases: Mapping[str, ComparedCases]) -> Figures:
-    """Return the largest relative error with its place; None if it is not finite."""
+    """Return the largest relative error, None if not finite, and its place."""
     errors = [
         (math.inf if error is None or math.isnan(error) else error, (graph, case, output))
         for graph, compared in cases.items()

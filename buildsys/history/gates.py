@@ -33,7 +33,7 @@ LEAST_EARLIER = 5  # builds, for a comparison with them
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a figure, as ratio to the baseline minus 1; positive is worse."""
+    """A figure's change: ratio to the baseline minus 1, positive is worse."""
 
     before: float
     after: float
@@ -77,7 +77,7 @@ def compare_rounds(
 def compare_history(
     earlier: Sequence[float], recent: Sequence[float], tolerance: float, *, more_is_better: bool
 ) -> Change | None:
-    """Compare the median of recent builds with earlier ones; None if there are too few."""
+    """Compare recent builds' median with earlier ones; None without enough builds."""
     known = [value for value in earlier if 0 < value < math.inf]
     if len(known) < LEAST_EARLIER:
         return None
@@ -89,7 +89,7 @@ def compare_history(
 
 
 def compare_values(before: float, after: float, tolerance: float) -> Change:
-    """Compare two figures without noise, of which less is better."""
+    """Compare two figures without noise; less is better."""
     change = _worse_by(before, after, more_is_better=False)
     return Change(before, after, change, None, None, change > tolerance + _ROUNDING)
 

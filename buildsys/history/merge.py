@@ -25,7 +25,7 @@ class Imported(NamedTuple):
 
 
 def import_history(history: History, file: Path, project: str = "") -> Imported:
-    """Add the builds of another history, of which nothing changes.
+    """Add another history's builds; the other history stays unchanged.
 
     Of a damaged file, all readable builds are added.
     Raises: UsageError: the file is no history, or not readable at all. StageError: our own history
@@ -70,7 +70,7 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
 
 
 class _OtherFile(ReadOnlyStateDb):
-    """A history to import, which may be damaged in places."""
+    """A history to import, possibly damaged in places."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, schema=HISTORY)
@@ -92,7 +92,8 @@ class _OtherFile(ReadOnlyStateDb):
             last = self.query("SELECT max(rowid) FROM builds")[0][0] or 0
         except (sqlite3.DatabaseError, OSError) as error:
             raise UsageError(f"cannot import {self.path}: {error}") from None
-        select = f"SELECT rowid, {BUILD_COLUMNS} FROM builds WHERE rowid > ? ORDER BY rowid LIMIT ?"  # noqa: S608
+        select = f"SELECT rowid, {BUILD_COLUMNS} FROM builds"  # noqa: S608 - constants
+        select += " WHERE rowid > ? ORDER BY rowid LIMIT ?"
         at = 0
         while at < last:
             rows = self.read(select, (at, _AT_ONCE))

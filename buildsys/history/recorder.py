@@ -108,14 +108,14 @@ class Recorder:
         self._write(lambda: self._history.add_measurements(build, found))
 
     def close(self) -> None:
-        """Try again to write what could not be written, and close the history."""
+        """Retry failed writes and close the history."""
         with self._guard:
             with suppress(Exception):  # reported at the first attempt
                 self._write_all()
             self._history.close()
 
     def _write(self, work: Callable[[], None]) -> None:
-        """Write to the history, after what is waiting."""
+        """Write to the history, after any waiting writes."""
         with self._guard:
             self._waiting.append(work)
             if self._has_failed:

@@ -73,7 +73,7 @@ def signed_rank_bound(differences: Sequence[float], confidence: float = CONFIDEN
 
 
 def robust_z(value: float, earlier: Sequence[float]) -> float:
-    """Return the distance of ``value`` from the median of earlier values, in robust sigmas.
+    """Return the distance of ``value`` from the earlier median, in robust sigmas.
 
     Infinite if the earlier values are equal and ``value`` is another one.
     """
@@ -91,7 +91,7 @@ def _ordered(values: Sequence[float]) -> list[float]:
 
 
 def _walsh_averages(differences: Sequence[float]) -> list[float]:
-    """Return the averages of all pairs, each value paired with itself as well."""
+    """Return the averages of all pairs, self-pairs included."""
     ordered = _ordered(differences)
     return [(a + b) / 2 for i, a in enumerate(ordered) for b in ordered[i:]]
 

@@ -1,4 +1,4 @@
-"""Names of models in manifests that are not resolved.
+"""Names of models in unresolved manifests.
 
 A query of one model among a thousand must not resolve the others.
 """
@@ -23,7 +23,7 @@ _HEAD_BYTES = 4096
 
 
 def may_declare(file: str, names: Collection[str], workspace: Workspace) -> bool:
-    """Return False if a manifest declares none of the models ``names``, or cannot be read.
+    """Return False if a manifest is unreadable or declares no named model.
 
     Placeholders in the declared name are filled in later, and a matrix, also of an extended file,
     appends its values.

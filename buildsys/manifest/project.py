@@ -146,7 +146,7 @@ def load_project(
 
 
 def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestError, ...]:
-    """Return the errors of some manifests, and of the files that all share.
+    """Return the errors of some manifests and of the shared files.
 
     Manifests that the cache knows are not read. A file that is no manifest itself, but may be part
     of others, checks all of them.
@@ -159,7 +159,7 @@ def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestEr
 
 
 def _distinct(errors: Iterable[ManifestError]) -> tuple[ManifestError, ...]:
-    """Return errors in the order of files: each user of a shared value reports its error."""
+    """Return sorted errors without repetition: users of shared values repeat them."""
     distinct = {(error.file, error.key, error.problem): error for error in errors}
     return tuple(sorted(distinct.values(), key=lambda e: (str(e.file), e.line or 0, e.column or 0)))
 

@@ -1,4 +1,4 @@
-"""Arrays of .npz files, without trust in the sizes that a file claims.
+"""Arrays of .npz files, without trust in their claimed sizes.
 
 ``np.load`` allocates the size in an array's header, unpacks a header of any length, and unpacks a
 compressed array to a thousand times its size: a few kilobytes can exhaust the memory.
@@ -29,7 +29,7 @@ _READERS = {
 
 
 class NpzFile(Mapping[str, npt.NDArray[Any]]):
-    """The arrays of an .npz file by name, each read when it is accessed.
+    """The arrays of an .npz file by name, read on access.
 
     Raises: OSError, ValueError: the file, or the array accessed, cannot be read.
     """
@@ -67,7 +67,7 @@ class NpzFile(Mapping[str, npt.NDArray[Any]]):
 
 
 def _require_bounded(member: zipfile.ZipInfo, name: str) -> None:
-    """Refuse an array with another size than its part of the file suggests.
+    """Refuse an array much larger than its part of the file.
 
     Raises: ValueError: it would be much larger.
     """

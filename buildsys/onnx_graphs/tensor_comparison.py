@@ -206,7 +206,7 @@ def _zero_reason(expected: Array) -> str:
 
 
 def _hidden_error(x: Array, y: Array, rtol: float, assembled: bool) -> _HiddenError | None:
-    """Return the slice with the largest error relative to its magnitude, if beyond ``rtol``.
+    """Return the slice with the largest relative error beyond ``rtol``, if any.
 
     The limits apply to the largest magnitude of the whole output, which hides errors of small
     slices: of scores next to box coordinates. Rounding errors of large slices also reach small

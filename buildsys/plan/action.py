@@ -26,7 +26,7 @@ class ToolchainRef(NamedTuple):
 
 
 class BaselineRef(NamedTuple):
-    """The search for an earlier build of an engine, done when a key is made."""
+    """The search for an engine's earlier build, during key creation."""
 
     engine: str  # path of the engine, whose digest identifies a build
     target: str  # the target that built it

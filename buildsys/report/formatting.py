@@ -34,7 +34,7 @@ def interval(ends: Sequence[float] | None) -> str:
 
 
 def with_interval(latencies: Mapping[str, Any]) -> str:
-    """Return a median in ms with half the width of its interval: ``1.23 ±0.04``."""
+    """Return a median in ms with its interval: ``1.23 ±0.04``."""
     p50, ends = latencies["p50_ms"], latencies.get("p50_interval_ms")
     if not ends or len(ends) != 2 or p50 is None:
         return significant(p50)

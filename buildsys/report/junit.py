@@ -1,4 +1,4 @@
-"""JUnit XML of a run: one test suite per model, one test case per target.
+"""JUnit XML of a run: suites for models, cases for targets.
 
 The file is valid against the schemas of Ant (windyroad) and of Jenkins (junit-10), which know
 different elements. A build error is therefore a ``failure`` too (one has no ``error``), and logs of
@@ -29,7 +29,7 @@ _MESSAGE_LENGTH = 500  # of the attribute; the text has all of it
 
 
 def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:
-    """Return the JUnit XML of a run; with ``strict``, ignored targets are failures."""
+    """Return a run's JUnit XML; with ``strict``, ignored targets are failures."""
     root = ElementTree.Element("testsuites")
     suites: list[tuple[str, Sequence[TargetResult]]] = []
     problems = [
@@ -109,7 +109,7 @@ def _case(one: TargetResult, *, strict: bool) -> ElementTree.Element:
 
 
 def _output(targets: Iterable[TargetResult]) -> Iterable[str]:
-    """Yield what a test case cannot say: why it ran, its figure and its log."""
+    """Yield lines beyond test cases: reasons, figures and logs."""
     for one in targets:
         if one.status in (PASSED, RESTORED):
             parts = [f"{one.target}: {one.status}", one.figure]

@@ -65,7 +65,7 @@ def contender_name(line: TimingLine) -> str:
 
 
 def error_margin(check: Check) -> ErrorMargin | None:
-    """Return the error of a check that uses most of its limit."""
+    """Return the error of a check closest to its limit."""
     margins = [m for line in check.comparisons for m in _margins(line, check.limits)]
     return max(margins, key=lambda margin: margin.used, default=None)
 
@@ -113,7 +113,7 @@ def _compared(best: TimingLine, others: Sequence[TimingLine]) -> str:
 
 
 def is_close(first: TimingLine, second: TimingLine) -> bool:
-    """Return True if the intervals of two medians overlap, or the medians nearly agree."""
+    """Return True if two medians nearly agree, by their intervals if known."""
     one, two = first.p50_interval_ms, second.p50_interval_ms
     if one and two and len(one) == len(two) == 2:
         return one[0] <= two[1] and two[0] <= one[1]

@@ -36,7 +36,7 @@ class TargetResult:
 
 @dataclass(frozen=True)
 class BrokenManifest:
-    """A manifest that cannot be loaded."""
+    """A manifest with errors."""
 
     file: str
     errors: tuple[str, ...]
@@ -56,22 +56,22 @@ class RunResults:
 
     @property
     def failed(self) -> list[TargetResult]:
-        """Targets that failed, and did before or never ran before."""
+        """Failed targets without an earlier success, or failed before."""
         return self._where(lambda one: one.status == FAILED and not one.regressed)
 
     @property
     def regressed(self) -> list[TargetResult]:
-        """Targets that failed or became unavailable after a run that passed."""
+        """Targets failed or unavailable after a successful run."""
         return self._where(lambda one: one.regressed)
 
     @property
     def never_ran(self) -> list[TargetResult]:
-        """Targets that this run was to bring up to date and did not reach."""
+        """Requested targets not reached by this run."""
         return self._where(lambda one: one.status in (NOT_RUN, IGNORED))
 
     @property
     def never_ran_by_reason(self) -> dict[str, list[TargetResult]]:
-        """Targets that never ran, by the reason."""
+        """Targets not reached, by the reason."""
         found: dict[str, list[TargetResult]] = {}
         for one in self.never_ran:
             found.setdefault(one.reason, []).append(one)
@@ -79,7 +79,7 @@ class RunResults:
 
     @property
     def flaky(self) -> list[TargetResult]:
-        """Targets that passed only when they were repeated."""
+        """Targets passed only on repetition."""
         return self._where(lambda one: bool(one.first_failure) and one.status != FAILED)
 
     @property
@@ -89,7 +89,7 @@ class RunResults:
 
     @property
     def built(self) -> list[TargetResult]:
-        """Targets that this run has built or restored."""
+        """Targets built or restored by this run."""
         return self._where(lambda one: one.status in (PASSED, RESTORED))
 
     def count(self, status: str) -> int:

@@ -89,7 +89,7 @@ class Locks:
 
     @contextmanager
     def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
-        """Hold devices (UUIDs of GPUs, CPU) exclusively among the projects of this user."""
+        """Hold devices (UUIDs of GPUs, CPU) exclusively among this user's projects."""
         with ExitStack() as stack:
             for name in sorted(set(names)):  # the same order everywhere, against deadlocks
                 path = self._machine / f"device-{_file_name(name)}"

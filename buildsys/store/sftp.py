@@ -1,4 +1,4 @@
-"""SFTP with a check of host keys: the file system of fsspec accepts any key."""
+"""SFTP with a check of host keys: fsspec's file system accepts any."""
 
 from __future__ import annotations
 

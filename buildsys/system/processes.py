@@ -102,7 +102,7 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends. Linux only."""
+    """Become the parent of orphaned descendants. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

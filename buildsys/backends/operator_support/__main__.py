@@ -25,7 +25,7 @@ _NAMESPACES = ("aten", "torchvision", "prims", "quantized")
 
 
 def _report(step: str) -> None:
-    """Write the present step into the file that the caller shows."""
+    """Write the current step to the caller's progress file."""
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(step, encoding="utf-8")
 

@@ -14,7 +14,7 @@ _OTHER_ONNX_DOMAINS = ("ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.
 
 @lru_cache(maxsize=1)
 def versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
-    """Return (domain, operator) -> opsets of its versions; a negative one deprecated it."""
+    """Return (domain, operator) -> opsets of its versions, negative if deprecated."""
     found: dict[tuple[str, str], set[int]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain in _ONNX_DOMAINS:
@@ -24,7 +24,7 @@ def versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
 
 
 def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]] | None:
-    """Return opset, kernel types and body per version in ONNX Runtime's CPU provider.
+    """Return kernel support per operator version in ONNX Runtime's CPU provider.
 
     None without ONNX Runtime.
     """

@@ -109,7 +109,7 @@ def _torchlib() -> ONNXRegistry:
 
 
 def _registry_for(opset: int) -> ONNXRegistry:
-    """Return what ``ONNXRegistry.from_torchlib`` returns for an opset."""
+    """Return the result of ``ONNXRegistry.from_torchlib`` for an opset."""
     registry = ONNXRegistry()
     registry._opset_version = opset
     registry.functions = dict(_torchlib().functions)

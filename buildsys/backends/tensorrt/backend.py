@@ -1,4 +1,4 @@
-"""TensorRT 8.6, 10 and 11: engines for the GPU that builds them."""
+"""TensorRT 8.6, 10 and 11: engines for the GPU of the build."""
 
 from __future__ import annotations
 

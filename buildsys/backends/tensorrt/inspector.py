@@ -115,7 +115,7 @@ def precision_facts(
 
 
 def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """Yield the slowest layers with their share of the time, the slowest first."""
+    """Yield the slowest layers and their share of time, slowest first."""
     known = {each.name: each for each in layers}
     total = sum(times_ms.values())
     for name in sorted(times_ms, key=lambda name: -times_ms[name])[:_SLOWEST]:

@@ -124,7 +124,7 @@ def progress_reported(library: Library, config: Any, request: BuildRequest) -> I
 
 
 class _TacticCounter:
-    """Counts the timed tactics in the log of TensorRT 8.6, and names the layer being timed."""
+    """Progress of a TensorRT 8.6 build, from tactics in its log."""
 
     def __init__(self, request: BuildRequest) -> None:
         self._request = request
@@ -143,7 +143,7 @@ class _TacticCounter:
 
 
 def _set_monitor(library: Library, config: Any, request: BuildRequest) -> Any:
-    """Return the progress monitor of a build, None for a TensorRT without them."""
+    """Return a build's progress monitor, None if TensorRT has no monitors."""
     if library.generation == TRT_8:
         return None
     steps_of: dict[str, int] = {}

@@ -173,7 +173,7 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
 def _known_records(
     project: Project, stored: Iterable[ActionRecord]
 ) -> Callable[[str], list[ActionRecord]]:
-    """Return a lookup of the builds of a target, stored or recorded here.
+    """Return a lookup of a target's builds, stored or recorded here.
 
     A recorded build may be in the build folder only, and its outputs feed stored builds.
     """

@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def changed_figures(self) -> list[FigureChange]:
-        """The figures that differ."""
+        """The figures with a difference."""
         return [one for one in self.figures if one.first != one.second]
 
     @property
@@ -239,7 +239,7 @@ def _figure(one: FigureChange, name: str | None = None) -> str:
 
 
 def _latency(one: LatencyChange) -> str:
-    """Return a change as ``bench:m:ort opt: 1.23 → 1.30 ms (+5.7 %, +2.4 to +9.0 %): slower``."""
+    """Format as ``bench:m:ort opt: 1.23 → 1.30 ms (+5.7 %, …): slower``."""
     first, second = (
         significant(ms) + (f" [{significant(span[0])}, {significant(span[1])}]" if span else "")
         for ms, span in (

@@ -1,4 +1,4 @@
-"""doit debug: one stage in the foreground, with the inputs of its target."""
+"""doit debug: one stage in the foreground, with its target's inputs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _check_inputs(session: Session, action: Action) -> None:
 
 
 def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
-    """Return the job of a target with its outputs in a temporary folder."""
+    """Return a target's job, with its outputs in a temporary folder."""
     project = session.project
     paths = {role: outputs / ref.path for role, ref in action.outputs.items()}
     for path in paths.values():
@@ -110,7 +110,7 @@ def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
 def _run(
     session: Session, action: Action, job: Job, folder: Path, *, debugger: bool
 ) -> Mapping[str, Any]:
-    """Run the job while holding the locks that a build would hold."""
+    """Run the job under the same locks as a build."""
     locks = Locks(session.project.state / "locks")
     name = f"debug {action.target}"
     with (

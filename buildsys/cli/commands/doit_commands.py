@@ -135,7 +135,7 @@ class List(DoitCommand, DoitList):  # type: ignore[misc]
     def _print_task(
         self, template: str, task: Any, status: bool, list_deps: bool, tasks: Mapping[str, Any]
     ) -> None:
-        """Print one task; N instead of U for an unavailable one, Y instead of R for a noisy one."""
+        """Print one task, with N for unavailable and Y for noisy."""
         if status and not task.has_subtask and not self.dep_manager.status_is_ignore(task):
             session = task.session
             if not session.are_up_to_date([task.name]):

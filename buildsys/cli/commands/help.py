@@ -1,4 +1,4 @@
-"""doit help: the commands that make sense here, by subject."""
+"""doit help: the commands of this project, by subject."""
 
 from __future__ import annotations
 

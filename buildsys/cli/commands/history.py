@@ -50,7 +50,7 @@ class HistoryCommand(ProjectCommand):
     options = (JSON, option("count", "number of builds to show", long="", short="n", default="10"))
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print builds, newest first; the exit code is 0 with or without any."""
+        """Print builds, newest first. Having none is no error."""
         count = positive_integer("-n", options["count"])
         session = Session.read_only(root)
         file = history_file(session.project.state)
@@ -110,7 +110,7 @@ def _named(session: Session, history: History, name: str) -> _Named:
 
 
 def _engine_lines(history: History, named: _Named, engine: str, count: int) -> Iterator[str]:
-    """Yield the runs of one engine, with a table and a plot for each kind of machine."""
+    """Yield an engine's runs: a table and a plot for each machine."""
     groups: dict[tuple[str, str], list[Build]] = {}
     for build in named.builds:
         if build.stage in ENGINE_STAGES and build.variant == engine:
@@ -255,7 +255,7 @@ def _as_json(history: History, name: str, builds: Sequence[Build]) -> dict[str, 
 
 
 def _machine(history: History, build: Build) -> str:
-    """Return the name of a machine, with its id if several have the name."""
+    """Return a machine's name, with its id if the name is ambiguous."""
     name = build.machine or "an unknown machine"
     several = len(history.machines().get(build.machine, ())) > 1
     return f"{name} ({build.machine_id or 'without an id'})" if several else name

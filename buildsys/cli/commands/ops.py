@@ -157,7 +157,7 @@ def _read_registries() -> dict[str, Any]:
 
 @contextmanager
 def _progress(step: Path) -> Iterator[None]:
-    """Show the elapsed time and the reader's present step, which it writes into a file."""
+    """Show the elapsed time and the reader's current step from its file."""
     begun, ended, out = time.monotonic(), threading.Event(), sys.stderr
     begin, end = ("\r\033[K", "") if out.isatty() else ("", "\n")
 

@@ -166,7 +166,7 @@ def print_since(
 
 
 def changed_targets(now: Session, revision: str) -> list[str]:
-    """Return the targets that differ from a git revision, and those downstream.
+    """Return the targets changed since a git revision, and those downstream.
 
     Raises: UsageError: the revision is unknown, or its manifests are wrong.
     """

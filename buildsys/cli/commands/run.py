@@ -164,7 +164,7 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
         return max(code, write_files(self._files, self.results(session), "Build"))
 
     def request(self, params: Any, names: Sequence[str], session: Session) -> Requested:
-        """Return what the command line requests of a loaded project."""
+        """Return the command line's request for a loaded project."""
         del session
         reporter = params["reporter"]
         kind = reporter if isinstance(reporter, type) else type(reporter)

@@ -1,4 +1,4 @@
-"""doit stress: both graphs of a model against PyTorch at more sizes and inputs."""
+"""doit stress: a model's graphs against PyTorch, at more sizes and inputs."""
 
 from __future__ import annotations
 

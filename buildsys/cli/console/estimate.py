@@ -1,4 +1,4 @@
-"""Estimate of a run's remaining time, from the usual times of its targets.
+"""Estimate of a run's remaining time from its targets' usual times.
 
 A target without history takes the usual time of its stage in other models, or else the default of
 its stage. Both are an order of magnitude and shown as such.
@@ -43,7 +43,7 @@ class Remaining:
     is_rough: bool = False  # mostly of targets without history
 
     def __str__(self) -> str:
-        """Return ``about 3 min left``, or an order of magnitude: ``~3 min left, first build``."""
+        """Format as ``about 3 min left``, or ``~3 min left, first build``."""
         if not self.is_rough:
             return f"about {_rounded(self.seconds)} left"
         seconds = max(self.seconds, 1.0)
@@ -57,7 +57,7 @@ class _Usual(NamedTuple):
 
 
 class Estimate:
-    """The remaining time of one run, from what is known of its targets."""
+    """The remaining time of one run, from its targets' known times."""
 
     def __init__(self, session: Session, lines: Mapping[str, TargetLine], jobs: int) -> None:
         self._session = session
@@ -72,7 +72,7 @@ class Estimate:
         self._stopped.set()
 
     def learn(self) -> None:
-        """Look up the state and the usual time of all targets that have not run.
+        """Look up the state and usual time of all unfinished targets.
 
         Runs in a thread, half of the time: the models of a large project take seconds.
         """

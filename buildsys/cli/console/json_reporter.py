@@ -1,4 +1,4 @@
-"""doit's JSON reporter (``-r json``), with unavailable and noisy targets named as such."""
+"""doit's JSON reporter (``-r json``) with unavailable and noisy targets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TaskResult(DoitTaskResult):  # type: ignore[misc]  # doit has no type info
 
 
 class JsonReporter(DoitJsonReporter):  # type: ignore[misc]
-    """One JSON document; ``result`` is ``unavailable`` for what could not run, or ``noisy``."""
+    """One JSON document; ``result`` can also be ``unavailable`` or ``noisy``."""
 
     def get_status(self, task: Any) -> None:
         """Start the result of a task."""

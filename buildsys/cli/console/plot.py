@@ -17,7 +17,7 @@ Interval = tuple[float, float]
 def plot_lines(
     points: Sequence[tuple[float, Interval | None]], *, ascii_only: bool = False
 ) -> list[str]:
-    """Return a plot of values with their intervals, the first at the left.
+    """Return a plot of values and intervals, from left to right.
 
     Of more points than columns, the last are shown.
     """

@@ -97,7 +97,7 @@ class PlainDisplay:
         self._watch(line)
 
     def ended(self, line: TargetLine) -> None:
-        """Print the end of a target, its time, and its key figure or reason."""
+        """Print a target's end, with its time and key figure or reason."""
         word = "done" if line.status == "passed" else line.status
         reason, *details = line.reason.splitlines() or [""]
         self._print(word, line.target, line.took, reason or line.figure)
@@ -113,7 +113,7 @@ class PlainDisplay:
             self._heart.start()
 
     def beat(self) -> None:
-        """Print running targets that had no line in the last half minute."""
+        """Print running targets without a line in the last half minute."""
         now = self._clock()
         for target, shown in list(self._shown.items()):
             line = self._lines[target]
@@ -184,7 +184,7 @@ class LiveDisplay:
         """Do nothing: importing rich would delay the worker."""
 
     def works(self) -> None:
-        """Start drawing when a worker has started."""
+        """Start drawing: a worker has started."""
         self._live.start()
 
     def waits(self, line: TargetLine, holder: str) -> None:

@@ -170,7 +170,7 @@ class Reporter:
             self.session.close()
 
     def _print_end(self, *, interrupted: bool, broken: bool) -> None:
-        """Print what the run did, or that there was nothing to do."""
+        """Print the outcome of the run."""
         lines = list(self._lines.values())
         stale: Sequence[StaleOutputs] = ()
         # with `-s` dependencies don't run, without any failure
@@ -200,14 +200,14 @@ class Reporter:
         self._out.flush()
 
     def _write_pages(self, models: Collection[str]) -> str:
-        """Write the pages of models that this run has changed; return a line on them."""
+        """Write the pages of changed models; return a line for the console."""
         from buildsys.cli.html_pages import update_pages
 
         known = self.session.project.models
         return update_pages(self.session, [model for model in known if model in models])
 
     def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
-        """Print the number of up-to-date targets, and those that cannot run here."""
+        """Print the number of up-to-date targets, and the unavailable ones."""
         if not lines:
             why = "there is no manifest in the models folder yet"
             if self.session.project.broken:
@@ -264,7 +264,7 @@ class Reporter:
                     self._open_display().waits(line, event["holder"])
 
     def _warn(self, warning: str) -> None:
-        """Print a warning, on a terminal above what is redrawn."""
+        """Print a warning, on a terminal above the live display."""
         from buildsys.store.state_db import warn_on_stderr
 
         with self._lock:
@@ -274,7 +274,7 @@ class Reporter:
                 warn_on_stderr(warning)
 
     def _load(self) -> None:
-        """Import what the end of the run needs, then look up the usual times."""
+        """Load modules for the end of the run and the usual times."""
         import_module("buildsys.cli.console.run_summary")
         from buildsys.cli.console.estimate import Estimate
 
@@ -289,7 +289,7 @@ class Reporter:
         return self._estimate.remaining() if self._estimate else None
 
     def _open_display(self) -> PlainDisplay | LiveDisplay:
-        """Return the display, after the failures that it has not shown."""
+        """Return the display, with all earlier failures shown."""
         if self._display is None:
             self._display = open_display(self._out, self._lines, self._remaining)
         while self._unshown:

@@ -43,7 +43,7 @@ def print_summary(
     unshown: Collection[str] = (),
     pages: str = "",
 ) -> None:
-    """Print a table per model built in this run, stale outputs and failures.
+    """Print a table per built model, stale outputs and failures.
 
     ``unshown`` failures are printed in full, the others with their first sentence; ``pages`` is a
     line on the HTML pages.
@@ -96,7 +96,7 @@ def print_summary(
 
 
 def _print_failure(console: Console, session: Session, line: TargetLine, *, in_full: bool) -> None:
-    """Print the sentence, the log, and the command that reruns the stage alone."""
+    """Print a failure, its log, and the command for this stage alone."""
     finished = session.finished.get(line.target)
     sentence = line.reason if in_full or finished is None else finished.reason
     first, *details = printable(sentence).splitlines() or [""]
@@ -114,7 +114,7 @@ def _print_failure(console: Console, session: Session, line: TargetLine, *, in_f
 
 
 def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
-    """Return the number of targets that did not have to run, "" without restored ones."""
+    """Describe the targets up to date or restored, "" without restored ones."""
     counts = Counter(line.status for line in lines)
     if not counts["restored"]:
         return ""

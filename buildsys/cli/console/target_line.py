@@ -46,7 +46,7 @@ class TargetLine:
 
     @property
     def activity(self) -> str:
-        """What it does: counter, progress message and last line of its log."""
+        """The present activity: counter, progress message and last log line."""
         why = "" if self.why in OBVIOUS else self.why
         logged = last_line(self.log_file) if self.log_file else ""
         # the counter first: a narrow terminal cuts the rest

@@ -11,7 +11,7 @@ from buildsys.manifest.value_tree import FieldPath
 
 
 def gate_problems(view: ManifestView) -> Problems:
-    """Yield gates without limits, and baselines that cannot be compared with."""
+    """Yield gates without limits, and impossible baselines."""
     engines = view.maps("engines", ...)
     for path, gates in (*view.maps("gates"), *view.maps("engines", ..., "gates")):
         metrics = [name for name in METRICS if gates.get(name) is not None]

@@ -125,7 +125,7 @@ def _missing_callable(
 
 
 def _names_in(name: str, file: Path) -> tuple[list[str], str]:
-    """Return the global names of a Python file (``*``: star import) and any problem."""
+    """Return a Python file's global names (``*``: star import) and any problem."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in user code are not our business

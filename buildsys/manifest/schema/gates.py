@@ -1,4 +1,4 @@
-"""Gates: limits on the figures of an engine, relative to a baseline or absolute."""
+"""Gates: limits on an engine's figures, absolute or relative to a baseline."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ErrorGate(GateLimit):
 
 
 class GatesSpec(Spec):
-    """Gates of an engine; the baseline is the last build that did not fail them."""
+    """Gates of an engine. The baseline is the last build that did not fail them."""
 
     revision: str | None = Field(
         None, min_length=1, description="Baseline: the last build of this git revision."

@@ -160,7 +160,7 @@ class _AnyPolicy(Spec):
 
 
 class AutoPolicy(_AnyPolicy):
-    """The whole output relative to its largest magnitude, and parts of small magnitude."""
+    """The output relative to its largest magnitude, and small parts alone."""
 
     policy: Literal["auto"]
 
@@ -189,7 +189,7 @@ class PerChannelPolicy(_Policy):
 
 
 class TopKPolicy(_Policy):
-    """The k largest entries of every row and their values; ties may swap."""
+    """The k largest entries of each row, with values; ties may swap."""
 
     policy: Literal["top_k"]
     k: int = Field(5, ge=1, description="Number of entries.")
@@ -219,7 +219,7 @@ class DetectionsPolicy(_AnyPolicy):
 
 
 class TokensPolicy(_Policy):
-    """Equal integers; of floats the largest entry of the last axis, ties may swap."""
+    """Equal integers; floats by the last axis's largest entry, ties may swap."""
 
     policy: Literal["tokens"]
     agreement: float = Field(1.0, ge=0, le=1, description="Share of tokens that must agree.")
@@ -257,7 +257,7 @@ Compare = Annotated[
 
 
 class CallSpec(Spec):
-    """The arguments of forward(), for networks that take lists, dicts or other values.
+    """The arguments of forward(), for inputs in lists, dicts and other values.
 
     A string is the name of an input. Lists and maps stay lists and dicts, `{tuple: [...]}` is a
     tuple and `{text: ...}` a string; other values are passed as they are.

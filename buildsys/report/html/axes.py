@@ -12,7 +12,7 @@ _STEPS = (1.0, 2.0, 5.0)
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear or logarithmic axis from ``low`` at 0 to ``high`` at 100."""
+    """A linear or logarithmic axis: ``low`` at 0, ``high`` at 100."""
 
     low: float
     high: float
@@ -20,7 +20,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Iterable[float], *, is_log: bool = False, margin: float = 0.06) -> Axis:
-        """Return an axis that shows all ``values`` with a margin on both sides.
+        """Return an axis around all ``values`` with a margin on both sides.
 
         Values that cannot be shown (NaN, infinite, not positive on a logarithmic axis) are left
         out; without any the axis is from 1 to 10.
@@ -37,7 +37,7 @@ class Axis:
         return cls(low - span * margin, high + span * margin)
 
     def at(self, value: float) -> float:
-        """Return the position of ``value``; NaN is at the end, like too large values."""
+        """Return the position of ``value``. NaN is at the end, like too large values."""
         if math.isnan(value) or value >= self.high:
             return 100.0
         if value <= self.low:

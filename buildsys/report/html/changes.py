@@ -28,8 +28,9 @@ class PastBuild:
     def number(self, name: str) -> float | None:
         """Return a finite figure, None if it is not known."""
         value = self.figures.get(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if math.isfinite(value) else None
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return an interval, None if it is not known."""
@@ -56,7 +57,7 @@ def changes(
     verified: Sequence[PastBuild],
     timed: Sequence[PastBuild],
 ) -> Iterator[Change]:
-    """Yield the changes of size, error and latency, with the reason of the build.
+    """Yield changes of size, error and latency, with the build's reason.
 
     The builds of each target are the newest first; only those that passed are compared.
     """
@@ -101,7 +102,7 @@ def _error(engine: str, builds: Sequence[PastBuild]) -> Iterator[Change]:
 
 
 def _last_two(builds: Sequence[PastBuild], figure: str) -> tuple[float, float] | None:
-    """Return a figure of the last build but one and of the last, None if one is unknown."""
+    """Return a figure of the last two builds, None if unknown."""
     if len(builds) < 2:
         return None
     new, old = (build.number(figure) for build in builds[:2])

@@ -132,7 +132,7 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
 
 
 def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart | None:
-    """Draw the error of each output and case, with the limit, on a logarithmic axis.
+    """Draw the errors of outputs and cases and their limit, logarithmically.
 
     An error of 0 is at the left end, one that is not finite at the right. None without errors.
     """
@@ -240,7 +240,7 @@ def lines(
 
 
 def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Chart | None:
-    """Draw a value build by build, oldest first, with intervals and failed builds."""
+    """Draw a value by build, oldest first, with intervals and failures."""
     known = [(n, p, p.value) for n, p in enumerate(points) if p.value is not None and p.value > 0]
     if len(known) < 2:
         return None

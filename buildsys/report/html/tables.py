@@ -23,7 +23,7 @@ _LIMIT_TEXT = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a column that ends in ``>`` is aligned right."""
+    """A table; columns ending in ``>`` are aligned right."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

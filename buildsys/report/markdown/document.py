@@ -109,7 +109,7 @@ def _latencies(report: Report) -> Lines:
 
 
 def _targets(report: Report) -> Lines:
-    """Yield the targets with the reasons of failures; of many, those that have not passed."""
+    """Yield the targets with reasons of failures; of many, without passed ones."""
     yield from section("## Targets")
     lines = list(report.summary)
     if len(lines) > _MOST_ROWS:

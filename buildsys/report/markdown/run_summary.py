@@ -27,7 +27,7 @@ def run_summary(run: RunResults, title: str) -> str:
 
 
 def outcome(run: RunResults) -> str:
-    """Return the outcome of a run: ``1 failed, 2 never ran`` or ``passed, 3 unavailable``."""
+    """Return a run's outcome: ``1 failed, 2 never ran`` or ``passed``."""
     if run.status == REFUSED:
         return "nothing could run"
     if run.status == RUNNING:

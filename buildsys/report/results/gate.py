@@ -10,7 +10,7 @@ INCOMPARABLE = "not comparable"
 
 
 class GateCheck(TypedDict, total=False):
-    """One figure against its limit or its baseline; times in seconds, sizes in bytes."""
+    """One figure against its limit or baseline, in seconds or bytes."""
 
     metric: str
     status: str  # passed | failed | noisy | not comparable
@@ -26,7 +26,7 @@ class GateCheck(TypedDict, total=False):
 
 
 class GateBaseline(TypedDict, total=False):
-    """The build that an engine is compared with."""
+    """The earlier build in a comparison."""
 
     description: str
     engine: str  # digest

@@ -116,7 +116,7 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
 
 
 def read_report(path: Path) -> Report | None:
-    """Return the report in a result file, None if there is none or it is damaged."""
+    """Return the report in a result file, None if missing or damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -126,7 +126,7 @@ def read_report(path: Path) -> Report | None:
 
 
 def load_types() -> None:
-    """Resolve the types of reports, which takes longer than reading one."""
+    """Resolve the types of reports: it takes longer than reading one."""
     waiting: list[Any] = [Report]
     while waiting:
         kind = waiting.pop()
@@ -186,7 +186,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _instance(value: Any, kind: Any) -> Any:
-    """Return a dataclass; ``_WRONG_TYPE`` without one of the fields that have no default."""
+    """Return a dataclass, ``_WRONG_TYPE`` if a required field is missing."""
     if not isinstance(value, Mapping):
         return _WRONG_TYPE
     fields = ((name, one) for name, one in _fields(kind).items() if name in value)

@@ -72,7 +72,7 @@ def _describe(blocks_ns: Sequence[Sequence[int]]) -> Latencies:
 
 
 def _pieces(block: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the consecutive pieces of a block, none shorter than ``_PIECE_NS`` but a single one."""
+    """Yield consecutive pieces of at least ``_PIECE_NS``, or a shorter block."""
     first, taken = 0, 0
     rest = sum(block)
     for number, sample in enumerate(block):
@@ -112,6 +112,6 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
 
 
 def _interval_of_samples(figures: Latencies) -> tuple[float, float]:
-    """Return the interval over single samples: too narrow, but at least so wide is the real one."""
+    """Return the interval over single samples: a lower bound in width."""
     found = median_interval(figures["samples_ms"])
     return (found.low, found.high) if found else (figures["min_ms"], figures["max_ms"])

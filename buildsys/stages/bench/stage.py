@@ -27,7 +27,7 @@ _MALLOC = ("MALLOC_", "GLIBC_TUNABLES")
 
 
 def run(job: Job) -> StageResult:
-    """Time every case; ``unavailable`` if the engine cannot run, ``noisy`` if figures stay so."""
+    """Time every case. An engine that cannot run is ``unavailable``."""
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     options, gpu = job.options["engine"], job.options["bench"].get("gpu")
@@ -62,7 +62,7 @@ def run(job: Job) -> StageResult:
 
 
 def _verdict(figures: BenchResult) -> StageResult:
-    """Return the result: noisy figures are shown, but nothing may rely on them."""
+    """Return the result: noisy figures are shown, but not trusted."""
     reasons = figures["noisy"]
     if not reasons:
         return StageResult(figures=figures)

@@ -1,4 +1,4 @@
-"""Rounding noise of a graph: the effect of last bits on its outputs.
+"""Rounding noise of a graph: effects of last bits on outputs.
 
 Rounding the result of an operation has the effect of a small change of its operands (backward
 error analysis), so two right implementations differ about as much as one of them does after a

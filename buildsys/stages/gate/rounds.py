@@ -96,7 +96,7 @@ def measure_process(side: TimedFile, conditions: Conditions) -> Figures:
 
 
 def _peak_memory(pid: int) -> int | None:
-    """Return the peak resident memory of a process in bytes, if the system says so."""
+    """Return a process's peak resident memory in bytes, None if unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

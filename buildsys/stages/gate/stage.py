@@ -1,4 +1,4 @@
-"""The gate stage: compares the figures of an engine with limits and a baseline.
+"""The gate stage: an engine's figures against limits and a baseline.
 
 An earlier build that can run here is measured next to this one, in rounds of fresh processes.
 Otherwise its libraries have changed: then the figures that builds on this machine have left are
@@ -251,7 +251,7 @@ def _compare(
     rounds: Rounds,
     confidence: float,
 ) -> tuple[Change | None, str]:
-    """Return the change and how it was found, or None and the reason."""
+    """Return the change and its method, or None and the reason."""
     rises = metric in _RISES
     if baseline.missing:
         return None, baseline.missing

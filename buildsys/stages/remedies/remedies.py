@@ -193,7 +193,7 @@ def higher_opset_remedies(written: int, requested: int) -> list[Remedy]:
 def tried_remedies(
     remedies: Sequence[Remedy], attempt: Callable[[Mapping[str, Any]], str | None]
 ) -> list[Remedy]:
-    """Return the remedies that work. The last one names the others.
+    """Return the successful remedies. The last one names the others.
 
     ``attempt`` exports with changed options and returns the problem, "" or None if unknown. Only
     remedies that change nothing else are tried.

@@ -82,7 +82,7 @@ def throttle_shares(bits: Iterable[int | None]) -> dict[str, float]:
 
 
 def throttled(case: str, figures: Mapping[str, Any], limit: float = 0.0) -> Iterator[str]:
-    """Yield a sentence if the GPU was throttled in more than ``limit`` of a case's readings."""
+    """Yield a sentence for GPU throttling above ``limit`` of a case's readings."""
     shares = figures.get("throttle") or {}
     if any(share > limit for share in shares.values()):
         reasons = ", ".join(

@@ -1,4 +1,4 @@
-"""A stage in the foreground: one process on this terminal, without a server."""
+"""A stage in the foreground: a process on this terminal, without server."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def main() -> NoReturn:
 
 
 def _run(job: Job, *, debugger: bool) -> Message:
-    """Return the answer that a worker would send, after the traceback of an exception."""
+    """Return a worker's answer, after the traceback of any exception."""
     started, clock = datetime.now(timezone.utc), time.perf_counter()
     try:
         result = run_stage(job)
@@ -89,7 +89,7 @@ def _run(job: Job, *, debugger: bool) -> Message:
 
 
 def _origin(error: BaseException) -> BaseException:
-    """Return the first exception of a chain: an expected failure often hides the line at fault."""
+    """Return the first exception of a chain: later ones often hide it."""
     while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = cause
     return error

@@ -159,7 +159,7 @@ class ReadRecorder:
         ]
 
     def _is_temporary(self, read: Read, made: tuple[str, ...]) -> bool:
-        """Return True for a file or folder that the stage made and removed again.
+        """Return True for paths created and removed by the stage.
 
         A library in C makes files without an event, but not before the stage started.
         """
@@ -350,7 +350,8 @@ class ReadRecorder:
     def _add_mapped_files(self) -> None:
         """Add files still mapped, such as weights opened by a native library."""
         with suppress(OSError, ValueError):
-            with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123
+            maps = "/proc/self/maps"
+            with open(maps, encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123
                 names = {f"/{line.rstrip().partition('/')[2]}" for line in stream}
             for name in sorted(names):
                 known = (FILE, name) in self._seen or name in self._products

@@ -171,7 +171,7 @@ class Ability:
 
     @property
     def state(self) -> str:
-        """Return the state of what has this ability."""
+        """Return the state of the provider of this ability."""
         return UNKNOWN if self.unknown else MISSING if self.problem else OK
 
 

@@ -1,1 +1,1 @@
-"""doit nightly: everything that is stale, past failures, with files about the run."""
+"""doit nightly: build everything stale despite failures, and report on it."""

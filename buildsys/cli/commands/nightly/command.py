@@ -1,4 +1,4 @@
-"""doit nightly: build what is stale, past failures and broken manifests, and report on it."""
+"""doit nightly: build everything stale despite failures and broken manifests, then report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OFFERED = ("num_process",)  # of the options of doit run
 
 
 class Nightly(Run):
-    """A run of everything that is stale, with files about it in the build folder."""
+    """A run of everything stale, with a report in the build folder."""
 
     name = "nightly"
     doc_purpose = "build all that is stale, past failures, with JUnit XML and a summary"
@@ -67,7 +67,7 @@ class Nightly(Run):
 
     @property
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
-        """Doit's options of a run, of which few are offered, and ours."""
+        """A few of doit's options for runs, and ours."""
         hidden = {"short": "", "long": "", "inverse": ""}
         doits = ({**one, **hidden} for one in DoitRun.cmd_options if one["name"] not in _OFFERED)
         text = "number of targets at a time; by default one per GPU and one more"
@@ -85,7 +85,7 @@ class Nightly(Run):
         return DoitCommand.parse_execute(self, in_args)
 
     def execute(self, params: Any, args: list[str]) -> Any:
-        """Build under the lock of nightly runs; write files about the run however it ends."""
+        """Build under the lock of nightly runs, and always write the files."""
         if self._lock is not None:  # again, with a new database of doit
             return super().execute(params, args)
         name = params.get("dodoFile", "dodo.py")
@@ -147,7 +147,7 @@ class Nightly(Run):
         return True
 
     def request(self, params: Any, names: Sequence[str], session: Session) -> Requested:
-        """Return what to build; mark the targets to rebuild and repeat."""
+        """Return the requested tasks; mark the targets to rebuild and repeat."""
         assert self._lock is not None
         session.repeats_flaky = True
         requested = super().request(params, names, session)
@@ -165,7 +165,7 @@ class Nightly(Run):
         return requested._replace(every_task=requested.every_task or bool(session.rebuilds))
 
     def finish(self, session: Session, code: int) -> int:
-        """Write the files about the run, print what went wrong and return the exit code."""
+        """Write the files, print the failures and return the exit code."""
         assert self._lock is not None
         results = self.results(session, since=self._lock.run.since)
         if results.manifests:
@@ -196,7 +196,7 @@ class Nightly(Run):
         return os.path.relpath(index, self._root) if index.is_file() else None
 
     def _write(self, results: RunResults, code: int) -> int:
-        """Write the files about the run; return the exit code 2 if one cannot be written."""
+        """Write the files; return exit code 2 on a failure."""
         assert self._lock is not None
         previous = self._lock.previous
         document = {
@@ -247,7 +247,7 @@ def _stages(names: str) -> list[str]:
 def _rebuilds(
     session: Session, members: Collection[str], stages: Collection[str], when: str
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the targets to rebuild: those of the stages, and those that read their outputs."""
+    """Yield the targets of the stages to rebuild, and those downstream."""
     found: dict[str, str] = {}
     for target in session.in_order(members) if stages else ():
         action = session.actions[target]
@@ -262,7 +262,7 @@ def _rebuilds(
 def _pending(
     session: Session, rebuilds: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
-    """Return the requested rebuilds that no run has done since."""
+    """Return the requested rebuilds not done since."""
 
     def is_done(target: str, when: str) -> bool:
         runs = session.executor.ledger.history(target, _RECENT_RUNS)
@@ -283,7 +283,7 @@ def _killed(previous: NightlyRun | None) -> dict[str, Any] | None:
 
 
 def _print_end(results: RunResults, folder: Path, html: str | None) -> None:
-    """Print what failed, regressed or never ran, and the files."""
+    """Print failed, regressed and missed targets, and the files."""
     rows: list[Row] = []
     for manifest in results.manifests:
         rows += [Row("broken", error) for error in manifest.errors]

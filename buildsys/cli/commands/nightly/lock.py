@@ -1,4 +1,4 @@
-"""Lock of nightly runs, which also remembers what a run has not finished.
+"""Lock of nightly runs, with the unfinished work of a run.
 
 The kernel drops the lock with its process, while the file stays: whoever finds a running process in
 a file without a lock knows that it was killed.
@@ -51,7 +51,7 @@ class NightlyLock:
         self._write()
 
     def set_rebuilds(self, rebuilds: Mapping[str, tuple[str, str]]) -> None:
-        """Record what is still to be rebuilt."""
+        """Record the remaining rebuilds."""
         self.run = replace(self.run, rebuilds=rebuilds)
         self._write()
 
@@ -114,7 +114,7 @@ def _is_alive(run: NightlyRun) -> bool:
 
 
 def _read(handle: int) -> NightlyRun | None:
-    """Return the recorded run, None if there is none or it is damaged."""
+    """Return the recorded run, None if it is missing or damaged."""
     line = os.pread(handle, _MOST_BYTES, 0).partition(b"\n")[0]
     try:
         match json.loads(line):
