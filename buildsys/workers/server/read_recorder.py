@@ -151,11 +151,10 @@ class ReadRecorder:
                     folders += [f"{name}{os.sep}"] if kind == _FOLDER else []
                 elif not getattr(reads.get((kind, name)), "where", ""):
                     reads[kind, name] = Read(kind, name, where, before)
-        made = (*folders,)
         return [
             read._replace(written=read.name in written)
             for read in reads.values()
-            if not self._is_temporary(read, made)
+            if not self._is_temporary(read, tuple(folders))
         ]
 
     def _is_temporary(self, read: Read, made: tuple[str, ...]) -> bool:
@@ -243,8 +242,7 @@ class ReadRecorder:
         inside = name.startswith(self._roots)
         if not inside and name.startswith(self._ignored_outside):
             return
-        left_out = (part in name for part in (*_CACHES, *_LIBRARIES))
-        if name in self._products or any(left_out):
+        if name in self._products or any(part in name for part in (*_CACHES, *_LIBRARIES)):
             return
         caller = self._caller(frame)
         in_thread = not caller.ours and threading.get_ident() != self._thread
@@ -350,8 +348,7 @@ class ReadRecorder:
     def _add_mapped_files(self) -> None:
         """Add files still mapped, such as weights opened by a native library."""
         with suppress(OSError, ValueError):
-            maps = "/proc/self/maps"
-            with open(maps, encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123
+            with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as stream:
                 names = {f"/{line.rstrip().partition('/')[2]}" for line in stream}
             for name in sorted(names):
                 known = (FILE, name) in self._seen or name in self._products
