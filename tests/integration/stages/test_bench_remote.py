@@ -221,7 +221,7 @@ def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_pat
                           project=Path(asked["folder"]), folder=Path(asked["folder"]))
         contender = peer.bind(Path(asked["case"]), None)["engine"]
         print(peer.processes[0], flush=True)
-        contender.block(60, 1)
+        contender.block(600, 1)
     """)
     asked = {
         "engine": str(built.inputs["engine"]), "options": built.options["engine"],
@@ -235,7 +235,7 @@ def test_a_peer_ends_with_its_stage_even_when_that_is_killed(built: Job, tmp_pat
     process.kill()
     process.wait()
     process.stdout.close()
-    for _ in range(100):
+    for _ in range(3000):  # the block would take 600 s
         if not Path(f"/proc/{number}").exists():
             return
         time.sleep(0.05)
