@@ -38,7 +38,7 @@ from buildsys.report.results.report import Report
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
 from buildsys.system.file_locks import locked
-from buildsys.system.files import replace_file
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 
 if TYPE_CHECKING:
     from buildsys.history.database import Build
@@ -113,7 +113,7 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
 def _read_rows(path: Path) -> dict[str, IndexRow]:
     """Return the last index; a damaged file counts as empty."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_limited(path, MAX_RESULT_BYTES))
         return {
             str(model): IndexRow(
                 **{**row, "trend": tuple(row["trend"]), "tags": tuple(row["tags"])}
@@ -183,7 +183,8 @@ def _samples(
         if action.stage != "bench":
             continue
         try:
-            cases = json.loads((build / action.outputs["result"].path).read_bytes())["cases"]
+            file = build / action.outputs["result"].path
+            cases = json.loads(read_limited(file, MAX_RESULT_BYTES))["cases"]
             for case, figures in cases.items():
                 for name, contender in figures["contenders"].items():
                     samples = contender["samples_ms"]
@@ -203,7 +204,8 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
             if path.stat().st_size > _LARGEST_PICTURE:
                 yield GraphPicture(title, link=os.path.relpath(path, folder))
             else:
-                yield GraphPicture(title, svg=path.read_text(encoding="utf-8"))
+                svg = read_limited(path, _LARGEST_PICTURE).decode(errors="replace")
+                yield GraphPicture(title, svg=svg)
 
 
 def _engine_history(history: History, model: str, engine: str) -> EngineHistory:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.files import Stamp, replace_file, stamp
+from buildsys.system.files import MAX_RESULT_BYTES, Stamp, read_limited, replace_file, stamp
 
 SCHEMA = "buildsys/manifests/2"
 
@@ -53,7 +53,7 @@ class Cache:
 def read_cache(file: Path, configs: str) -> Cache:
     """Return the cache in ``file``, empty if broken or outdated."""
     try:
-        checksum, _, body = file.read_bytes().partition(b"\n")
+        checksum, _, body = read_limited(file, MAX_RESULT_BYTES).partition(b"\n")
         if int(checksum, 16) != zlib.crc32(body):
             return Cache()
         header, *texts = body.decode().split("\n")  # JSON on one line has no line breaks in it

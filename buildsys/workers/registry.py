@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.system import file_locks
-from buildsys.system.files import replace_file, stamp
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file, stamp
 from buildsys.system.processes import Process, time_limit_s
 from buildsys.workers.protocol import encode
 
@@ -133,8 +133,8 @@ def record_path(path: Path) -> Path:
 def read_record(path: Path) -> ServerRecord | None:
     """Return the record of the server at ``path``. None without a valid one."""
     try:
-        return ServerRecord(**json.loads(record_path(path).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return ServerRecord(**json.loads(read_limited(record_path(path), MAX_RESULT_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

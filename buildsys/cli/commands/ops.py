@@ -11,8 +11,9 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from buildsys.errors import ManifestErrors, StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
 from buildsys.report.formatting import duration
 from buildsys.report.results.reader import read_result
-from buildsys.system.files import replace_file
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 from buildsys.system.processes import run_python
 from buildsys.system.suggestions import nearest
 from buildsys.system.versions import python_version, tool_versions
@@ -128,13 +129,15 @@ def operator_table(state: Path) -> dict[str, Any]:
     digests = [hashlib.sha256(content).hexdigest() for content in code]
     key = json.dumps([sorted(library_versions().items()), digests])
     file = state / "operators" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):  # missing, or damaged
+        checksum, _, body = read_limited(file, MAX_RESULT_BYTES).partition(b"\n")
+        if int(checksum, 16) == zlib.crc32(body):
+            known: dict[str, Any] = json.loads(body)
+            return known
+    table = _read_registries()
     try:
-        known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return known
-    except (OSError, ValueError):  # missing, or cut off
-        table = _read_registries()
-    try:
-        replace_file(file, json.dumps(table).encode())
+        body = json.dumps(table).encode()
+        replace_file(file, b"%08x\n" % zlib.crc32(body) + body)
         tables = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in tables[:-_KEPT_TABLES]:
             old.unlink(missing_ok=True)

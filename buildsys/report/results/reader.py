@@ -118,7 +118,7 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
 def read_report(path: Path) -> Report | None:
     """Return the report in a result file, None if missing or damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_limited(path, MAX_RESULT_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     report = _convert(found, Report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,30 @@ def test_a_damaged_table_is_made_again_and_few_are_kept(
     for file in files:
         file.write_text("{")
     assert ops.operator_table(tmp_path) == {"number": len(made)} == {"number": 8}
+
+
+@pytest.mark.parametrize("attack", ["fifo", "huge", "nested", "types", "edited", "folder"])
+def test_a_hostile_table_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    counting(monkeypatch)
+    ops.operator_table(tmp_path)
+    (file,) = (tmp_path / "operators").iterdir()
+    content = file.read_bytes()
+    file.unlink()
+    if attack == "fifo":
+        os.mkfifo(file)
+    elif attack == "folder":
+        file.mkdir()
+    elif attack == "huge":
+        file.touch()
+        os.truncate(file, 1 << 40)
+    else:
+        damaged = {"nested": b"[" * 100_000, "types": b"[]", "edited": content.replace(b"1}", b"7}")}
+        file.write_bytes(damaged[attack])
+    assert ops.operator_table(tmp_path) == {"number": 2}
+    made_again = {"number": 3} if attack == "folder" else {"number": 2}  # it stays in the way
+    assert ops.operator_table(tmp_path) == made_again
 
 
 def test_a_table_that_cannot_be_cached_is_used_all_the_same(

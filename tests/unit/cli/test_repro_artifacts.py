@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import zipfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.cli.commands.repro.command import Artifact, compare_builds, first_difference
+from buildsys.cli.commands.repro.command import (
+    Artifact,
+    _lines,
+    compare_builds,
+    first_difference,
+)
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.plan.project_plan import plan_model
@@ -114,6 +122,43 @@ def test_differences_in_times_alone_are_recognized(tmp_path: Path) -> None:
         compared(tmp_path, record(1, 5), record(2, 6))["simplify/graph.json"].difference
         == "after.nodes differs"
     )
+
+
+def test_hostile_outputs_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    """What a file contains is described only where it can be read."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for number in range(1000):
+            file.writestr(f"\x1b[2J{number}", b"")
+    hostile = {
+        "simplify/graph.json": b"[" * 100_000,
+        "export/export.json": b"\xff",
+        "export/origins.json": b'{"\x1b[2J": 1' + b"0" * 5000 + b"}",
+        "reference/opt.npz": archive.getvalue(),
+        "reference/max.npz": archive.getvalue()[:-30],
+        "export/model.onnx": b"\xff" * 1000,
+        "export/model.onnx.data": b"",
+    }
+    found = compared(tmp_path, hostile, {name: content + b"x" for name, content in hostile.items()})
+    assert found.keys() == hostile.keys()
+    assert {one.first_byte for name, one in found.items()} == {len(one) for one in hostile.values()}
+    assert "".join(one.difference for one in found.values()) == ""
+
+
+def test_a_long_difference_is_cut_where_it_is_shown() -> None:
+    artifact = Artifact("export:net", "model.onnx", "", (9, 9), 0, f"node {'n' * 10_000}: bias")
+    (_, line) = _lines("net", [], [artifact], {})
+    assert line.endswith("nnn…")
+    assert len(line) < 400
+    assert artifact.as_json()["difference"].endswith("n: bias")
+
+
+def test_a_pipe_is_no_artifact(tmp_path: Path) -> None:
+    """Opening one would block."""
+    (tmp_path / "a/build/net/export").mkdir(parents=True)
+    os.mkfifo(tmp_path / "a/build/net/export/model.onnx")
+    artifact = compared(tmp_path, {}, {"export/model.onnx": b"x"})["export/model.onnx"]
+    assert (artifact.state, artifact.sizes) == ("in one build only", (None, 1))
 
 
 def test_only_the_report_reads_records() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,22 @@ def test_an_unwritable_copy_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StageError, match="cannot copy the project: Not a directory: "):
         copy_project(project(tmp_path / "p"), tmp_path / "file/c", without=())
+
+
+def test_special_files_are_left_out(tmp_path: Path) -> None:
+    root, copy = project(tmp_path / "p"), tmp_path / "c"
+    os.mkfifo(root / "data/pipe")
+    (root / "data/endless").symlink_to("/dev/zero")
+    (root / "data/huge.bin").touch()
+    os.truncate(root / "data/huge.bin", 1 << 40)
+    copy_project(root, copy, without=())
+    assert not (copy / "data/pipe").exists()
+    assert (copy / "data/endless").readlink() == Path("/dev/zero")
+    assert (copy / "data/huge.bin").readlink() == root / "data/huge.bin"
+
+
+def test_endlessly_nested_folders_are_one_sentence(tmp_path: Path) -> None:
+    root = project(tmp_path / "p")
+    (root / "/".join("d" * 250)).mkdir(parents=True)
+    with pytest.raises(StageError, match="cannot copy the project: more than 200 levels: /"):
+        copy_project(root, tmp_path / "c", without=())

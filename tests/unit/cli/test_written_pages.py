@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from buildsys.cli.html_pages import update_pages, write_pages
 from buildsys.cli.session import Session
 from buildsys.execution.outcome import Outcome
 from buildsys.history.database import Build, History, history_file
+from buildsys.report.assemble import assemble
+from buildsys.report.results.report import as_json
 
 LATENCY = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.9, 2.1]}
 
@@ -82,6 +85,23 @@ def test_damaged_results_and_history_leave_a_page(session: Session) -> None:
     for path in session.project.build.rglob("*.json"):
         path.write_text('{"cases": {"opt": 5}}')
     assert "FAILED" in page(session)
+
+
+def test_huge_results_and_rows_leave_a_page(session: Session) -> None:
+    """None of them is read as a whole."""
+    write_pages(session, ["net"])
+    for path in (session.project.state / "index_rows.json", *session.project.build.rglob("*.json")):
+        os.truncate(path, 1 << 40)
+    assert "FAILED" in page(session)
+
+
+def test_a_picture_in_no_encoding_is_replaced(session: Session) -> None:
+    report, build = session.actions["report:net"], session.project.build
+    content = as_json(assemble("net", report.options["manifest"], {}, {}))
+    (build / report.outputs["result"].path).write_text(json.dumps({"model": "net", **content}))
+    picture = next(ref.path for role, ref in report.outputs.items() if role.startswith("picture."))
+    (build / picture).write_bytes(b"<svg><title>\xff</title></svg>")
+    assert "<title>\N{REPLACEMENT CHARACTER}</title>" in page(session)
 
 
 def test_the_index_keeps_other_models_and_drops_removed_ones(session: Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -168,15 +169,18 @@ def test_errors_are_repeated_and_valid_files_stay_cached(project, resolved):
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"garbage", b"00000000\n{}", b"\xff\xfe", None],
-    ids=["empty", "text", "checksum", "bytes", "flip"],
+    [b"", b"garbage", b"00000000\n{}", b"\xff\xfe", None, "huge"],
+    ids=["empty", "text", "checksum", "bytes", "flip", "huge"],
 )
 def test_a_broken_cache_is_replaced(project, resolved, damage):
     project.model()
     _warm(project, resolved)
     file = project.root / ".buildsys/manifests.json"
     content = file.read_bytes()
-    file.write_bytes(content.replace(b"resnet18", b"resnet19") if damage is None else damage)
+    if damage == "huge":
+        os.truncate(file, 1 << 40)
+    else:
+        file.write_bytes(content.replace(b"resnet18", b"resnet19") if damage is None else damage)
     assert project.load().models["net"].data["source"]["torchvision"] == "resnet18"
     assert resolved
     resolved.clear()

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import re
 import types
 import typing
@@ -209,6 +210,8 @@ def test_the_report_reads_its_own_json(results: Results, tmp_path: Path) -> None
     for text in ("", "[]", "{}", '{"model": "tiny"}', "[" * 100_000):
         path.write_text(text)
         assert read_report(path) is None
+    os.truncate(path, 1 << 40)
+    assert read_report(path) is None
     assert read_report(tmp_path / "missing.json") is None
 
 

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 import buildsys.store.file_digests as digest_module
 from buildsys.errors import StageError
-from buildsys.store.file_digests import DigestCache, hash_file
+from buildsys.store.file_digests import DigestCache, boot_id, hash_file
 from buildsys.store.state_db import StateDb
 from buildsys.system import files
 from buildsys.system.files import SETTLE_NS
@@ -128,6 +128,16 @@ def test_a_digest_from_before_a_restart_is_not_used(
     monkeypatch.setattr(digest_module, "boot_id", lambda: "the one after that")
     assert DigestCache(db).digest(path).digest == sha(b"x")
     assert reads == ["f", "f", "f"]
+
+
+def test_the_boot_has_the_id_of_the_kernel_or_a_random_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+    def fail(*_: object, **__: object) -> str:
+        raise OSError
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    assert boot_id.__wrapped__() != boot_id.__wrapped__()
 
 
 def test_many_large_files_are_read_in_threads(db: StateDb, tmp_path: Path) -> None:

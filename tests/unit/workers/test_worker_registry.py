@@ -45,7 +45,10 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert registry.read_record(path) is None
     registry.write_record(path, RECORD)
     assert registry.read_record(path) == RECORD
-    registry.record_path(path).write_text("{}")
+    for text in ("{}", "[" * 100_000, "\xff"):
+        registry.record_path(path).write_text(text, encoding="latin-1")
+        assert registry.read_record(path) is None
+    os.truncate(registry.record_path(path), 1 << 40)
     assert registry.read_record(path) is None
     registry.remove(path)
     assert not list(tmp_path.iterdir())

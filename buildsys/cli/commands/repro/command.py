@@ -43,6 +43,7 @@ EQUAL, DIFFERENT, NOT_EXPECTED, ONE_SIDED = (
     "equal", "different", "not expected to be equal", "in one build only",
 )  # fmt: skip
 _PIECE_BYTES = 1 << 20
+_LONGEST = 300  # of a difference: names in files may have any length
 _TIMES = frozenset({"started", "seconds", "peak_rss_mib", "build_seconds", "phases"})
 
 
@@ -142,7 +143,8 @@ def _lines(
         text = sizes[0] if sizes[0] == sizes[1] else " / ".join(sizes)
         if one.first_byte is not None:
             text += f", first differing byte {one.first_byte}"
-        text += f": {one.difference}" if one.difference else ""
+        cut = "…" if len(one.difference) > _LONGEST else ""
+        text += f": {one.difference[:_LONGEST]}{cut}" if one.difference else ""
         text += f" ({one.exemption})" if one.exemption and one.state != EQUAL else ""
         state = one.state.upper() if one.is_broken else one.state
         rows.append((f"  {state}", one.target, one.file, text))

@@ -23,6 +23,7 @@ from buildsys.system.processes import package_environment
 BUILD = "build"
 _END_LIMIT_S = 10.0  # for a build to stop its workers
 _COPIED_BYTES = 1 << 20  # larger files (weights, data) are linked: their place does not matter
+_DEEPEST = 200  # folders; Python removes the copy recursively
 _LEFT_OUT = {"__pycache__", "node_modules"}
 _WORD_WIDTH = 13  # of the first column in plain output
 _ENDS = {"done": "passed", "unavailable": "unavailable", "noisy": "noisy", "failed": "failed"}
@@ -155,7 +156,9 @@ def _running(
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a doit process; stop it if the block is left early."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, cwd=cwd, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, cwd=cwd, stdout=pipe, text=True, errors="replace"
+    ) as process:
         try:
             yield process
             process.wait()
@@ -183,8 +186,10 @@ def copy_project(root: Path, target: Path, *, without: Collection[Path]) -> None
 
 
 def _copy_folder(folder: Path, target: Path, root: Path, without: frozenset[Path]) -> None:
+    if len(folder.parts) - len(root.parts) > _DEEPEST:
+        raise StageError(f"cannot copy the project: more than {_DEEPEST} levels: {folder}")
     target.mkdir(parents=True)
-    for entry in os.scandir(folder):
+    for entry in list(os.scandir(folder)):  # it is closed before an error
         path, copy = Path(entry.path), target / entry.name
         if path in without or entry.name in _LEFT_OUT:
             continue
