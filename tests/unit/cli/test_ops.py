@@ -70,7 +70,11 @@ def test_a_hostile_table_is_made_again(
         file.touch()
         os.truncate(file, 1 << 40)
     else:
-        damaged = {"nested": b"[" * 100_000, "types": b"[]", "edited": content.replace(b"1}", b"7}")}
+        damaged = {
+            "nested": b"[" * 100_000,
+            "types": b"[]",
+            "edited": content.replace(b"1}", b"7}"),
+        }
         file.write_bytes(damaged[attack])
     assert ops.operator_table(tmp_path) == {"number": 2}
     made_again = {"number": 3} if attack == "folder" else {"number": 2}  # it stays in the way
