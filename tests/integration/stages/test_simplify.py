@@ -247,6 +247,26 @@ def test_a_result_that_cannot_run_fails(tmp_path: Path, monkeypatch: pytest.Monk
     assert caught.value.hint == "simplify: {tool: none} keeps the exported graph"
 
 
+def test_a_graph_broken_by_fusing_is_simplified_without(tmp_path: Path) -> None:
+    """onnxsim drops the empty inputs of Concat, even if the axis is not the empty one."""
+    names = ("rows", "columns", "channels")
+    places = {name: np.zeros((0, 8, 1), np.int64) for name in names}
+    nodes = [
+        helper.make_node("Concat", [*places], ["places"], axis=-1),
+        helper.make_node("ScatterND", ["x", "places", "updates"], ["z"]),
+        helper.make_node("Neg", ["z"], ["y"]),
+    ]
+    shape = (FLOAT, ["batch", 3, 8, 8])
+    constants = {**places, "updates": np.zeros((0, 8, 8), np.float32)}
+    model = make_model(nodes, {"x": shape}, {"y": shape}, constants)
+    result = simplify.run(simplify_job(tmp_path, model))
+    assert result.status == "passed", result.reason
+    (warning,) = result.figures["warnings"]
+    assert warning.startswith("simplification broke the graph: ONNX Runtime cannot run the graph:")
+    assert warning.endswith("; simplified without fusing instead")
+    assert "Concat" not in result.figures["after"]["operators"]
+
+
 def test_an_invalid_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _sabotaged(monkeypatch, lambda model: model.graph.node.reverse())
     with pytest.raises(CheckFailed, match="the graph from onnxsim is not valid ONNX"):
