@@ -11,8 +11,9 @@ from buildsys.cli.command import unknown_name
 from buildsys.cli.console.rows import time_ago
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
+from buildsys.history.builds import Build
 from buildsys.history.compare import builds_at
-from buildsys.history.database import Build, History
+from buildsys.history.database import History
 from buildsys.history.recorder import machine_id
 from buildsys.plan.project_plan import model_of
 

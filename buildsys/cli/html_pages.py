@@ -41,7 +41,7 @@ from buildsys.system.file_locks import locked
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 
 if TYPE_CHECKING:
-    from buildsys.history.database import Build
+    from buildsys.history.builds import Build
 
 FOLDER = "report"  # in the build folder
 _ROWS = "index_rows.json"  # in the state folder: the index without reading all reports

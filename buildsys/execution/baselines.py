@@ -19,7 +19,8 @@ from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 
 if TYPE_CHECKING:
-    from buildsys.history.database import Build, History
+    from buildsys.history.builds import Build
+    from buildsys.history.database import History
 
 ENGINE = "baseline:engine"  # the label in keys
 NONE = "none"
@@ -133,7 +134,10 @@ class Baselines:
 
     @property
     def _history(self) -> History:
-        from buildsys.history.database import History, history_file  # only with a pinned revision
+        from buildsys.history.database import (
+            History,
+            history_file,  # only with a pinned revision
+        )
 
         return History.read_only(history_file(self._state))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from buildsys.history.database import Build, History, Measurement, machine_differences
+from buildsys.history.builds import Build, Measurement
+from buildsys.history.database import History
 
 SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"
 INCOMPARABLE, NO_INTERVAL = "not comparable", "no interval"
 _COMPLETE = ("passed", "noisy")
 _ENGINE = "engine"  # begins the names of an engine's contenders
+_COMPARED_DEVICES = ("cpu.model", "cpu.cores", "gpu.name", "gpu.compute_capability")
 _FIGURES = {
     "export": ("bytes", "nodes"),
     "simplify": ("bytes", "nodes"),
@@ -81,6 +83,19 @@ def compare_figures(pairs: Sequence[tuple[Build, Build]]) -> list[FigureChange]:
         for name in _FIGURES.get(second.stage, ())
         if name in first.figures and name in second.figures
     ]
+
+
+def machine_differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[str, ...]:
+    """Return obstacles to comparing figures of two environments.
+
+    Only hardware counts. Drivers and libraries are causes of a change, not obstacles.
+    """
+    found = []
+    for name in _COMPARED_DEVICES:
+        one, other = first.get(f"device:{name}"), second.get(f"device:{name}")
+        if one is not None and other is not None and one != other:
+            found.append(f"{name} is {one} and {other}")
+    return tuple(found)
 
 
 def compare_latencies(history: History, first: Build, second: Build) -> list[LatencyChange]:

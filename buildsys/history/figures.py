@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.history.database import GPU, HOST, KEEP_SAMPLES, Measurement, evenly_spaced
+from buildsys.history.builds import GPU, HOST, KEEP_SAMPLES, Measurement, evenly_spaced
 from buildsys.report.results.bench import (
     BenchResult,
     ContenderResult,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import UsageError
-from buildsys.history.database import BUILD_COLUMNS, HISTORY, Build, History, read_build
+from buildsys.history.builds import BUILD_COLUMNS, Build, read_build
+from buildsys.history.database import HISTORY, History
 from buildsys.store.state_db import ReadOnlyStateDb, Row
 
 _AT_ONCE = 200  # builds in a transaction, so that builds in progress do not wait long

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.history.database import Build, History, digest_of
+from buildsys.history.builds import Build
+from buildsys.history.database import History, digest_of
 from buildsys.history.figures import build_figures, read_measurements
 from buildsys.report.formatting import duration
 from buildsys.store.state_db import warn_on_stderr

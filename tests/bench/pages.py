@@ -29,7 +29,8 @@ from tiny_results import PASSING, Results  # noqa: E402
 from buildsys.cli.html_pages import write_pages  # noqa: E402
 from buildsys.cli.session import Session  # noqa: E402
 from buildsys.execution.outcome import Outcome  # noqa: E402
-from buildsys.history.database import Build, History, digest_of, history_file  # noqa: E402
+from buildsys.history.builds import Build  # noqa: E402
+from buildsys.history.database import History, digest_of, history_file  # noqa: E402
 from buildsys.plan.action import Action  # noqa: E402
 from buildsys.report.assemble import assemble  # noqa: E402
 from buildsys.report.results.report import as_json  # noqa: E402

@@ -19,6 +19,7 @@ from buildsys.errors import StageError, UsageError
 from buildsys.execution.action_key import flatten_options
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.stale_reasons import Reason, format_reasons, part_reasons
+from buildsys.history.builds import Build
 from buildsys.history.compare import (
     INCOMPARABLE,
     NO_INTERVAL,
@@ -27,7 +28,7 @@ from buildsys.history.compare import (
     compare_figures,
     compare_latencies,
 )
-from buildsys.history.database import Build, History, history_file
+from buildsys.history.database import History, history_file
 from buildsys.report.formatting import count, duration, error, plural, significant, size
 from buildsys.store.object_store import Store
 

@@ -26,7 +26,8 @@ from buildsys.cli.console.plot import plot_lines
 from buildsys.cli.console.rows import format_table, time_ago
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
-from buildsys.history.database import RAN, RESTORED, Build, History, history_file
+from buildsys.history.builds import RAN, RESTORED, Build
+from buildsys.history.database import History, history_file
 from buildsys.history.merge import import_history
 from buildsys.report.formatting import TIMES, duration, error, plural, significant, size
 

@@ -14,7 +14,8 @@ import pytest
 from project_folder import TIMEOUT_S, Ran, wait_until
 from ready_project import VALUES, ReadyProject, contents, targets
 
-from buildsys.history.database import RAN, RESTORED, History
+from buildsys.history.builds import RAN, RESTORED
+from buildsys.history.database import History
 
 UP_TO_DATE = Ran(0, "everything is up to date (8 targets)\n", "")
 ALL = targets("a")

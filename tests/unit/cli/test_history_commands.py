@@ -13,7 +13,8 @@ import pytest
 from buildsys.cli.commands.compare import Compare
 from buildsys.cli.commands.history import HistoryCommand
 from buildsys.errors import UsageError
-from buildsys.history.database import HOST, Build, History, Measurement, digest_of
+from buildsys.history.builds import HOST, Build, Measurement
+from buildsys.history.database import History, digest_of
 from buildsys.history.recorder import machine_id
 from buildsys.report.formatting import TIMES
 

@@ -14,7 +14,8 @@ from buildsys.cli import html_pages
 from buildsys.cli.html_pages import update_pages, write_pages
 from buildsys.cli.session import Session
 from buildsys.execution.outcome import Outcome
-from buildsys.history.database import Build, History, history_file
+from buildsys.history.builds import Build
+from buildsys.history.database import History, history_file
 from buildsys.report.assemble import assemble
 from buildsys.report.results.report import as_json
 

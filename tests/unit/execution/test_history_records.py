@@ -10,7 +10,8 @@ from tiny_project import ALL, BENCH, ENGINE, EXPORT, make_executor, make_project
 
 from buildsys.errors import BuildsysError
 from buildsys.execution.executor import Executor
-from buildsys.history.database import Build, History
+from buildsys.history.builds import Build
+from buildsys.history.database import History
 from buildsys.history.recorder import Checkout, Recorder
 
 

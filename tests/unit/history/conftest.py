@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from recorded_builds import TARGET, MakeBuild
 
-from buildsys.history.database import RAN, Build, History
+from buildsys.history.builds import RAN, Build
+from buildsys.history.database import History
 
 
 @pytest.fixture

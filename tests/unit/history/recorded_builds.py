@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from buildsys.history.database import HOST, Build, Measurement
+from buildsys.history.builds import HOST, Build, Measurement
 
 MakeBuild = Callable[..., Build]
 TARGET = "bench:m:ort"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from recorded_builds import MEASUREMENT, MakeBuild
 
+from buildsys.history.builds import Build, Measurement
 from buildsys.history.compare import (
     FASTER,
     INCOMPARABLE,
@@ -16,8 +17,9 @@ from buildsys.history.compare import (
     builds_at,
     compare_figures,
     compare_latencies,
+    machine_differences,
 )
-from buildsys.history.database import Build, History, Measurement, digest_of
+from buildsys.history.database import History, digest_of
 
 ENVIRONMENT = '{"device:cpu.model": "A"}'
 
@@ -105,3 +107,10 @@ def test_baselines_and_missing_cases_are_not_compared(
     torch, other = replace(MEASUREMENT, contender="torch"), replace(MEASUREMENT, case="max")
     builds = [measured(history, make_build, torch, one) for one in (MEASUREMENT, other)]
     assert compare_latencies(history, *builds) == []
+
+
+def test_only_hardware_makes_environments_incomparable() -> None:
+    base = {"device:cpu.model": "A", "device:gpu.driver": "570", "tool:onnxruntime": "1.22"}
+    assert machine_differences(base, {**base, "device:gpu.driver": "580"}) == ()
+    assert machine_differences(base, {"device:gpu.name": "L4"}) == ()
+    assert machine_differences(base, {**base, "device:cpu.model": "B"}) == ("cpu.model is A and B",)

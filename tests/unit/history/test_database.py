@@ -10,17 +10,8 @@ from recorded_builds import MEASUREMENT, TARGET, MakeBuild
 
 from buildsys.errors import StageError, UsageError
 from buildsys.history import database
-from buildsys.history.database import (
-    FULL_BENCHMARKS,
-    GPU,
-    KEEP_SAMPLES,
-    RESTORED,
-    THINNED_SAMPLES,
-    History,
-    digest_of,
-    evenly_spaced,
-    machine_differences,
-)
+from buildsys.history.builds import GPU, KEEP_SAMPLES, RESTORED, evenly_spaced
+from buildsys.history.database import FULL_BENCHMARKS, THINNED_SAMPLES, History, digest_of
 
 
 def test_a_build_survives_a_round_trip(history: History, make_build: MakeBuild) -> None:
@@ -219,10 +210,3 @@ def test_a_read_only_disk_is_an_error_for_writes(
     monkeypatch.setattr(database.StateDb, "_open", refuse)
     with pytest.raises(StageError, match="database or disk is full"):
         history.add(make_build())
-
-
-def test_only_hardware_makes_environments_incomparable() -> None:
-    base = {"device:cpu.model": "A", "device:gpu.driver": "570", "tool:onnxruntime": "1.22"}
-    assert machine_differences(base, {**base, "device:gpu.driver": "580"}) == ()
-    assert machine_differences(base, {"device:gpu.name": "L4"}) == ()
-    assert machine_differences(base, {**base, "device:cpu.model": "B"}) == ("cpu.model is A and B",)

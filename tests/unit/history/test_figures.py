@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.history.database import KEEP_SAMPLES, evenly_spaced
+from buildsys.history.builds import KEEP_SAMPLES, evenly_spaced
 from buildsys.history.figures import build_figures, measurements, read_measurements
 
 

@@ -12,7 +12,8 @@ from recorded_builds import MakeBuild
 
 from buildsys.errors import StageError
 from buildsys.history import recorder as recorder_module
-from buildsys.history.database import Build, History
+from buildsys.history.builds import Build
+from buildsys.history.database import History
 from buildsys.history.recorder import Checkout, Recorder, machine_id
 
 CHECKOUT = Checkout("host/acme/models", "abc", True)
