@@ -22,10 +22,9 @@ from buildsys.history.recorder import Checkout
 from buildsys.manifest.project import Project, load_project
 from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.report.formatting import plural
-from buildsys.store.ledger import ActionRecord
-
-# set when a git hook calls us
-_GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+from buildsys.store.ledger import PASSED, ActionRecord, Ledger
+from buildsys.store.object_store import Store
+from buildsys.system.git import run_git
 
 
 class Revision(NamedTuple):
@@ -180,14 +179,7 @@ class _Git:
     def _run(
         self, *arguments: str, index: Path | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        kept = {name: value for name, value in os.environ.items() if name not in _GIT_VARIABLES}
-        environment = {**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-        if index is not None:
-            environment["GIT_INDEX_FILE"] = str(index)
-        folder = self._folder if index is None else self.top
-        # a sparse work tree would leave files out
-        command = ["git", "-c", "core.sparseCheckout=false", "-C", str(folder), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, check=False)
+        return run_git(self._folder if index is None else self.top, *arguments, index=index)
 
 
 class Reached(NamedTuple):
@@ -233,6 +225,21 @@ def builds_of(
             return None
         planned = planned_builds(at.project.root, at.project.build, actions)
     return planned.matching(target, records)
+
+
+def recorded_builds(ledger: Ledger, store: Store) -> RecordsOf:
+    """Return a function for the passed builds of a target, recorded or stored, newest first."""
+    stored: dict[str, list[ActionRecord]] = {}
+    for one in store.actions():
+        stored.setdefault(one.record.target, []).append(one.record)
+
+    def records(target: str) -> list[ActionRecord]:
+        found = {record.key: record for record in stored.get(target, ())}
+        found |= {record.key: record for record in ledger.records(target)}
+        passed = (record for record in found.values() if record.status == PASSED)
+        return sorted(passed, key=lambda record: record.started, reverse=True)
+
+    return records
 
 
 def _planned(project: Project, state: Path) -> PlannedBuilds:

@@ -215,19 +215,9 @@ def _earlier_record(ledger: Ledger, action: Action, name: str, steps: int) -> Ac
 def _record_at_revision(
     session: Session, ledger: Ledger, store: Store, action: Action, revision: str
 ) -> ActionRecord:
-    from buildsys.cli.git_revision import builds_of
+    from buildsys.cli.git_revision import builds_of, recorded_builds
 
-    stored: dict[str, list[ActionRecord]] = {}
-    for one in store.actions():
-        stored.setdefault(one.record.target, []).append(one.record)
-
-    def records(target: str) -> list[ActionRecord]:
-        """Return the builds of a target, recorded or stored, newest first."""
-        found = {record.key: record for record in stored.get(target, ())}
-        found |= {record.key: record for record in ledger.records(target)}
-        passed = (record for record in found.values() if record.status == PASSED)
-        return sorted(passed, key=lambda record: record.started, reverse=True)
-
+    records = recorded_builds(ledger, store)
     target = action.target
     found = builds_of(session.project, revision, target, records)
     if found is None:

@@ -138,6 +138,7 @@ class Session(TargetNames):
             on_event=lambda target, event: self.on_event(target, event),
             notify=notify,
             make_recorder=self._make_recorder,
+            keys_at=self._keys_at_revision,
         )
 
     def _make_recorder(self) -> Recorder:
@@ -151,6 +152,19 @@ class Session(TargetNames):
             partial(read_checkout, project.root, (project.build, project.state)),
             lambda model: project.models[model].text,
         )
+
+    def _keys_at_revision(self, revision: str, target: str) -> frozenset[str]:
+        """Return the keys of all builds with a target's inputs at a git revision."""
+        from buildsys.cli.git_revision import builds_of, recorded_builds
+        from buildsys.execution.build_cache import store_folder
+        from buildsys.store.object_store import Store
+
+        records = recorded_builds(self.executor.ledger, Store(store_folder(self.project.state)))
+        try:
+            found = builds_of(self.project, revision, target, records)
+        except (BuildsysError, OSError):  # its manifests are wrong, or there is no space
+            return frozenset()
+        return frozenset(record.key for record in found or ())
 
     def is_fresh(self, target: str) -> bool:
         """Return True if a target is up to date.

@@ -1,22 +1,26 @@
 """Baselines of gates: earlier builds.
 
-The baseline of a gate is part of its key, by the digest of the earlier engine. A build that passes
-becomes the baseline of the next engine, not its own: an engine that has been compared keeps the
-baseline of that comparison, as its record says. So a passed gate stays up to date, and going back
-to an earlier engine restores its verdict. Failed gates have no record and become no baseline.
+The baseline of a gate is part of its key, by the digest of the earlier engine. A build, which is an
+engine with its libraries, becomes the baseline of the next one when it passes, not its own: a build
+that has been compared keeps the baseline of that comparison, as its record says. So a passed gate
+stays up to date, and going back to an earlier engine restores its verdict. Failed gates have no
+record and become no baseline.
 """
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from buildsys.plan.action import Action, BaselineRef
-from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
+from buildsys.plan.action import Action
+from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
+from buildsys.system.git import run_git
 
 if TYPE_CHECKING:
     from buildsys.history.builds import Build
@@ -29,30 +33,54 @@ _PINNED = "config:revision"
 _ENVIRONMENT = ("device:", "env:")
 _LIBRARIES = ("tool:",)
 _SHOWN_DIGITS = 12
-_GIT_LIMIT_S = 10.0
+_SHOWN_DIFFERENCES = 3
 Parts = Mapping[str, str]
+
+
+# (revision, target) -> keys of the builds with the inputs of the revision
+KeysAtRevision = Callable[[str, str], frozenset[str]]
+
+
+class _Commit(NamedTuple):
+    """The commit of a pinned revision, or why there is none."""
+
+    name: str
+    problem: str = ""
+    hint: str = ""
 
 
 class Baselines:
     """The baselines of a project's gates, from ledger and history."""
 
-    def __init__(self, ledger: Ledger, project: Path, state: Path) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        project: Path,
+        state: Path,
+        keys_at: KeysAtRevision = lambda *_: frozenset(),
+    ) -> None:
         self._ledger = ledger
         self._project = project
         self._state = state
+        self._keys_at = cache(keys_at)
 
     def parts(self, action: Action, parts: Parts) -> dict[str, str]:
         """Return the part of the baseline. ``parts`` are the others of the key."""
         if action.baseline is None:
             return {}
+        pin, own = action.baseline.revision, _build_of(action, parts)
         records = self._comparable(action, parts)
+        compared = None
         for record in records:  # compared before, with a baseline or without one
             same_pin = record.parts.get(_PINNED) == parts.get(_PINNED)
-            if same_pin and _engine(action, record.parts) == _engine(action, parts):
-                return {ENGINE: record.parts.get(ENGINE, NONE)}
-        if action.baseline.revision:
-            build = self._pinned(action.baseline)
-            return {ENGINE: build.outputs.get("engine", NONE) if build else NONE}
+            if same_pin and _build_of(action, record.parts) == own:
+                compared = record
+                break
+        if compared is not None and (not pin or compared.status == PASSED):
+            return {ENGINE: compared.parts.get(ENGINE, NONE)}
+        if pin:
+            build = self._pinned(action, parts, thorough=compared is None)
+            return {ENGINE: build.outputs["engine"] if build else NONE}
         return {ENGINE: _engine(action, records[0].parts) if records else NONE}
 
     def fetch(
@@ -63,24 +91,42 @@ class Baselines:
         The stage gets ``missing`` without a baseline, or ``reason`` if it cannot run here.
         """
         assert action.baseline is not None
-        digest, records = parts.get(ENGINE, NONE), self._comparable(action, parts)
-        record = next((r for r in records if _engine(action, r.parts) == digest), None)
-        build = self._pinned(action.baseline) if record is None else None
+        digest, own = parts.get(ENGINE, NONE), _engine(action, parts)
+        pin = action.baseline.revision
+        own_build = _build_of(action, parts)
+        others = [
+            record
+            for record in self._comparable(action, parts)
+            if _build_of(action, record.parts) != own_build
+        ]
+        record = next((r for r in others if _engine(action, r.parts) == digest), None)
+        build = self._with_engine(action, parts, digest) if pin and record is None else None
+        described: dict[str, Any] = {"current": own, "reason": ""}
         if digest == NONE or (record is None and build is None):
-            return {"missing": self._why_none(action, records)}, {}
-        described: dict[str, Any] = {"reason": "", "earlier": _earlier(action, records, parts)}
+            return {**described, **self._why_none(action, parts, digest)}, {}
         data = started = ""
         if record is not None:
             data = record.parts.get(f"input:{action.baseline.engine}.data", _ABSENT)
             started = record.started
             described["options"] = record.figures.get("engine_options")
             described["figures"] = record.figures.get("figures", {})
-            if _of(record.parts, _LIBRARIES) != _of(parts, _LIBRARIES):
-                described["reason"] = "libraries have changed since the baseline was built"
+            if changed := _differences(_LIBRARIES, record.parts, parts):
+                described["reason"] = f"{_listed(changed)} changed since the baseline was built"
         elif build is not None:
             data, started = build.outputs.get("engine.data", _ABSENT), build.started
             described["figures"] = self._pinned_figures(build)
-            described["reason"] = self._pinned_reason(build, parts)
+            described["options"] = self._pinned_options(build)
+            # the engine's key has fewer devices and libraries than the gate's
+            then = self._history.environment(build)
+            if changed := _differences(_ENVIRONMENT, then, parts, common=True):
+                problem = f"{_listed(changed)} changed since {pin} was built"
+                return {**described, "missing": problem, "hint": _rebuild(action)}, {}
+            if changed := _differences(_LIBRARIES, then, parts, common=True):
+                described["reason"] = f"{_listed(changed)} changed since {pin} was built"
+                described["hint"] = _rebuild(action)
+            elif described["options"] is None:
+                described["reason"] = f"the options of {pin} cannot be read"
+                described["hint"] = _rebuild(action)
         files: dict[str, Path] = {}
         if not described["reason"]:
             try:
@@ -92,76 +138,145 @@ class Baselines:
                         store.fetch(OutputFile(found, size), files[role])
             except (OSError, DamagedError):
                 described["reason"], files = "the store no longer has the baseline", {}
-        pinned = f"{action.baseline.revision}, " if action.baseline.revision else ""
+                described["hint"] = _rebuild(action) if pin else ""
+        pinned = f"{pin}, " if pin else ""
         described["description"] = (
             f"the build of {started} ({pinned}engine {digest[:_SHOWN_DIGITS]})"
         )
         described["identity"] = {"engine": digest, "started": started}
+        described["nights"] = self._nights(action, parts, own, digest if pin else "")
         return described, files
 
     def _comparable(self, action: Action, parts: Parts) -> list[ActionRecord]:
         """Return the records of a gate in this environment, newest first."""
-        here = _of(parts, _ENVIRONMENT)
         records = self._ledger.records(action.target)
-        return [record for record in records if _of(record.parts, _ENVIRONMENT) == here]
+        return [one for one in records if not _differences(_ENVIRONMENT, one.parts, parts)]
 
-    def _why_none(self, action: Action, records: list[ActionRecord]) -> str:
+    def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
+        """Return why there is no baseline, and what gives one."""
         assert action.baseline is not None
-        if action.baseline.revision:
-            return f"the history has no build of revision {action.baseline.revision}"
-        if self._ledger.records(action.target) and not records:
-            return (
-                "earlier builds ran in another environment (processors, GPU, driver or variables)"
-            )
-        return "there is no earlier build; the next one is compared with this one"
+        pin, next_one = action.baseline.revision, "the next build is compared with this one"
+        if pin:
+            commit = self._commit(pin)
+            if commit.problem:
+                return {"missing": commit.problem, "hint": commit.hint}
+            is_dirty = any(b.dirty for b in self._passed(action) if b.revision == commit.name)
+            only = " without uncommitted changes" if is_dirty else ""
+            problem = f"the history has no build of revision {pin}{only}"
+            return {"missing": problem, "hint": _rebuild(action)}
+        if digest != NONE:
+            problem = f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
+            return {"missing": problem, "hint": f"`doit forget {action.target}` starts again"}
+        records = self._ledger.records(action.target)
+        if records and (changed := _differences(_ENVIRONMENT, records[0].parts, parts)):
+            problem = f"earlier builds ran in another environment ({_listed(changed)} changed)"
+            return {"missing": problem, "hint": next_one}
+        return {"missing": "there is no earlier build", "hint": next_one}
 
-    def _pinned(self, baseline: BaselineRef) -> Build | None:
-        """Return the last build of the pinned revision."""
-        if not baseline.revision:
-            return None
-        commit = baseline.revision
-        with suppress(OSError, subprocess.SubprocessError):  # no repository: as it is written
-            command = ("git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
-            found = subprocess.run(
-                command, cwd=self._project, capture_output=True, text=True, timeout=_GIT_LIMIT_S,
-                check=False,
-            )  # fmt: skip
-            commit = found.stdout.strip() or commit
-        builds = self._history.builds(target=baseline.target)
-        return next(
-            (b for b in builds if b.status == "passed" and b.revision.startswith(commit)), None
-        )
+    def _commit(self, revision: str) -> _Commit:
+        verify = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        try:
+            done = run_git(self._project, *verify)
+        except OSError:
+            return _Commit("", f"revision {revision} needs git, which is not installed")
+        if done.returncode == 0:
+            return _Commit(done.stdout.decode().strip())
+        if b"not a git repository" in done.stderr:
+            return _Commit("", f"revision {revision} needs a git repository")
+        hint = "correct `gates.revision`, or get it with `git fetch --tags`"
+        return _Commit("", f"git knows no revision {revision}", hint)
+
+    def _pinned(self, action: Action, parts: Parts, *, thorough: bool) -> Build | None:
+        """Return the best build of the pinned revision: one that runs here, then the newest.
+
+        A ``thorough`` search also finds builds of another revision with the same inputs: a target
+        that was up to date at the pinned one was not built there.
+        """
+        assert action.baseline is not None
+        pin, passed = action.baseline.revision, self._passed(action)
+        commit = self._commit(pin).name
+        builds = [b for b in passed if commit and b.revision == commit and not b.dirty]
+        if not builds and commit and thorough:
+            keys = self._keys_at(pin, action.baseline.target)
+            builds = [build for build in passed if build.key in keys]
+        return self._nearest(builds, parts) if builds else None
+
+    def _with_engine(self, action: Action, parts: Parts, digest: str) -> Build | None:
+        builds = [b for b in self._passed(action) if b.outputs["engine"] == digest]
+        return self._nearest(builds, parts) if builds else None
+
+    def _passed(self, action: Action) -> list[Build]:
+        assert action.baseline is not None
+        builds = self._history.builds(target=action.baseline.target)
+        return [b for b in builds if b.status == PASSED and "engine" in b.outputs]
+
+    def _nearest(self, builds: list[Build], parts: Parts) -> Build:
+        """Return the newest of the builds whose environment differs least."""
+        history = self._history
+
+        def distance(build: Build) -> tuple[bool, bool]:
+            then = history.environment(build)
+            return (
+                bool(_differences(_ENVIRONMENT, then, parts, common=True)),
+                bool(_differences(_LIBRARIES, then, parts, common=True)),
+            )
+
+        return min(builds, key=distance)
 
     @property
     def _history(self) -> History:
-        from buildsys.history.database import (
-            History,
-            history_file,  # only with a pinned revision
-        )
+        """The history as it is now: this run adds to it."""
+        # a run without gates loads none of this
+        from buildsys.history.database import History, history_file
 
         return History.read_only(history_file(self._state))
 
+    def _nights(self, action: Action, parts: Parts, engine: str, pinned: str) -> dict[str, Any]:
+        from buildsys.history.nights import gate_nights
+        from buildsys.history.recorder import machine_id
+
+        here = machine_id()
+        found = gate_nights(self._history, action.target, here, parts, engine, pinned)
+        return found._asdict()
+
     def _pinned_figures(self, build: Build) -> dict[str, float]:
-        found = {"build_time": build.figures.get("build_seconds")}
-        verified = self._history.builds(target=build.target.replace("engine:", "verify:", 1))
-        error = next((b.figures.get("relative") for b in verified if b.run == build.run), None)
-        return {k: v for k, v in {**found, "error": error}.items() if isinstance(v, (int, float))}
+        history, here = self._history, build.machine_id
+        engines = history.builds(target=build.target, machine_id=here)
+        others = [b.position for b in engines if b.outputs.get("engine") != build.outputs["engine"]]
+        next_one = min((at for at in others if at > build.position), default=math.inf)
+        verify = build.target.replace("engine:", "verify:", 1)
+        own = [
+            one.figures.get("relative")
+            for one in history.builds(target=verify, machine_id=here)
+            if build.position < one.position < next_one and one.status == PASSED
+        ]
+        found = {
+            "size": build.figures.get("bytes"),
+            "build_time": build.figures.get("build_seconds"),
+            "error": own[0] if own else None,
+        }
+        return {k: float(v) for k, v in found.items() if isinstance(v, (int, float))}
 
-    def _pinned_reason(self, build: Build, parts: Parts) -> str:
-        # the engine's key has fewer devices and libraries than the gate's
-        then = self._history.environment(build)
-        changed = [label for label, value in then.items() if parts.get(label, value) != value]
-        return f"{changed[0].partition(':')[2]} has changed since" if changed else ""
+    def _pinned_options(self, build: Build) -> Mapping[str, Any] | None:
+        """Return the options that the engine was built with, None if they are not readable."""
+        from buildsys.plan.model_plan import ModelPlan
+
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            engines = ModelPlan(self._history.manifest(build)).engines
+            options = next(one.options for one in engines if one.name == build.variant)
+            return dict(json.loads(json.dumps(options)))
+        return None
 
 
-def _earlier(action: Action, records: list[ActionRecord], parts: Parts) -> dict[str, list[float]]:
-    """Return the figures of the other builds in this environment."""
-    found: dict[str, list[float]] = {}
-    for record in records:
-        if _engine(action, record.parts) != _engine(action, parts):
-            for name, value in record.figures.get("figures", {}).items():
-                found.setdefault(name, []).append(value)
-    return found
+def _rebuild(action: Action) -> str:
+    assert action.baseline is not None
+    revision, target = action.baseline.revision, action.baseline.target
+    return f"`git switch --detach {revision}` and `doit -a {target}` build it"
+
+
+def _build_of(action: Action, parts: Parts) -> tuple[str, dict[str, str]]:
+    """Return what makes a build another one: its engine and the libraries that run it."""
+    return _engine(action, parts), {k: v for k, v in parts.items() if k.startswith(_LIBRARIES)}
 
 
 def _engine(action: Action, parts: Parts) -> str:
@@ -169,5 +284,16 @@ def _engine(action: Action, parts: Parts) -> str:
     return parts.get(f"input:{action.baseline.engine}", NONE)
 
 
-def _of(parts: Parts, prefixes: tuple[str, ...]) -> dict[str, str]:
-    return {label: value for label, value in parts.items() if label.startswith(prefixes)}
+def _differences(
+    prefixes: tuple[str, ...], then: Parts, now: Parts, *, common: bool = False
+) -> list[str]:
+    """Return the names of parts that differ, with ``common`` among those of both."""
+    labels = then.keys() & now.keys() if common else then.keys() | now.keys()
+    changed = (one for one in labels if then.get(one) != now.get(one))
+    return sorted(one.partition(":")[2] for one in changed if one.startswith(prefixes))
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN_DIFFERENCES
+    rest = f" and {more} more" if more > 0 else ""
+    return ", ".join(names[:_SHOWN_DIFFERENCES]) + rest

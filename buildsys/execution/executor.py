@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.execution.baselines import Baselines
+from buildsys.execution.baselines import Baselines, KeysAtRevision
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import (
     Explanation,
@@ -61,7 +61,7 @@ class Executor:
     is no limit. ``on_event`` gets the target with the worker's events, ``{"event": "stale",
     "reason": text}`` before anything is restored or run, and ``{"event": "waiting", "holder": text,
     "elsewhere": in another process}``. ``make_recorder`` is called before the first target that is
-    not up to date.
+    not up to date, ``keys_at`` for the builds of a revision that a gate pins.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Executor:
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Recorder | None] = lambda: None,
+        keys_at: KeysAtRevision = lambda *_: frozenset(),
     ) -> None:
         self._project = project_root
         self._build = build
@@ -105,7 +106,7 @@ class Executor:
             build, store, self.ledger, remote, notify, signing_key=signing_key, trust=trust
         )
         self._signers = RestoredSigners(self._db)
-        self._baselines = Baselines(self.ledger, project_root, state)
+        self._baselines = Baselines(self.ledger, project_root, state, keys_at)
         self._keys = KeyBuilder(project_root, build, self._digests, self._db, self._baselines)
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)

@@ -19,6 +19,7 @@ from buildsys.report.results.bench import (
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.export import ExportResult
+from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.reader import RESULT_TYPES, parse
 from buildsys.report.results.simplify import SimplifyResult
@@ -170,11 +171,18 @@ def _verify(result: VerifyResult) -> Figures:
     return _checked({"": result.get("cases", {})})
 
 
+def _gate(result: GateResult) -> Figures:
+    """Return the figures measured by the gate, for the gates of later builds."""
+    measured = {k: v for k, v in result.get("figures", {}).items() if math.isfinite(v)}
+    return {"engine": result.get("engine"), **measured}
+
+
 _FIGURES: Mapping[str, Callable[[Any], Figures]] = {
     "bench": _bench,
     "convert": _convert,
     "engine": _engine,
     "export": _export,
+    "gate": _gate,
     "simplify": _simplify,
     "validate": _validate,
     "verify": _verify,

@@ -7,6 +7,11 @@ half of the tolerance; a larger floor would miss half of all regressions of that
 regression, the interval of the change must exclude one: a measurement too noisy for that proves
 nothing, and is continued with more rounds. As each look at the rounds is another chance of a false
 alarm, the early ones need more confidence.
+
+An earlier build that cannot run any more has left figures of its nights. They differ by the state
+of the machine as well, so the unit is then a night. Its spread is known from the earlier nights
+only (robust z-score), and one bad night is no regression: three nights confirm it, or a night worse
+than 19 earlier ones (5 % by chance).
 docs/benchmarks.md has the power and the false alarms of these rules.
 """
 
@@ -20,6 +25,7 @@ from buildsys.history.statistics import (
     CONFIDENCE,
     hodges_lehmann,
     median,
+    robust_sigma,
     robust_z,
     signed_rank_bound,
 )
@@ -28,7 +34,11 @@ LOOKS = ((10, 0.99), (20, 0.99), (40, CONFIDENCE))  # rounds per side, one-sided
 FLOOR = 0.5  # of the tolerance: the least change that counts
 MOST_Z = 3.5
 _ROUNDING = 1e-9
-LEAST_EARLIER = 5  # builds, for a comparison with them
+LEAST_EARLIER, MOST_EARLIER = 5, 30  # nights to compare with
+CONFIRMING, MOST_RECENT = 3, 5  # nights of this build
+_CLEARLY_MORE = 19  # earlier nights, all of them better than a regression of one night
+_ONE_SIDED_Z = 1.645  # for CONFIDENCE
+_OF_MEDIAN = math.sqrt(math.pi / 2)  # its standard error, relative to that of the mean
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class Change:
     is_regression: bool
     may_hide_one: bool = False  # the interval reaches beyond the tolerance
     confidence: float | None = None  # of the interval, two-sided
+    is_unconfirmed: bool = False  # a regression unless the last nights were bad ones
 
 
 def compare_rounds(
@@ -74,18 +85,31 @@ def compare_rounds(
     return Change(*figures, is_regression, may_hide_one, 2 * confidence - 1)
 
 
-def compare_history(
+def compare_nights(
     earlier: Sequence[float], recent: Sequence[float], tolerance: float, *, more_is_better: bool
 ) -> Change | None:
-    """Compare recent builds' median with earlier ones; None without enough builds."""
+    """Compare recent nights' median with earlier ones; None without enough nights.
+
+    Raises: ValueError: no recent nights, or a figure that is not positive.
+    """
+    if not recent or any(not 0 < value < math.inf for value in recent):
+        raise ValueError("a figure is not a positive number")
     known = [value for value in earlier if 0 < value < math.inf]
     if len(known) < LEAST_EARLIER:
         return None
-    before, after = median(known), median(recent)
-    change = _worse_by(before, after, more_is_better)
-    score = robust_z(after, known) * (-1 if more_is_better else 1)
-    worse = score > MOST_Z and change > FLOOR * tolerance
-    return Change(before, after, change, None, None, worse)
+    sign = -1 if more_is_better else 1
+    before, after = ([sign * math.log(value) for value in values] for values in (known, recent))
+    shift, score = median(after) - median(before), robust_z(median(after), before)
+    error = robust_sigma(before) * _ONE_SIDED_Z * _OF_MEDIAN
+    error *= math.sqrt(1 / len(before) + 1 / len(after))
+    change, low, high = map(math.expm1, (shift, shift - error, shift + error))
+    is_worse = score > MOST_Z and change > FLOOR * tolerance
+    is_clear = len(before) >= _CLEARLY_MORE and min(after) > max(before)
+    is_regression = is_worse and (is_clear or len(after) >= CONFIRMING)
+    may_hide_one = not is_regression and high > tolerance
+    is_unconfirmed = is_worse and not is_regression
+    verdict = is_regression, may_hide_one, 2 * CONFIDENCE - 1, is_unconfirmed
+    return Change(median(known), median(recent), change, low, high, *verdict)
 
 
 def compare_values(before: float, after: float, tolerance: float) -> Change:

@@ -72,13 +72,18 @@ def signed_rank_bound(differences: Sequence[float], confidence: float = CONFIDEN
     return averages[rank - 1] if rank else None
 
 
+def robust_sigma(values: Sequence[float]) -> float:
+    """Return the standard deviation as outliers do not change it: from the median deviation."""
+    center = median(values)
+    return _MAD_TO_SIGMA * median([abs(one - center) for one in values])
+
+
 def robust_z(value: float, earlier: Sequence[float]) -> float:
     """Return the distance of ``value`` from the earlier median, in robust sigmas.
 
     Infinite if the earlier values are equal and ``value`` is another one.
     """
-    center = median(earlier)
-    sigma = _MAD_TO_SIGMA * median([abs(one - center) for one in earlier])
+    center, sigma = median(earlier), robust_sigma(earlier)
     if sigma == 0:
         return 0.0 if value == center else math.copysign(math.inf, value - center)
     return (value - center) / sigma

@@ -31,12 +31,13 @@ class GateBaseline(TypedDict, total=False):
     description: str
     engine: str  # digest
     started: str
-    method: str  # rounds | earlier builds | none
+    method: str  # rounds | nights | figures, empty without a baseline
 
 
 class GateResult(ResultHeader, total=False):
     """Figures of an engine against those of its baseline."""
 
+    engine: str  # digest; "" if it is compared with another engine
     baseline: GateBaseline
     checks: list[GateCheck]
     figures: dict[str, float]  # of this build, for later ones

@@ -1,12 +1,13 @@
 """The gate stage: an engine's figures against limits and a baseline.
 
 An earlier build that can run here is measured next to this one, in rounds of fresh processes.
-Otherwise its libraries have changed: then the figures that builds on this machine have left are
-compared. Builds in another environment are not comparable, which is never a pass.
+Otherwise its libraries have changed: then the last nights of this build are compared with those of
+earlier builds on this machine. Another environment is not comparable, which is never a pass.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from typing import Any
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError
 from buildsys.history.gates import (
+    CONFIRMING,
     LEAST_EARLIER,
     LOOKS,
     Change,
-    compare_history,
+    compare_nights,
     compare_rounds,
     compare_values,
 )
@@ -39,6 +41,7 @@ from buildsys.workers.job import Job, StageResult
 _TIMED = ("latency", "throughput", "memory")
 _RISES = ("throughput",)  # figures of which more is better
 _NOW, _BEFORE = "this build", "baseline"
+_SOURCES = {"build_time": "engine", "error": "verify", "size": "engine"}  # stages
 Rounds = dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
 _TITLES = {"build_time": "build time", "error": "relative error"}
 
@@ -52,8 +55,18 @@ class _Baseline:
     engine: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
-    earlier: Mapping[str, list[float]] = field(default_factory=dict)  # of all builds here
+    nights: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
     missing: str = ""  # why there is none
+    hint: str = ""  # what makes it comparable
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The change of a figure, and its words."""
+
+    change: Change
+    against: str  # "that of the build of …", after "worse than"
+    method: str
 
 
 def run(job: Job) -> StageResult:
@@ -66,7 +79,7 @@ def run(job: Job) -> StageResult:
     gates, baseline = job.options["gates"], _find_baseline(job)
     figures = _figures_of_files(job, "")
     others, rounds = OtherLoad(), Rounds()
-    given = job.options["rounds"]
+    given = job.options.get("rounds")
     for count, confidence in ((given, CONFIDENCE),) if given else LOOKS:
         if any(metric in gates for metric in _TIMED):
             rounds = _measure(job, baseline, rounds, count)
@@ -76,12 +89,13 @@ def run(job: Job) -> StageResult:
             for metric, gate in gates.items()
         ]
         statuses = {check["status"] for check in checks}
-        if NOISY not in statuses or FAILED in statuses:
+        if NOISY not in statuses or FAILED in statuses or _BEFORE not in rounds:
             break
     result = {
+        "engine": (job.baseline or {}).get("current", ""),
         "baseline": {
             "description": baseline.missing or baseline.description,
-            "method": "rounds" if _BEFORE in rounds else "figures" if not baseline.missing else "",
+            "method": _method(baseline, rounds),
             **((job.baseline or {}).get("identity") or {}),
         },
         "checks": checks,
@@ -90,12 +104,18 @@ def run(job: Job) -> StageResult:
         "rounds": rounds,
         "load": {"average": load_average(), "others_share": others.share()},
     }
-    again = f"measure again: doit {job.target}"
     for status, ending in ((FAILED, "failed"), (NOISY, NOISY), (INCOMPARABLE, "unavailable")):
         texts = [check["text"] for check in checks if check["status"] == status]
         if texts:
             more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-            return StageResult(ending, f"{texts[0]}{more}", again, result)
+            hint = f"measure again: doit {job.target}"
+            if status == INCOMPARABLE:  # which is up to date
+                first = next(check for check in checks if check["status"] == status)
+                hint = baseline.hint or "the next build is compared with this one"
+                if first["after"] is None:
+                    source = _SOURCES.get(first["metric"], job.stage)
+                    hint = f"see `doit info {source}:{job.model}:{job.variant}`"
+            return StageResult(ending, f"{texts[0]}{more}", hint, result)
     return StageResult(figures=result)
 
 
@@ -103,21 +123,30 @@ def _find_baseline(job: Job) -> _Baseline:
     if "baseline" in job.options:  # another engine
         other = job.options["baseline"]
         description = f"the engine {other['name']}"
+        hint = f"see `doit info engine:{job.model}:{other['name']}`"
         if "baseline.engine" not in job.inputs:
-            return _Baseline(description, missing=f"there is no engine {other['name']}")
-        figures = _figures_of_files(job, "baseline.")
-        return _Baseline(description, "", job.inputs["baseline.engine"], other["engine"], figures)
+            return _Baseline(description, missing=f"there is no engine {other['name']}", hint=hint)
+        engine, figures = job.inputs["baseline.engine"], _figures_of_files(job, "baseline.")
+        return _Baseline(description, "", engine, other["engine"], figures, hint=hint)
     found = job.baseline or {}
     if found.get("missing") or not found:
-        return _Baseline("", missing=found.get("missing") or "there is no earlier build")
+        missing = found.get("missing") or "there is no earlier build"
+        return _Baseline("", missing=missing, hint=found.get("hint", ""))
     return _Baseline(
         found["description"],
         found.get("reason", ""),
         job.inputs.get("baseline.engine"),
         found.get("options") or job.options["engine"],
         {**found.get("figures", {}), **_figures_of_files(job, "baseline.")},
-        found.get("earlier", {}),
+        found.get("nights", {}),
+        hint=found.get("hint", ""),
     )
+
+
+def _method(baseline: _Baseline, rounds: Mapping[str, Any]) -> str:
+    if baseline.missing:
+        return ""
+    return "rounds" if _BEFORE in rounds else "nights" if rounds else "figures"
 
 
 def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
@@ -144,7 +173,7 @@ def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
             if (error := comparison.get("relative")) is not None
         ]
         if errors:
-            figures["error"] = max(errors)
+            figures["error"] = math.nan if any(map(math.isnan, errors)) else max(errors)
     return figures
 
 
@@ -202,7 +231,8 @@ def _check(
     }  # fmt: skip
     rises = metric in _RISES
     if now is None or now != now:
-        return {**check, "status": INCOMPARABLE, "text": f"the {title} of this build is not known"}
+        text = f"the {title} of this build is not known"
+        return {**check, "status": INCOMPARABLE, "after": None, "text": text}
     if limit is not None and (now < limit if rises else now > limit):
         bound = "at least" if rises else "at most"
         text = f"{title} is {show(now)}; {bound} {show(limit)} is allowed"
@@ -210,11 +240,12 @@ def _check(
     if tolerance is None:
         return check
     try:
-        change, method = _compare(metric, tolerance, now, baseline, rounds, confidence)
+        found = _compare(metric, tolerance, now, baseline, rounds, confidence)
     except ValueError as error:
-        change, method = None, f"{error}"
-    if change is None:
-        return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {method}"}
+        found = f"{error}"
+    if isinstance(found, str):
+        return {**check, "status": INCOMPARABLE, "text": f"{title} is not comparable: {found}"}
+    change = found.change
     check |= {
         "before": change.before, "after": change.after, "change": change.change,
         "low": change.low, "high": change.high, "confidence": change.confidence,
@@ -224,16 +255,20 @@ def _check(
     if change.low is not None and change.high is not None:
         interval = f" ({_interval(change)} {change.low:+.1%} to {change.high:+.1%})"
     check["text"] = (
-        f"{title} is {abs(change.change):.1%} {word}{interval} than that of {baseline.description}:"
-        f" {show(change.before)} before, {show(change.after)} now, {method};"
+        f"{title} is {abs(change.change):.1%} {word}{interval} than {found.against}:"
+        f" {show(change.before)} before, {show(change.after)} now, {found.method};"
         f" {tolerance:.1%} is allowed"
     )
-    check["status"] = FAILED if change.is_regression else PASSED
-    if change.may_hide_one:
+    if change.is_regression:
+        check["status"] = FAILED
+    elif change.is_unconfirmed:
+        check["status"] = NOISY
+        check["text"] += f", and it takes {CONFIRMING} nights to tell that from a bad one"
+    elif change.may_hide_one:
         check["status"] = NOISY
         check["text"] = (
             f"{title} is too noisy to compare: {change.low:+.1%} to {change.high:+.1%} worse"
-            f" ({_interval(change)}) than that of {baseline.description}, {method};"
+            f" ({_interval(change)}) than {found.against}, {found.method};"
             f" {tolerance:.1%} is allowed"
         )
     return check
@@ -250,23 +285,28 @@ def _compare(
     baseline: _Baseline,
     rounds: Rounds,
     confidence: float,
-) -> tuple[Change | None, str]:
-    """Return the change and its method, or None and the reason."""
-    rises = metric in _RISES
+) -> _Comparison | str:
+    """Return the change with its words, or the reason for none."""
+    rises, against = metric in _RISES, f"that of {baseline.description}"
     if baseline.missing:
-        return None, baseline.missing
+        return baseline.missing
     if metric in _TIMED and _BEFORE in rounds:
         pairs = rounds[_BEFORE].get(metric, []), rounds[_NOW].get(metric, [])
         change = compare_rounds(*pairs, tolerance, more_is_better=rises, confidence=confidence)
-        return change, f"in {len(pairs[0])} pairs of processes"
+        return _Comparison(change, against, f"in {len(pairs[0])} pairs of processes")
+    if metric in _TIMED and not baseline.nights:
+        return baseline.reason
     if metric in _TIMED:
-        earlier = baseline.earlier.get(metric, [])
-        found = compare_history(earlier, [now], tolerance, more_is_better=rises)
+        nights = {name: values.get(metric, []) for name, values in baseline.nights.items()}
+        earlier, recent = nights.get("earlier", []), nights.get("recent", [])
+        recent = [median([now, *nights.get("tonight", [])]), *recent]
+        found = compare_nights(earlier, recent, tolerance, more_is_better=rises)
+        count = q.plural(len(earlier), "earlier night")
         if found is None:
-            count = q.plural(len(earlier), "earlier build")
-            return None, f"{baseline.reason}, and {count} here are fewer than {LEAST_EARLIER}"
-        return found, f"against {len(earlier)} earlier builds ({baseline.reason})"
+            return f"{baseline.reason}, and {count} on this machine are fewer than {LEAST_EARLIER}"
+        method = f"the median of {q.plural(len(recent), 'night')} as {baseline.reason}"
+        return _Comparison(found, f"in {count}", method)
     before = baseline.figures.get(metric)
     if before is None:
-        return None, f"the figure of {baseline.description} is not known"
-    return compare_values(before, now, tolerance), "both as built"
+        return f"the figure of {baseline.description} is not known"
+    return _Comparison(compare_values(before, now, tolerance), against, "both as built")

@@ -161,6 +161,7 @@ def test_without_a_baseline_nothing_passes_that_is_relative(run: RunGate) -> Non
     result = run({**LATENCY, "size": {"tolerance": 0.02, "limit": None}})
     assert result.status == "unavailable"
     assert result.reason == "latency is not comparable: there is no earlier build (and 1 more)"
+    assert result.hint == "the next build is compared with this one"  # this gate is up to date
     assert result.figures["figures"]["size"] == 1000  # for the next build
 
 
@@ -172,14 +173,50 @@ def test_files_are_compared_exactly(run: RunGate) -> None:
     assert "1.00 kB before, 1.02 kB now" in result.reason
 
 
-def test_changed_libraries_are_compared_with_earlier_builds(run: RunGate) -> None:
-    changed = {**BASELINE, "reason": "libraries have changed since the baseline was built"}
-    result = run(LATENCY, baseline=changed, slower=0.1)
+CHANGED = {
+    **BASELINE,
+    "reason": "onnxruntime changed since the baseline was built",
+    "nights": {
+        "earlier": {"latency": [0.002, 0.00201, 0.00199, 0.002, 0.00202]},
+        "recent": {},
+        "tonight": {},
+    },
+}
+
+
+def test_changed_libraries_are_compared_by_nights(run: RunGate) -> None:
+    assert run(LATENCY, baseline=CHANGED).status == "passed"
+    first = run(LATENCY, baseline=CHANGED, slower=0.1)
+    assert first.status == "noisy"
+    assert first.reason.endswith("and it takes 3 nights to tell that from a bad one")
+    assert first.figures["baseline"]["method"] == "nights"
+    nights = {**CHANGED["nights"], "recent": {"latency": [0.0022, 0.00221]}}
+    third = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
+    assert third.status == "failed"
+    assert third.reason == (
+        "latency is 10.0% worse (90 % interval +8.8% to +11.2%) than in 5 earlier nights:"
+        " 2.00 ms before, 2.20 ms now, the median of 3 nights as onnxruntime changed since the"
+        " baseline was built; 5.0% is allowed"
+    )
+    assert third.hint == "measure again: doit gate:m:ort"
+
+
+def test_measurements_of_one_night_count_as_one(run: RunGate) -> None:
+    tonight = {"latency": [0.002, 0.002]}
+    nights = {**CHANGED["nights"], "tonight": tonight, "recent": {"latency": [0.0022, 0.0022]}}
+    result = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
+    assert result.figures["checks"][0]["after"] == pytest.approx(0.0022)
+    nights = {**nights, "recent": {"latency": [0.002]}}
+    result = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
+    assert result.status == "passed"
+
+
+def test_too_few_nights_are_not_comparable(run: RunGate) -> None:
+    nights = {**CHANGED["nights"], "earlier": {"latency": [0.002] * 4}}
+    result = run(LATENCY, baseline={**CHANGED, "nights": nights})
     assert result.status == "unavailable"
-    assert result.reason.endswith("and 0 earlier builds here are fewer than 5")
-    nights = {"latency": [0.002, 0.00201, 0.00199, 0.002, 0.00202]}
-    assert run(LATENCY, baseline={**changed, "earlier": nights}, slower=0.1).status == "failed"
-    assert run(LATENCY, baseline={**changed, "earlier": nights}).status == "passed"
+    assert result.reason.endswith("and 4 earlier nights on this machine are fewer than 5")
+    assert result.hint == "the next build is compared with this one"
 
 
 def test_a_baseline_that_does_not_run_is_not_comparable(run: RunGate) -> None:

@@ -1,0 +1,95 @@
+"""Figures of a gate's earlier runs: one value per night and build.
+
+Runs on one day are one night: they share the state of the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from buildsys.history.builds import RAN, Build
+from buildsys.history.database import History
+from buildsys.history.gates import MOST_EARLIER, MOST_RECENT
+from buildsys.history.statistics import median
+
+_DAY_S = 86_400
+_READ = 500  # runs, the newest ones
+_ACCEPTED = ("passed", "unavailable")  # a build without a baseline is one for the next
+_MEASURED = (*_ACCEPTED, "noisy", "failed")
+_COMPARED = ("device:", "env:")
+_LIBRARIES = ("tool:",)
+Values = dict[str, list[float]]  # by figure
+
+
+class Nights(NamedTuple):
+    """Medians by night, newest first."""
+
+    tonight: Values  # all runs of this build today
+    recent: Values  # this build, before
+    earlier: Values  # other builds that were accepted
+
+
+def gate_nights(
+    history: History,
+    target: str,
+    machine_id: str,
+    parts: Mapping[str, str],
+    engine: str,
+    pinned: str = "",
+) -> Nights:
+    """Return the nights of a gate on this machine in the environment of ``parts``.
+
+    A build is an engine, by its digest, with its libraries. Only the engine ``pinned`` counts as
+    earlier, if there is one.
+    """
+    today = int(max(time.time(), history.last_position(machine_id)) // _DAY_S)
+    environments: dict[str, dict[str, str]] = {}
+    runs: dict[bool, dict[int, list[Mapping[str, object]]]] = {True: {}, False: {}}
+    for run in history.builds(target=target, machine_id=machine_id, limit=_READ):
+        if run.environment not in environments:
+            environments[run.environment] = history.environment(run)
+        then = environments[run.environment]
+        if run.how != RAN or run.machine_id != machine_id or _differ(_COMPARED, then, parts):
+            continue
+        is_ours = _engine(run) == engine and not _differ(_LIBRARIES, then, parts)
+        is_earlier = run.status in _ACCEPTED and _engine(run) == (pinned or _engine(run))
+        if run.status in _MEASURED if is_ours else is_earlier:
+            day = int(run.position // _DAY_S)
+            runs[is_ours].setdefault(day, []).append(run.figures)
+    tonight = _by_figure(runs[True].pop(today, []))
+    return Nights(
+        tonight,
+        _medians(list(runs[True].values())[: MOST_RECENT - 1]),
+        _medians(list(runs[False].values())[:MOST_EARLIER]),
+    )
+
+
+def _engine(run: Build) -> object:
+    return run.figures.get("engine")
+
+
+def _differ(prefixes: tuple[str, ...], then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    then, now = (
+        {label: value for label, value in one.items() if label.startswith(prefixes)}
+        for one in (then, now)
+    )
+    return then != now
+
+
+def _medians(nights: list[list[Mapping[str, object]]]) -> Values:
+    found: Values = {}
+    for runs in nights:
+        for name, values in _by_figure(runs).items():
+            found.setdefault(name, []).append(median(values))
+    return found
+
+
+def _by_figure(runs: list[Mapping[str, object]]) -> Values:
+    found: Values = {}
+    for figures in runs:
+        for name, value in figures.items():
+            if isinstance(value, float) and value == value:
+                found.setdefault(name, []).append(value)
+    return found

@@ -1,0 +1,23 @@
+"""Calls of git."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+# set when a git hook calls us
+_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+
+
+def run_git(
+    folder: Path, *arguments: str, index: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git in a folder. Raises: OSError: there is no git."""
+    kept = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+    environment = {**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    if index is not None:
+        environment["GIT_INDEX_FILE"] = str(index)
+    # a sparse work tree would leave files out
+    command = ["git", "-c", "core.sparseCheckout=false", "-C", str(folder), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, check=False)
