@@ -116,13 +116,12 @@ class Baselines:
             data, started = build.outputs.get("engine.data", _ABSENT), build.started
             described["figures"] = self._pinned_figures(build)
             described["options"] = self._pinned_options(build)
-            # the engine's key has fewer devices and libraries than the gate's
-            then = self._history.environment(build)
-            if changed := _differences(_ENVIRONMENT, then, parts, common=True):
-                problem = f"{_listed(changed)} changed since {pin} was built"
-                return {**described, "missing": problem, "hint": _rebuild(action)}, {}
-            if changed := _differences(_LIBRARIES, then, parts, common=True):
-                described["reason"] = f"{_listed(changed)} changed since {pin} was built"
+            environment, libraries = self._changes([build], action, parts)[0]
+            if environment:
+                problem = f"{_listed(environment)} changed since {pin} was built"
+                return {"current": own, "missing": problem, "hint": _rebuild(action)}, {}
+            if libraries:
+                described["reason"] = f"{_listed(libraries)} changed since {pin} was built"
                 described["hint"] = _rebuild(action)
             elif described["options"] is None:
                 described["reason"] = f"the options of {pin} cannot be read"
@@ -199,29 +198,37 @@ class Baselines:
         if not builds and commit and thorough:
             keys = self._keys_at(pin, action.baseline.target)
             builds = [build for build in passed if build.key in keys]
-        return self._nearest(builds, parts) if builds else None
+        return self._nearest(builds, action, parts)
 
     def _with_engine(self, action: Action, parts: Parts, digest: str) -> Build | None:
         builds = [b for b in self._passed(action) if b.outputs["engine"] == digest]
-        return self._nearest(builds, parts) if builds else None
+        return self._nearest(builds, action, parts)
 
     def _passed(self, action: Action) -> list[Build]:
         assert action.baseline is not None
         builds = self._history.builds(target=action.baseline.target)
         return [b for b in builds if b.status == PASSED and "engine" in b.outputs]
 
-    def _nearest(self, builds: list[Build], parts: Parts) -> Build:
+    def _nearest(self, builds: list[Build], action: Action, parts: Parts) -> Build | None:
         """Return the newest of the builds whose environment differs least."""
-        history = self._history
+        changes = self._changes(builds, action, parts)
+        order = sorted(range(len(builds)), key=lambda n: tuple(map(bool, changes[n])))
+        return builds[order[0]] if order else None
 
-        def distance(build: Build) -> tuple[bool, bool]:
+    def _changes(
+        self, builds: list[Build], action: Action, parts: Parts
+    ) -> list[tuple[list[str], list[str]]]:
+        """Return the changes of environment and libraries since builds of an engine."""
+        # the gate's key has more devices, variables and libraries than that of the engine
+        history, present = self._history, _engine(action, parts)
+        own = next((b for b in self._passed(action) if b.outputs["engine"] == present), None)
+        now = history.environment(own) if own else {}
+        found = []
+        for build in builds:
             then = history.environment(build)
-            return (
-                bool(_differences(_ENVIRONMENT, then, parts, common=True)),
-                bool(_differences(_LIBRARIES, then, parts, common=True)),
-            )
-
-        return min(builds, key=distance)
+            environment = _differences(_ENVIRONMENT, then, now or parts, common=not now)
+            found.append((environment, _differences(_LIBRARIES, then, parts, common=True)))
+        return found
 
     @property
     def _history(self) -> History:
