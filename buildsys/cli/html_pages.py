@@ -188,7 +188,7 @@ def _samples(
             for case, figures in cases.items():
                 for name, contender in figures["contenders"].items():
                     samples = contender["samples_ms"]
-                    if all(isinstance(one, (int, float)) for one in samples):
+                    if set(map(type, samples)) <= {int, float}:
                         found[action.variant, case, name] = samples
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # no result, or a damaged one: the table has no distribution

@@ -9,6 +9,7 @@ import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from buildsys.store.state_db import Row
@@ -75,6 +76,9 @@ BUILD_COLUMNS = ", ".join(COLUMNS)
 _JSON_COLUMNS = ("outputs", "figures")
 _NUMBERS = ("position", "seconds")
 _NOT_TEXT = (*_JSON_COLUMNS, *_NUMBERS, "dirty")
+_json_of = itemgetter(*map(COLUMNS.index, _JSON_COLUMNS))  # of a row
+_numbers_of = itemgetter(*map(COLUMNS.index, _NUMBERS))
+_texts_of = itemgetter(*(n for n, name in enumerate(COLUMNS) if name not in _NOT_TEXT))
 MEASUREMENT_COLUMNS = (
     "case_name, contender, clock, dims, batch, count, p50_ms, low_ms, high_ms, figures, stored"
 )
@@ -91,20 +95,20 @@ def evenly_spaced(samples: Sequence[T], most: int) -> Sequence[T]:
 def read_build(row: Row) -> Build | None:
     """Return the build in a row, None if the row is damaged."""
     found: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
-    for name in _JSON_COLUMNS:
-        found[name] = read_object(found[name])
-    dirty = found.pop("dirty")
-    numbers = (found[name] for name in _NUMBERS)
-    texts = (found[name] for name in COLUMNS if name in found and name not in _NOT_TEXT)
+    outputs, figures = map(read_object, _json_of(row))
+    dirty, numbers = found["dirty"], _numbers_of(row)
     if (
-        any(found[name] is None for name in _JSON_COLUMNS)
-        or not all(isinstance(number, float) and math.isfinite(number) for number in numbers)
-        or not all(isinstance(text, str) for text in texts)
+        outputs is None
+        or figures is None
+        or {*map(type, _texts_of(row)), *map(type, outputs.values())} != {str}
+        or {*map(type, numbers)} != {float}
+        or not all(map(math.isfinite, numbers))
         or dirty not in (None, 0, 1)
-        or not all(isinstance(digest, str) for digest in found["outputs"].values())
     ):
         return None
-    return Build(**found, dirty=None if dirty is None else bool(dirty))
+    found |= {"outputs": outputs, "figures": figures}
+    found["dirty"] = None if dirty is None else bool(dirty)
+    return Build(**found)
 
 
 def read_measurement(row: Row) -> Measurement | None:

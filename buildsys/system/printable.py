@@ -19,6 +19,8 @@ _UNSAFE = re.compile(
 
 def printable(text: str) -> str:
     """Return ``text`` with every unsafe character replaced. Lines stay lines."""
+    if text.isascii() and text.isprintable():  # nearly always, and three times as fast
+        return text
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -43,6 +43,7 @@ class Chart:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     legend: tuple[tuple[str, str], ...] = ()  # class and name of each series
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
 
     The axis ends shortly after the largest 99th percentile; the table has the maximum.
     """
-    samples = [sorted(s for s in row.samples_ms if math.isfinite(s) and s > 0) for row in rows]
+    samples = [_positive(row.samples_ms) for row in rows]
     shown = [(row, found) for row, found in zip(rows, samples, strict=True) if found]
     if not shown:
         return None
@@ -295,6 +296,13 @@ def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Char
     columns = ("build", f"p50 ({unit})>", "95 % interval>", "changed before it")
     label = f"Median latency of the last {len(points)} builds"
     return Chart(framed(parts, height + 4, label), columns, rows)
+
+
+def _positive(samples: Sequence[float]) -> list[float]:
+    """Return the finite positive samples, ordered."""
+    if not samples or not (math.isfinite(sum(samples)) and min(samples) > 0):
+        samples = [one for one in samples if math.isfinite(one) and one > 0]
+    return sorted(samples)
 
 
 def _density(axis: Axis, ordered: Sequence[float], kind: str, y: float) -> str:

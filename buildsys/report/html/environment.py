@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from buildsys.report import formatting as q
-from buildsys.report.html import svg, tables
+from buildsys.report.html import elements, svg, tables
 from buildsys.system.printable import printable
 
 INDEX = "index.html"
@@ -48,6 +48,7 @@ def environment() -> Environment:
         "failures": tables.failures, "minute": lambda text: text[:16].replace("T", " "),
         "source": _source, "csp_hash": _csp_hash,
     }  # fmt: skip
+    made.globals |= {"table": elements.table, "notes": elements.notes}
     return made
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from markupsafe import Markup
 
@@ -165,7 +165,9 @@ def _trend(one: EngineHistory) -> Chart | None:
     chart = charts.trend(points, "ms")
     if chart is None:
         return None
-    return Chart(chart.svg, chart.columns, chart.rows[:_TABLE_BUILDS])
+    shown = chart.rows[:_TABLE_BUILDS]
+    notes = (f"The last {len(shown)} of {len(chart.rows)} builds; `doit history` lists all.",)
+    return replace(chart, rows=shown, notes=notes if len(shown) < len(chart.rows) else ())
 
 
 def _changes(history: Iterable[EngineHistory], engine: str) -> list[Change]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -121,18 +121,13 @@ def read_report(path: Path) -> Report | None:
         found = json.loads(read_limited(path, MAX_RESULT_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    report = _convert(found, Report)
+    report = _converter(Report)(found)
     return report if isinstance(report, Report) else None
 
 
 def load_types() -> None:
     """Resolve the types of reports: it takes longer than reading one."""
-    waiting: list[Any] = [Report]
-    while waiting:
-        kind = waiting.pop()
-        waiting += get_args(kind)
-        if isinstance(kind, type) and is_dataclass(kind):
-            waiting += _fields(kind).values()
+    _converter(Report)
 
 
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
@@ -142,58 +137,103 @@ def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Co
 
 def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
     """Return the fields of ``kind`` without values of a wrong type."""
-    content: Content = _convert(value, kind)
+    hashable: Any = kind  # mypy doubts that of a TypedDict
+    content: Content = _converter(hashable)(value)
     return content
 
 
-def _convert(value: Any, kind: Any) -> Any:
-    """Return ``value`` as ``kind``, or ``_WRONG_TYPE``.
+@cache
+def _converter(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a ``kind`` of a JSON value, or ``_WRONG_TYPE``.
 
-    "nan" and "inf" are numbers, floats are truncated to integers, a single text is a list of one.
+    Types are examined once, as that takes longer than converting a value. "nan" and "inf" are
+    numbers, floats are truncated to integers, a single text is a list of one.
     """
-    if is_typeddict(kind):  # an empty one instead of a wrong type: a missing check must not vanish
-        entries = value if isinstance(value, Mapping) else {}
-        fields = (
-            (name, entries[name], kind) for name, kind in _fields(kind).items() if name in entries
-        )
-        return _without_wrong((name, _convert(entry, kind)) for name, entry, kind in fields)
+    if is_typeddict(kind):
+        return _dict_converter(kind)
     if is_dataclass(kind):
-        return _instance(value, kind)
+        return _instance_converter(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        if type(value) in arguments:
-            return value
-        choices = (_convert(value, choice) for choice in arguments)
-        found = next((choice for choice in choices if choice is not _WRONG_TYPE), _WRONG_TYPE)
-        return None if found is _WRONG_TYPE and NoneType in arguments else found
+        return _union_converter(arguments)
     if origin in (dict, Mapping):
+        convert_value = _converter(arguments[1])
+
+        def convert_mapping(value: Any) -> Any:
+            if not isinstance(value, Mapping):
+                return _WRONG_TYPE
+            return _without_wrong((str(name), convert_value(one)) for name, one in value.items())
+
+        return convert_mapping
+    if origin in (list, tuple):
+        convert_list = _list_converter(arguments[0])
+        if origin is list:
+            return convert_list
+
+        def convert_tuple(value: Any) -> Any:
+            entries = convert_list(value)
+            return entries if entries is _WRONG_TYPE else tuple(entries)
+
+        return convert_tuple
+    return lambda value: value if type(value) is kind else _scalar(value, kind)
+
+
+def _dict_converter(kind: Any) -> Callable[[Any], Any]:
+    fields = {name: _converter(one) for name, one in get_type_hints(kind).items()}
+
+    def convert(value: Any) -> Any:
+        # an empty one instead of a wrong type: a missing check must not vanish
+        entries = value if isinstance(value, Mapping) else {}
+        return _without_wrong(
+            (name, one(entries[name])) for name, one in fields.items() if name in entries
+        )
+
+    return convert
+
+
+def _instance_converter(kind: Any) -> Callable[[Any], Any]:
+    """Return a converter; its result is ``_WRONG_TYPE`` without a required field."""
+    fields = {name: _converter(one) for name, one in get_type_hints(kind).items()}
+
+    def convert(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return _WRONG_TYPE
-        return _without_wrong((str(name), _convert(v, arguments[1])) for name, v in value.items())
-    if origin is tuple:
-        entries = _convert(value, list[arguments[0]])  # type: ignore[valid-type]
-        return entries if entries is _WRONG_TYPE else tuple(entries)
-    if origin is list:
-        if arguments[0] is str and isinstance(value, str):
+        found = ((name, one(value[name])) for name, one in fields.items() if name in value)
+        try:
+            return kind(**_without_wrong(found))
+        except TypeError:
+            return _WRONG_TYPE
+
+    return convert
+
+
+def _union_converter(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
+    converters = [_converter(one) for one in arguments]
+    otherwise = None if NoneType in arguments else _WRONG_TYPE
+
+    def convert(value: Any) -> Any:
+        if type(value) in arguments:
+            return value
+        choices = (one(value) for one in converters)
+        return next((choice for choice in choices if choice is not _WRONG_TYPE), otherwise)
+
+    return convert
+
+
+def _list_converter(kind: Any) -> Callable[[Any], Any]:
+    convert_entry = _converter(kind)
+
+    def convert(value: Any) -> Any:
+        if kind is str and isinstance(value, str):
             return [value] if value else []
         if not isinstance(value, (list, tuple)):
             return _WRONG_TYPE
-        if set(map(type, value)) <= {arguments[0]}:  # a million samples at the speed of C
+        if set(map(type, value)) <= {kind}:  # a million samples at the speed of C
             return list(value)
-        found_entries = (_convert(entry, arguments[0]) for entry in value)
-        return [entry for entry in found_entries if entry is not _WRONG_TYPE]
-    return _scalar(value, kind)
+        entries = map(convert_entry, value)
+        return [entry for entry in entries if entry is not _WRONG_TYPE]
 
-
-def _instance(value: Any, kind: Any) -> Any:
-    """Return a dataclass, ``_WRONG_TYPE`` if a required field is missing."""
-    if not isinstance(value, Mapping):
-        return _WRONG_TYPE
-    fields = ((name, one) for name, one in _fields(kind).items() if name in value)
-    try:
-        return kind(**_without_wrong((name, _convert(value[name], one)) for name, one in fields))
-    except TypeError:
-        return _WRONG_TYPE
+    return convert
 
 
 def _scalar(value: Any, kind: Any) -> Any:
@@ -213,6 +253,3 @@ def _scalar(value: Any, kind: Any) -> Any:
 
 def _without_wrong(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: entry for name, entry in entries if entry is not _WRONG_TYPE}
-
-
-_fields = cache(get_type_hints)
