@@ -107,7 +107,6 @@ _PADDED = ("bert", "roberta", "electra", "deberta", "deberta-v2")
 _IMAGES = ("vit", "segformer")
 _PAIRS = ("t5", "bart")  # encoder and decoder
 REMEDIES: dict[str, dict[str, Any]] = {  # SUITE/MODEL -> sections of the manifest to replace
-    "video/swin3d_t": {"simplify": {"tool": "none"}},
     "timm/mixer_s32_224": {
         "source": {
             "python": "breadth_models.py:make",
