@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -49,6 +50,11 @@ _MOST_BUILDS = 100
 _SHOWN_REASONS = 2
 _SHOWN_DIFFERENCES = 3
 _LARGEST_PICTURE = 40_000  # bytes inside a page
+# a picture may come from a shared cache: inside a page, only what ours are made of
+_PLAIN_SVG = re.compile(
+    r"(?:[^<]|</?(?:svg|defs|marker|path|rect|g|title|text)"
+    r"(?: (?!on|href|style)[\w:-]+=\"[^\"]*\")*/?>)*"
+)
 
 
 def prepare() -> None:
@@ -200,12 +206,12 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
         kind, _, name = role.partition(".")
         path = build / ref.path
         if kind == "picture" and path.is_file():
-            title = f"Picture of the {name} graph"
-            if path.stat().st_size > _LARGEST_PICTURE:
-                yield GraphPicture(title, link=os.path.relpath(path, folder))
-            else:
+            svg = ""
+            if path.stat().st_size <= _LARGEST_PICTURE:
                 svg = read_limited(path, _LARGEST_PICTURE).decode(errors="replace")
-                yield GraphPicture(title, svg=svg)
+            is_plain = bool(svg) and bool(_PLAIN_SVG.fullmatch(svg))
+            place = {"svg": svg} if is_plain else {"link": os.path.relpath(path, folder)}
+            yield GraphPicture(f"Picture of the {name} graph", **place)
 
 
 def _engine_history(history: History, model: str, engine: str) -> EngineHistory:

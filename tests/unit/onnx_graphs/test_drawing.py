@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 import pytest
 from plain_graphs import body, chain, node, residual_blocks
 
+from buildsys.cli.html_pages import _PLAIN_SVG
 from buildsys.errors import UsageError
 from buildsys.onnx_graphs.inspection.drawing.labels import text_width, wrapped
 from buildsys.onnx_graphs.inspection.drawing.svg import choose, draw
@@ -21,6 +22,11 @@ def forked() -> Body:
 
 def labels(graph: Body, *ends: object) -> list[str]:
     return [one.operator for one in choose(graph, *ends)]  # type: ignore[arg-type]
+
+
+def test_a_picture_can_be_inside_a_page() -> None:
+    graph = body([*residual_blocks(2), node('<"&', "b2", "y", "a<b")], inputs="b0")
+    assert _PLAIN_SVG.fullmatch(draw(graph, "title & <more>")[0])
 
 
 def test_a_part_has_all_paths_between_two_names() -> None:
