@@ -88,7 +88,10 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
     Raises: StageError: it cannot be built, its weights are unavailable, or the example fails.
     """
     made = make_module(options["source"], project)
-    keywords = {name: signature["keyword"] for name, signature in options["inputs"].items()}
+    keywords = {
+        name: signature["keyword"] or (name if made.by_keyword else None)
+        for name, signature in options["inputs"].items()
+    }
     network = Network(
         made.module, keywords, options["outputs"], project, made.weights, options.get("call")
     )

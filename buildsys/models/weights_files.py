@@ -45,6 +45,35 @@ def load_weights(
     ``module.`` prefix of DataParallel.
     Raises: StageError: no such file, a different digest, or not a state dict of this network.
     """
+    expected = module.state_dict()
+    tensors = [value for value in expected.values() if isinstance(value, torch.Tensor)]
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    state = read_weights(weights, project, network, needed)
+    if all(name.startswith(_PARALLEL_PREFIX) for name in state) and not any(
+        name.startswith(_PARALLEL_PREFIX) for name in expected
+    ):
+        state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
+    # safetensors keeps shared tensors once, under one of their names
+    names_of = defaultdict(list)
+    for tensor_name, tensor in expected.items():
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            place = tensor.data_ptr(), tensor.shape, tensor.stride()
+            names_of[place].append(tensor_name)
+    for names in names_of.values():
+        saved = [state[name] for name in names if name in state]
+        if saved and len(saved) < len(names):
+            state = {**dict.fromkeys(names, saved[0]), **state}
+    _check_fit(state, expected, str(weights["file"]), network)
+    module.load_state_dict(state)
+
+
+def read_weights(
+    weights: Mapping[str, Any], project: Path, network: str, needed_bytes: int
+) -> State:
+    """Return the tensors of a file and its shards; the network has ``needed_bytes``.
+
+    Raises: StageError: no such file, a different digest, or not a state dict.
+    """
     shown = str(weights["file"])
     file = project / shown
     if not file.is_file():
@@ -57,14 +86,10 @@ def load_weights(
             f"{whole} has the sha256 {digest}, the manifest expects {weights['sha256']}",
             "restore the expected file, or update the digest in the manifest",
         )
-    expected = module.state_dict()
-    tensors = [value for value in expected.values() if isinstance(value, torch.Tensor)]
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    size = sum(each.stat().st_size for each in files)
     try:
-        size = sum(each.stat().st_size for each in files)
-        with memory_limit(size + 2 * needed + _LOADING_BYTES):
-            state = _read_shards(file, shown, shards) if shards else _read(file, shown)
-            _load(module, state, expected, shown, network)
+        with memory_limit(size + 2 * needed_bytes + _LOADING_BYTES):
+            return _read_shards(file, shown, shards) if shards else _read(file, shown)
     except MemoryError as error:
         raise StageError(
             f"{shown} needs far more memory than its size and that of {network} explain",
@@ -147,27 +172,10 @@ def _read_shards(index: Path, shown: str, shards: Shards) -> State:
             ("also has", found.keys() - tensors),
         ):
             if names:
-                text = f"the shard {part} {verb} {_shortened(sorted(names))}, against {shown}"
+                text = f"the shard {part} {verb} {shortened(sorted(names))}, against {shown}"
                 raise StageError(text, f"download or save all files of {shown} again")
         state |= found
     return state
-
-
-def _load(module: nn.Module, state: State, expected: State, shown: str, network: str) -> None:
-    if all(name.startswith(_PARALLEL_PREFIX) for name in state) and not any(
-        name.startswith(_PARALLEL_PREFIX) for name in expected
-    ):
-        state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in state.items()}
-    # safetensors keeps shared tensors once, under one of their names
-    names_of = defaultdict(list)
-    for name, tensor in expected.items():
-        if isinstance(tensor, torch.Tensor) and tensor.numel():
-            names_of[tensor.data_ptr(), tensor.shape, tensor.stride()].append(name)
-    for names in names_of.values():
-        if saved := [state[name] for name in names if name in state]:
-            state = {**dict.fromkeys(names, saved[0]), **state} if len(names) > 1 else state
-    _check_fit(state, expected, shown, network)
-    module.load_state_dict(state)
 
 
 def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:
@@ -176,7 +184,7 @@ def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:
         loaded = next((state for state in wrapped if isinstance(state, Mapping)), loaded)
         if any(isinstance(value, torch.Tensor) for value in loaded.values()):
             return dict(loaded)
-        found = f"a dict without tensors (keys: {_shortened([*map(str, loaded)])})"
+        found = f"a dict without tensors (keys: {shortened([*map(str, loaded)])})"
         found = found if loaded else "an empty dict"
     else:
         found = f"one object of type {type(loaded).__name__}"
@@ -206,7 +214,7 @@ def _check_fit(
         "of another kind of type": retyped,
     }
     problems = [
-        f"{len(found)} {kind} ({_shortened(found)})" for kind, found in differences.items() if found
+        f"{len(found)} {kind} ({shortened(found)})" for kind, found in differences.items() if found
     ]
     if problems:
         raise StageError(f"the state dict in {shown} does not fit {network}: {'; '.join(problems)}")
@@ -233,6 +241,7 @@ def _family(value: Any) -> str:
     return next((name for name, fits in kinds.items() if fits), "integer")
 
 
-def _shortened(names: Sequence[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names and the number of the others."""
     more = len(names) - _SHOWN_NAMES
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

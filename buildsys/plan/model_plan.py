@@ -34,7 +34,14 @@ QUANTIZED = ("int8", "fp8")  # precisions that need calibration
 TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 _GPU_BASELINES = ("torch_cuda_graph",)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
-_SOURCE_LIBRARIES = {"torchvision": ("torchvision",), "python": ()}
+_SOURCE_LIBRARIES = {
+    "torchvision": ("torchvision",),
+    "timm": ("timm", "torchvision"),
+    "transformers": ("transformers",),
+    "python": (),
+}
+# of a checkpoint of transformers; a missing one may appear
+_CHECKPOINT_FILES = ("config.json", "model.safetensors", f"model{INDEX_SUFFIX}")
 _CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
 
 
@@ -69,6 +76,11 @@ class ModelPlan:
         weights = source.get("weights")
         # state dict files with their required digests
         self.weights = {weights["file"]: weights["sha256"]} if isinstance(weights, dict) else {}
+        if folder := source.get("checkpoint"):
+            files = (f"{folder.rstrip('/')}/{name}" for name in _CHECKPOINT_FILES)
+            self.weights = dict.fromkeys(files)
+        if isinstance(source.get("config"), str):
+            self.weights[source["config"]] = None
         if not self.is_onnx:
             fields = ("shape", "dtype", "keyword")
             self.network_options = {

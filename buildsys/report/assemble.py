@@ -47,6 +47,7 @@ from buildsys.report.results.surgery import SurgeryResult
 
 Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
+_SOURCE_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 _MOST_NAMES = 4  # in the verdict
 _GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in it
 
@@ -123,7 +124,7 @@ def _assemble(
     compared = {check.target: check.comparisons for check in checks}
     engines, bench = engine_lines(results, manifest), timings(results)
     source = _section(manifest, "source")
-    kinds = (kind for kind in ("torchvision", "python", "onnx") if kind in source)
+    kinds = (kind for kind in _SOURCE_KINDS if kind in source)
     # the last surgery that changed the ports, else the export
     ports = next((r.content for r in reversed(surgery) if "inputs" in r.content), export)
     return Report(

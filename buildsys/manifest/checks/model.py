@@ -41,11 +41,22 @@ _IGNORED_BY = {  # exporter -> option -> what to do instead
         "autograd_inlining": "remove it, or use exporter: torchscript",
     },
 }
+_OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or code
+    "timm": ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
+    "transformers": (
+        "state_dict",
+        "trust_remote_code",
+        "code_revision",
+        "gguf_file",
+        "adapter_kwargs",
+    ),
+}
 
 
 def check_model(view: ManifestView) -> Problems:
     """Yield the problems between the fields of a merged model."""
     checks = (
+        _source,
         _export,
         registration_problems,
         _simplify,
@@ -65,6 +76,15 @@ def check_model(view: ManifestView) -> Problems:
         yield from check(view)
     for section in ("validate", "verify", "bench"):
         yield from view.duplicates(section, "cases")
+
+
+def _source(view: ManifestView) -> Problems:
+    for kind, options in _OUTSIDE_THE_KEY.items():
+        for option in view.map("source", "kwargs") if kind in view.map("source") else ():
+            if option in options:
+                text = f"{option} loads what the key does not have"
+                hint = "name a file under source.weights"
+                yield view.problem(("source", "kwargs", option), text, hint, of_key=True)
 
 
 def unused_dims(view: ManifestView) -> list[str]:

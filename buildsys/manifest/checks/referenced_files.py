@@ -28,6 +28,7 @@ _DATA: tuple[Pattern, ...] = (
 _FILES: tuple[Pattern, ...] = (
     ("source", "onnx"),
     ("source", "weights", "file"),
+    ("source", "config"),
     *((*data, "npz") for data in _DATA),
     ("surgery", ..., "reference", "npz"),
     ("ops", ..., "library", "sources", ...),
@@ -36,7 +37,10 @@ _FILES: tuple[Pattern, ...] = (
     ("ops", ..., "plugin", "library"),
     ("symbolics", ..., "module"),
 )
-_FOLDERS: tuple[Pattern, ...] = tuple((*data, "images") for data in _DATA)
+_FOLDERS: tuple[Pattern, ...] = (
+    ("source", "checkpoint"),
+    *((*data, "images") for data in _DATA),
+)
 _CALLABLES: tuple[Pattern, ...] = (  # FILE.py:NAME
     ("source", "python"),
     *((*data, "python") for data in _DATA),

@@ -45,7 +45,9 @@ class ModelSpec(Spec):
         "", max_length=200, description="Person or team to ask, for reports and nightly runs."
     )
     tags: tuple[Name, ...] = Field((), description="Labels that `--tag` selects models by.")
-    source: Source = Field(description="Origin of the network: torchvision, python or onnx.")
+    source: Source = Field(
+        description="Origin of the network: torchvision, timm, transformers, python or onnx."
+    )
     inputs: dict[TensorName, InputSpec] = Field(min_length=1, description="Inputs in graph order.")
     call: CallSpec | None = Field(
         None, description="Arguments of forward(); default: the inputs in order, or by `keyword`."

@@ -18,7 +18,7 @@ from buildsys.manifest.schema.base import (
     form,
 )
 
-SOURCE_KINDS = ("torchvision", "python", "onnx")
+SOURCE_KINDS = ("torchvision", "timm", "transformers", "python", "onnx")
 POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
 DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
@@ -54,6 +54,52 @@ class TorchvisionSource(_Source):
     kwargs: dict[str, Any] = Field({}, description="Arguments of the model's builder.")
 
 
+class TimmSource(_Source):
+    """A model of timm, by name."""
+
+    timm: str = Field(description="A name in timm.list_models().")
+    weights: WeightsFile | None = Field(None, description="null: random from `seed`; or a file.")
+    kwargs: dict[str, Any] = Field({}, description="Arguments of timm.create_model.")
+
+
+class TransformersSource(_Source):
+    """A model of transformers, from a configuration or a checkpoint."""
+
+    transformers: str = Field(
+        min_length=1, description="A class such as AutoModelForMaskedLM, or a task: fill-mask."
+    )
+    checkpoint: str | None = Field(
+        None,
+        description="A folder with config.json and model.safetensors, relative to the project.",
+    )
+    config: Annotated[
+        str | dict[str, Any] | None,
+        form(
+            "a map of configuration fields, or a file", lambda v: isinstance(v, str | dict | None)
+        ),
+        WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
+    ] = Field(None, description="Fields such as model_type and hidden_size, or a config.json.")
+    weights: WeightsFile | None = Field(
+        None, description="With config: null, random from `seed`; or a file."
+    )
+    cache: bool = Field(
+        False, description="Inputs past_key_values.N.key and .value, outputs present.N.key, .value."
+    )
+    kwargs: dict[str, Any] = Field(
+        {}, description="attn_implementation and dtype (default: float32)."
+    )
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> TransformersSource:
+        if (self.checkpoint is None) == (self.config is None):
+            raise ValueError("a transformers source has either checkpoint or config")
+        if self.checkpoint is not None and self.weights is not None:
+            raise ValueError(
+                "weights replace those of a checkpoint; name its config.json in config"
+            )
+        return self
+
+
 class PythonSource(_Source):
     """A callable of the project, returning a torch.nn.Module."""
 
@@ -71,7 +117,10 @@ class OnnxSource(_Source):
     onnx: str = Field(description="Path relative to the project.")
 
 
-Source = Annotated[TorchvisionSource | PythonSource | OnnxSource, OneOf(SOURCE_KINDS)]
+Source = Annotated[
+    TorchvisionSource | TimmSource | TransformersSource | PythonSource | OnnxSource,
+    OneOf(SOURCE_KINDS),
+]
 
 
 class RandomData(Spec):

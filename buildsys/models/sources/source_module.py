@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from buildsys.errors import StageError
 from buildsys.models.old_torch_names import provide_old_names
 from buildsys.models.random_weights import draw_parameters, has_measured_layers
+from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.models.weights_files import load_weights
 
 TORCH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python")
@@ -41,6 +43,21 @@ def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
     if kind != "exported_program":  # captured in one mode, and cannot change it
         made.module.eval()
     return made
+
+
+def import_library(name: str, project: Path) -> Any:
+    """Import the library of a source.
+
+    Raises: StageError: it is not installed, or fails.
+    """
+    with reraise_as_stage_error(f"importing {name} failed", project):
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            problem = f"source.{name} needs the package {name}, which is not installed"
+            raise StageError(problem, f"pip install {name}") from error
 
 
 def load_file(

@@ -517,3 +517,37 @@ def test_a_report_shows_the_sections_in_use() -> None:
     assert hidden == {"ops", "surgery", "quantize"}
     autocast = plan(convert={"tool": "autocast"})["report:net"]
     assert autocast.options["manifest"]["convert"] == {"tool": "autocast"}
+
+
+BERT = {"transformers": "AutoModel", "checkpoint": "bert/"}
+
+
+@pytest.mark.parametrize(
+    ("source", "library", "files"),
+    [
+        ({"timm": "resnet18"}, "timm", []),
+        ({"timm": "resnet18", "weights": {"file": "w.safetensors"}}, "timm", ["w.safetensors"]),
+        ({"transformers": "AutoModel", "config": {"model_type": "bert"}}, "transformers", []),
+        ({"transformers": "AutoModel", "config": "c.json"}, "transformers", ["c.json"]),
+        (
+            BERT,
+            "transformers",
+            [
+                "bert/config.json",
+                "bert/model.safetensors",
+                "bert/model.safetensors.index.json",
+            ],
+        ),
+    ],
+)
+def test_sources_of_libraries_have_their_files_and_versions_in_the_key(
+    source: dict[str, Any], library: str, files: list[str]
+) -> None:
+    actions = plan(source=source)
+    for target in ("export:net", "reference:net", "bench:net:ort"):
+        action = actions[target]
+        assert [*action.weights] == files
+        assert library in action.tools
+        assert ("safetensors" in action.tools) is any("safetensors" in file for file in files)
+        assert f"buildsys.models.sources.{library}" in action.code
+        assert "buildsys.models.sources.python" not in action.code

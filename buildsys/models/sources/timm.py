@@ -1,0 +1,34 @@
+"""Models of timm, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from buildsys.errors import StageError
+from buildsys.models.random_weights import SkipInitialization
+from buildsys.models.sources.source_module import SourceModule, draw, import_library, load_file
+from buildsys.models.user_code import reraise_as_stage_error
+from buildsys.system.suggestions import nearest
+
+
+def make(source: Mapping[str, Any], project: Path) -> SourceModule:
+    """Build a model of timm.
+
+    Raises: StageError: it is unknown or fails, or its weights are not available.
+    """
+    timm = import_library("timm", project)
+    name = source["timm"]
+    if not timm.is_model(name):
+        near = nearest(name.partition(".")[0], timm.list_models(), cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them"
+        raise StageError(f"timm has no model {name}", hint)
+    with (
+        SkipInitialization(),
+        reraise_as_stage_error(f"timm.create_model({name!r}) failed", project),
+    ):
+        module = timm.create_model(name, **{**source["kwargs"], "pretrained": False})
+    if source["weights"]:
+        return load_file(module, source, project, name)
+    return draw(module, source["seed"])

@@ -1,0 +1,226 @@
+"""Models of transformers, from a configuration or a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from buildsys.errors import StageError
+from buildsys.models.random_weights import SkipInitialization
+from buildsys.models.sources.source_module import SourceModule, draw, import_library
+from buildsys.models.user_code import reraise_as_stage_error
+from buildsys.models.weights_files import read_weights, shortened
+from buildsys.system.files import read_limited
+from buildsys.system.shard_index import INDEX_SUFFIX
+from buildsys.system.suggestions import nearest
+
+_MAX_CONFIG_BYTES = 16 << 20
+_WEIGHTS = ("model.safetensors", f"model{INDEX_SUFFIX}")
+_PAST, _PRESENT = "past_key_values", "present"
+
+
+def make(source: Mapping[str, Any], project: Path) -> SourceModule:
+    """Build a model of transformers. Code of a checkpoint is never executed.
+
+    Raises: StageError: class or configuration are unknown or fail, or the weights do not fit.
+    """
+    library = import_library("transformers", project)
+    config = _config(library, source, project)
+    name = source["transformers"]
+    kwargs = {"dtype": "float32", **source["kwargs"]}
+    kwargs["dtype"] = _dtype(kwargs["dtype"])
+    with reraise_as_stage_error(
+        f"{name} with the configuration {config.model_type} failed", project
+    ):
+        with torch.device("meta"):
+            outline = _from_config(_model_class(library, name, config), config, kwargs)
+        if weights := _weights(source, project):
+            module, origin = _pretrained(outline, config, weights, project, kwargs)
+            made = SourceModule(module, origin)
+        else:
+            with SkipInitialization():
+                module = _from_config(type(outline), config, kwargs)
+            made = draw(module, source["seed"])
+    if source["cache"]:
+        module = WithCache(module, library)
+    return SourceModule(module, made.weights, made.needs_forward, by_keyword=True)
+
+
+class WithCache(nn.Module):
+    """A decoder with past key values as tensors.
+
+    They are inputs ``past_key_values.N.key`` and outputs ``present.N.key``, with ``value``.
+    """
+
+    def __init__(self, model: nn.Module, library: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._library = library
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, Any]:
+        """Call the model with a cache of the past inputs."""
+        given: dict[str, Any] = {}
+        past: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in inputs.items():
+            if not name.startswith(f"{_PAST}."):
+                given[name] = tensor
+                continue
+            _, layer, kind = [*name.split("."), "", ""][:3]
+            if not layer.isdigit() or kind not in ("key", "value"):
+                example = f"{_PAST}.0.key and {_PAST}.0.value"
+                raise StageError(f"the input {name} is no part of a cache", f"name them {example}")
+            past.setdefault(int(layer), {})[kind] = tensor
+        if past:
+            given[_PAST] = self._cache(past)
+        result = dict(self.model(**given, use_cache=True))
+        cache = result.pop(_PAST, None)
+        layers = getattr(cache, "layers", None)
+        if layers is None:
+            found = "no cache" if cache is None else type(cache).__name__
+            raise StageError(
+                f"{type(self.model).__name__} returned {found} with source.cache", "remove cache"
+            )
+        result[_PRESENT] = [{"key": layer.keys, "value": layer.values} for layer in layers]
+        return result
+
+    def _cache(self, past: Mapping[int, Mapping[str, torch.Tensor]]) -> Any:
+        cache = self._library.DynamicCache()
+        for number, (index, tensors) in enumerate(sorted(past.items())):
+            if index != number or len(tensors) != 2:
+                raise StageError(
+                    f"the inputs {_PAST} are incomplete at layer {number}",
+                    f"declare {_PAST}.{number}.key and {_PAST}.{number}.value",
+                )
+            # update() would concatenate them with an empty tensor of rank 1, which ONNX refuses
+            layer = self._library.cache_utils.DynamicLayer()
+            layer.lazy_initialization(tensors["key"], tensors["value"])
+            layer.keys, layer.values = tensors["key"], tensors["value"]
+            cache.layers.append(layer)
+        return cache
+
+
+def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
+    """Return the configuration. Raises: StageError: it cannot be read, or is unknown."""
+    given, origin = source["config"], "source.config"
+    if not isinstance(given, Mapping):
+        origin = given if given is not None else f"{source['checkpoint'].rstrip('/')}/config.json"
+        try:
+            given = json.loads(read_limited(project / origin, _MAX_CONFIG_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StageError(f"cannot read the configuration {origin}: {reason}") from error
+        if not isinstance(given, dict):
+            raise StageError(f"{origin} is not a map of configuration fields")
+    fields = {key: value for key, value in given.items() if key not in ("auto_map", "model_type")}
+    kind, known = given.get("model_type"), library.CONFIG_MAPPING
+    if not isinstance(kind, str) or kind not in known:
+        near = nearest(str(kind), list(known), cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "update transformers"
+        raise StageError(
+            f"{origin}: transformers {library.__version__} has no model_type {kind}", hint
+        )
+    with reraise_as_stage_error(f"{origin} failed", project):
+        if source["config"] is given:  # transformers would keep a misspelled field as it is
+            plain = known[kind]()
+            for field in fields:
+                if not hasattr(plain, field):
+                    near = nearest(field, list(plain.to_dict()), cutoff=0.5)
+                    hint = f"did you mean {' or '.join(near)}?" if near else "remove it"
+                    raise StageError(f"{origin}: {kind} has no field {field}", hint)
+        config = known[kind].from_dict(fields)
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "use_cache"):
+            part.use_cache = source["cache"]
+    return config
+
+
+def _model_class(library: Any, name: str, config: Any) -> Any:
+    """Return the class of a model, also by a task. Raises: StageError: there is none."""
+    if name[:1].isupper():
+        found = getattr(library, name, None)
+        if found is None:
+            near = nearest(name, [each for each in dir(library) if each[:1].isupper()], cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else ""
+            raise StageError(f"transformers {library.__version__} has no class {name}", hint)
+        if not (hasattr(found, "_model_mapping") or hasattr(found, "_from_config")):
+            hint = "name an auto class such as AutoModelForMaskedLM, or a model such as BertModel"
+            raise StageError(f"transformers.{name} is not the class of a model", hint)
+        return found
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    tasks = PIPELINE_REGISTRY.get_supported_tasks()
+    if name not in tasks:
+        near = nearest(name, tasks, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(tasks)}"
+        raise StageError(f"transformers has no task {name}", hint)
+    for auto in PIPELINE_REGISTRY.check_task(name)[1]["pt"]:
+        if type(config) in auto._model_mapping:
+            return auto
+    raise StageError(f"transformers has no model of type {config.model_type} for the task {name}")
+
+
+def _from_config(kind: Any, config: Any, kwargs: Mapping[str, Any]) -> nn.Module:
+    if hasattr(kind, "_model_mapping"):
+        made: nn.Module = kind.from_config(config, trust_remote_code=False, **kwargs)
+    else:
+        made = kind._from_config(config, **kwargs)
+    return made
+
+
+def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | None:
+    """Return the file of weights. Raises: StageError: the checkpoint has none."""
+    if source["checkpoint"] is None:
+        found: Mapping[str, Any] | None = source["weights"]
+        return found
+    folder = source["checkpoint"].rstrip("/")
+    for name in _WEIGHTS:
+        if (project / folder / name).is_file():
+            return {"file": f"{folder}/{name}", "sha256": None}
+    raise StageError(
+        f"{folder} has neither {' nor '.join(_WEIGHTS)}",
+        f"save safetensors with model.save_pretrained({folder!r}), or name only its config.json"
+        " under source.config for random weights",
+    )
+
+
+def _pretrained(
+    outline: Any,
+    config: Any,
+    weights: Mapping[str, Any],
+    project: Path,
+    kwargs: Mapping[str, Any],
+) -> tuple[nn.Module, str]:
+    """Return a model with weights, and their origin. transformers renames old tensors.
+
+    Raises: StageError: tensors are missing or have other shapes.
+    """
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in outline.parameters())
+    state = read_weights(weights, project, type(outline).__name__, needed)
+    module, info = type(outline).from_pretrained(
+        None, config=config, state_dict=dict(state), output_loading_info=True, **kwargs
+    )
+    shown = weights["file"]
+    for what, problem in (("missing_keys", "missing"), ("mismatched_keys", "with another shape")):
+        if names := sorted(key if isinstance(key, str) else key[0] for key in info[what]):
+            text = f"{len(names)} {problem} ({shortened(names)})"
+            saved_by = " or ".join(config.architectures or ())
+            raise StageError(
+                f"the state dict in {shown} does not fit {type(module).__name__}: {text}",
+                f"it was saved by {saved_by}: name that class" if saved_by else "",
+            )
+    unused = len(info["unexpected_keys"])
+    return module, f"from {shown}" + (f" without {unused} unused tensors" if unused else "")
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise StageError(
+            f"source.kwargs.dtype: torch has no dtype {name}", "e.g. float32, bfloat16"
+        )
+    return found

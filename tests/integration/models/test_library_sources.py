@@ -1,0 +1,215 @@
+"""Models of timm and transformers; skipped where the libraries are not installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stage_jobs import ROOT, manifest
+
+from buildsys.errors import StageError
+from buildsys.models.torch_model import Network, example_inputs, make_network
+from buildsys.plan.project_plan import plan_model
+
+BERT = {
+    "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 16, "vocab_size": 30, "max_position_embeddings": 16,
+}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 30,
+}  # fmt: skip
+IDS = {"shape": [2, 4], "dtype": "int64"}
+
+
+def options(source: dict[str, Any], **inputs: Any) -> Any:
+    return next(iter(plan_model(manifest(source=source, inputs=inputs, dims={})))).options
+
+
+def network(source: dict[str, Any], project: Path = ROOT, **inputs: Any) -> Network:
+    return make_network(options(source, **(inputs or {"input_ids": IDS})), project)
+
+
+def outputs(source: dict[str, Any], project: Path = ROOT, **inputs: Any) -> dict[str, torch.Tensor]:
+    made = options(source, **(inputs or {"input_ids": IDS}))
+    with torch.no_grad():
+        return make_network(made, project)(example_inputs(made, project))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("timm", {"timm": "resnet10t"}), ("transformers", {"transformers": "A", "config": BERT})],
+)
+def test_a_missing_library_is_reported_with_the_pip_command(
+    monkeypatch: pytest.MonkeyPatch, name: str, source: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(StageError) as error:
+        network(source)
+    message = f"source.{name} needs the package {name}, which is not installed; pip install {name}"
+    assert str(error.value) == message
+
+
+# --- timm ---
+
+
+def test_a_timm_model_has_weights_of_the_seed() -> None:
+    pytest.importorskip("timm")
+    image = {"shape": [1, 3, 32, 32]}
+    source = {"timm": "resnet10t", "kwargs": {"num_classes": 5}}
+    [first] = outputs(source, image=image).values()
+    assert first.shape == (1, 5)
+    assert torch.equal(first, outputs(source, image=image)["output0"])
+    assert not torch.equal(first, outputs({**source, "seed": 1}, image=image)["output0"])
+
+
+def test_an_unknown_timm_model_suggests_similar_names() -> None:
+    pytest.importorskip("timm")
+    for name in ("resnet11t", "hf-hub:timm/resnet10t", "local-dir:/tmp"):
+        with pytest.raises(StageError, match=f"timm has no model {name}"):
+            network({"timm": name})
+    with pytest.raises(StageError, match="did you mean resnet1"):
+        network({"timm": "resnet11t"})
+
+
+# --- transformers ---
+
+
+def test_a_task_and_its_auto_class_give_the_same_model() -> None:
+    pytest.importorskip("transformers")
+    by_class = outputs({"transformers": "AutoModelForMaskedLM", "config": BERT})
+    by_task = outputs({"transformers": "fill-mask", "config": BERT})
+    assert by_class.keys() == {"logits"}
+    assert torch.equal(by_class["logits"], by_task["logits"])
+
+
+def test_past_key_values_are_inputs_and_outputs() -> None:
+    pytest.importorskip("transformers")
+    source = {"transformers": "text-generation", "config": LLAMA, "cache": True}
+    made = network(source)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    past = {
+        f"past_key_values.{layer}.{kind}": {"shape": [1, 1, 3, 8]}
+        for layer in (1, 0)
+        for kind in ("value", "key")
+    }
+    step = network(source, input_ids={"shape": [1, 1], "dtype": "int64"}, **past)
+    step = replace(step, module=made.module)  # random weights are scaled by the inputs
+    with torch.no_grad():
+        whole = made({"input_ids": ids})
+        begun = made({"input_ids": ids[:, :3]})
+        cached = {name.replace("present", "past_key_values"): t for name, t in begun.items()}
+        cached.pop("logits")
+        last = step({**cached, "input_ids": ids[:, 3:]})
+    assert [*whole] == ["logits", *(f"present.{n}.{k}" for n in (0, 1) for k in ("key", "value"))]
+    assert torch.allclose(last["logits"], whole["logits"][:, 3:], atol=1e-5)
+    assert torch.allclose(last["present.1.key"], whole["present.1.key"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (["past_key_values.1.key", "past_key_values.1.value"], "incomplete at layer 0"),
+        (["past_key_values.0.key"], "incomplete at layer 0; declare past_key_values.0.key and"),
+        (["past_key_values.0.states"], "is no part of a cache; name them past_key_values.0.key"),
+    ],
+)
+def test_an_incomplete_cache_is_one_sentence(inputs: list[str], message: str) -> None:
+    pytest.importorskip("transformers")
+    shapes: dict[str, Any] = {name: {"shape": [2, 1, 3, 8]} for name in inputs}
+    with pytest.raises(StageError, match=message):
+        outputs(
+            {"transformers": "LlamaForCausalLM", "config": LLAMA, "cache": True},
+            input_ids=IDS,
+            **shapes,
+        )
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            {"transformers": "AutoModelForMaskLM"},
+            "has no class AutoModelForMaskLM; did you mean AutoModelForMaskedLM",
+        ),
+        ({"transformers": "AutoTokenizer"}, "transformers.AutoTokenizer is not the class of a mod"),
+        (
+            {"transformers": "fill-msk"},
+            "transformers has no task fill-msk; did you mean fill-mask?",
+        ),
+        ({"transformers": "image-segmentation"}, "no model of type bert for the task image-segm"),
+        ({"config": {**BERT, "hiden_size": 3}}, "bert has no field hiden_size; did you mean hidd"),
+        ({"config": {**BERT, "model_type": "brt"}}, "has no model_type brt; did you mean bert"),
+        ({"config": {"hidden_size": 3}}, "has no model_type None"),
+        ({"kwargs": {"dtype": "float31"}}, "torch has no dtype float31"),
+        ({"cache": True}, "BertModel returned no cache with source.cache; remove cache"),
+    ],
+)
+def test_a_wrong_source_is_one_sentence(source: dict[str, Any], message: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(StageError) as error:
+        outputs({"transformers": "BertModel", "config": BERT, **source})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def saved(folder: Path, **options: Any) -> Any:
+    """Save a checkpoint of a small model with a tied head; return the model."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(transformers.BertConfig.from_dict(BERT))
+    model.save_pretrained(folder, **options)
+    return model.eval()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"max_shard_size": "3KB"}], ids=["one file", "shards"])
+def test_a_checkpoint_has_its_weights(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    model = saved(tmp_path / "bert", **sizes)
+    assert (tmp_path / "bert/model.safetensors").exists() is not bool(sizes)
+    source = {"transformers": "AutoModelForMaskedLM", "checkpoint": "bert/"}
+    with torch.no_grad():
+        expected = model(torch.ones(2, 4, dtype=torch.int64)).logits
+    assert torch.equal(outputs(source, tmp_path)["logits"], expected)
+    assert network(source, tmp_path).weights.startswith("from bert/model.safetensors")
+    made = network(
+        {**source, "transformers": "AutoModel", "kwargs": {"add_pooling_layer": False}}, tmp_path
+    )
+    assert made.weights.endswith("without 5 unused tensors")
+
+
+def test_a_checkpoint_without_the_head_is_an_error(tmp_path: Path) -> None:
+    saved(tmp_path / "bert")
+    source = {"transformers": "text-classification", "checkpoint": "bert"}
+    with pytest.raises(
+        StageError, match=r"not fit BertForSeq.* missing \(bert\.pooler.*saved by BertF"
+    ):
+        network(source, tmp_path)
+
+
+def test_code_and_pickles_of_a_checkpoint_are_never_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    model = saved(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForMaskedLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("open('trapped', 'w')\nclass Model: ...\n")
+    source = {"transformers": "AutoModelForMaskedLM", "checkpoint": "bert"}
+    network(source, tmp_path)
+    config["model_type"] = "evil"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StageError, match="has no model_type evil"):
+        network(source, tmp_path)
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(StageError, match=r"bert has neither .* save safetensors with"):
+        network(source, tmp_path)
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(StageError, match=r"cannot read the configuration bert/config.json"):
+        network(source, tmp_path)
+    assert not Path("trapped").exists()
