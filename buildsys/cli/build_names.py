@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,8 @@ class BuildNames:
 
         Raises: UsageError: an unknown name, or nothing is recorded of it.
         """
+        if not all(names):
+            raise UsageError("the name of a build is empty", "`doit help compare` explains them")
         given = [self._split(name) for name in names]
         if len(given) == 1:
             (scope, point) = given[0]
@@ -85,6 +88,7 @@ class BuildNames:
         (first, start), (second, end) = given or [("", PREVIOUS), ("", LAST)]
         first, second = first or second, second or first
         if first:
+            first, second = self._with_engine(first, second), self._with_engine(second, first)
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
         models = [m for m in self._history.models() if m in self._session.project.models]
         found, problem = [], UsageError("the history has no builds", "`doit` builds every model")
@@ -97,6 +101,25 @@ class BuildNames:
             raise problem
         return found
 
+    def _with_engine(self, scope: str, other: str) -> str:
+        """Return the engine of a model to compare with an engine, any other name as it is.
+
+        Raises: UsageError: the model has several engines, none of them with the same name.
+        """
+        engine = other.partition(":")[2]
+        if ":" in scope or not engine:
+            return scope
+        built = (b for b in self.of_model(scope) if b.stage == "engine")
+        engines = sorted({build.variant for build in built})
+        if engine in engines or len(engines) == 1:
+            return f"{scope}:{engine if engine in engines else engines[0]}"
+        if not engines:
+            return scope  # nothing is recorded of it
+        listed = ", ".join(f"{scope}:{one}" for one in engines)
+        raise UsageError(
+            f"{other} is compared with one engine, not a model", f"name one of {listed}"
+        )
+
     def _split(self, name: str) -> tuple[str, str]:
         """Split a name into model or engine and point in time."""
         scope, at, point = name.partition("@")
@@ -106,11 +129,7 @@ class BuildNames:
             return "", name
         if found := self.known_scope(name):
             return found, ""
-        if _ID.fullmatch(name):
-            try:
-                build = self._history.find(name)
-            except UsageError:
-                return "", name
+        if build := self._with_id(name):
             engine = build.variant if build.stage in ENGINE_STAGES else ""
             return ":".join(filter(None, (build.model, engine))), name
         return "", name
@@ -122,18 +141,30 @@ class BuildNames:
             raise unknown_name("model or engine", scope, known, f"in {name!r}")
         return found
 
+    def full_name(self, name: str) -> str:
+        """Return the full name of a target or group, recorded or planned, "" for another name.
+
+        Raises: UsageError: the name is ambiguous.
+        """
+        return self._session.full_name(name) or (name if self._is_recorded(name) else "")
+
+    def _is_recorded(self, target: str) -> bool:
+        return bool(self._history.builds(target=target, limit=1))
+
     def known_scope(self, name: str) -> str | None:
         """Return MODEL or MODEL:ENGINE, None for another name.
 
         Raises: UsageError: the name is ambiguous.
         """
-        full = self._session.full_name(name) or name
+        if not name:
+            return None
+        full = self.full_name(name) or name
         stage, _, rest = full.partition(":")
         if stage == "build" and rest:
             return rest
         if stage in ENGINE_STAGES and ":" in rest:
             return rest
-        if full in self._session.actions:
+        if full in self._session.actions or self._is_recorded(full):
             return model_of(full)
         model, _, engine = name.partition(":")  # perhaps no longer in the manifests
         recorded = self.of_model(model)
@@ -170,14 +201,13 @@ class BuildNames:
                 hint = "`doit history` lists the builds"
                 raise UsageError(f"the history has only one run of {scope}", hint)
             return earlier[0], ""
-        if _ID.fullmatch(point):
-            try:
-                return self._history.find(point), ""
-            except UsageError:
-                pass  # a revision
-        from buildsys.cli.git_revision import commits_until
-
-        commits = commits_until(self._session.project.root, point)
+        if build := self._with_id(point):
+            model = scope.partition(":")[0]
+            if build.model != model:
+                problem = f"the build {point} is one of {build.model}, not of {model}"
+                raise UsageError(problem, f"`doit history {model}` lists those of {model}")
+            return build, ""
+        commits = self._commits(point)
         recorded = {build.revision: build for build in reversed(here)}
         found = next((commit for commit in commits if commit in recorded), None)
         if found is None:
@@ -188,3 +218,25 @@ class BuildNames:
             short = found[:SHOWN_REVISION]
             note = f"{point} was not built; shown is its ancestor {short}"
         return recorded[found], note
+
+    def _with_id(self, name: str) -> Build | None:
+        if _ID.fullmatch(name):
+            with suppress(UsageError):  # a revision
+                return self._history.find(name)
+        return None
+
+    def _commits(self, name: str) -> list[str]:
+        """Return the commit of a revision and its ancestors.
+
+        Raises: UsageError: there is none.
+        """
+        from buildsys.cli.git_revision import commits_until
+
+        try:
+            return commits_until(self._session.project.root, name)
+        except (UsageError, OSError):  # no repository, or no git
+            models = dict.fromkeys((*self._session.project.models, *self._history.models()))
+            engines = [target.removeprefix("engine:") for target in self._history.targets("engine")]
+            kind = "model, engine, build or git revision"
+            known = [LAST, PREVIOUS, *models, *engines]
+            raise unknown_name(kind, name, known, "`doit history` lists models") from None

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.cli.target_names import TargetNames, models_named_by
-from buildsys.errors import BuildsysError, UsageError, with_hint
+from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
 from buildsys.execution.builder_versions import builder_versions
-from buildsys.manifest.project import load_project
+from buildsys.manifest.project import empty_project, load_project
 from buildsys.plan.project_plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
@@ -93,6 +93,25 @@ class Session(TargetNames):
                     if all(map(session.targets_of, names)):
                         return session
             return cls(load_project(root, remember=False))
+
+    @classmethod
+    def of_history(cls, root: Path) -> Session:
+        """Open the project for questions about recorded builds, without broken manifests.
+
+        A warning names them. Nothing is written.
+        """
+        from buildsys.store.state_db import warn_on_stderr
+
+        with no_garbage_collection():
+            try:
+                project = load_project(root, remember=False, leave_out=True)
+                left_out = ", ".join(project.broken)
+            except ManifestErrors as error:  # in a file that all models share
+                project = empty_project(root)
+                left_out = f"all manifests, as they share {error.errors[0].file}"
+            if left_out:
+                warn_on_stderr(f"broken and left out: {left_out}; `doit list` shows the errors")
+            return cls(project)
 
     @cached_property
     def _pool(self) -> WorkerPool:

@@ -243,8 +243,11 @@ class Baselines:
         from buildsys.history.recorder import machine_id
 
         here = machine_id()
-        found = gate_nights(self._history, action.target, here, parts, engine, pinned)
-        return found._asdict()
+        own = next((b for b in self._passed(action) if b.outputs["engine"] == engine), None)
+        project = own.project if own else ""
+        return gate_nights(
+            self._history, action.target, here, parts, engine, pinned=pinned, project=project
+        )._asdict()
 
     def _pinned_figures(self, build: Build) -> dict[str, float]:
         history, here = self._history, build.machine_id

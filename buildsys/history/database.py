@@ -190,6 +190,11 @@ class History:
         rows = self._db.read(f"SELECT DISTINCT model FROM builds WHERE {where}", values)
         return sorted(name for (name,) in rows if isinstance(name, str))
 
+    def targets(self, stage: str) -> list[str]:
+        """Return the recorded targets of a stage, sorted."""
+        rows = self._db.read("SELECT DISTINCT target FROM builds WHERE stage = ?", (stage,))
+        return sorted(name for (name,) in rows if isinstance(name, str))
+
     def projects(self) -> list[str]:
         """Return the known projects, sorted."""
         rows = self._db.read("SELECT DISTINCT project FROM builds WHERE project <> ''")

@@ -37,17 +37,20 @@ def gate_nights(
     machine_id: str,
     parts: Mapping[str, str],
     engine: str,
+    *,
     pinned: str = "",
+    project: str = "",
 ) -> Nights:
     """Return the nights of a gate on this machine in the environment of ``parts``.
 
     A build is an engine, by its digest, with its libraries. Only the engine ``pinned`` counts as
-    earlier, if there is one.
+    earlier, if there is one. Builds of an unknown project belong to every project.
     """
     today = int(max(time.time(), history.last_position(machine_id)) // _DAY_S)
     environments: dict[str, dict[str, str]] = {}
     runs: dict[bool, dict[int, list[Mapping[str, object]]]] = {True: {}, False: {}}
-    for run in history.builds(target=target, machine_id=machine_id, limit=_READ):
+    runs_here = history.builds(target=target, machine_id=machine_id, project=project, limit=_READ)
+    for run in runs_here:
         if run.environment not in environments:
             environments[run.environment] = history.environment(run)
         then = environments[run.environment]

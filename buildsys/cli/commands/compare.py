@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,14 @@ from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, prin
 from buildsys.cli.commands.diff import diff_lines
 from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.graph_files import ask_inspection
+from buildsys.cli.recorded_graphs import (
+    DIFFERENT,
+    UNKNOWN,
+    GraphComparison,
+    compare_graphs,
+)
 from buildsys.cli.session import Session
-from buildsys.errors import StageError, UsageError
+from buildsys.errors import UsageError
 from buildsys.execution.action_key import flatten_options
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.stale_reasons import Reason, format_reasons, part_reasons
@@ -33,7 +38,6 @@ from buildsys.report.formatting import count, duration, error, plural, significa
 from buildsys.store.object_store import Store
 
 SCHEMA = "buildsys/compare/1"
-_GRAPH = "simplify"
 _INDENT = 14
 _SHOWN_FIELDS = 12
 _section = partial(titled_lines, indent=_INDENT)
@@ -47,8 +51,7 @@ class Comparison:
     second: Side
     manifest: list[Reason] = field(default_factory=list)
     environment: list[Reason] = field(default_factory=list)
-    graph: Mapping[str, Any] | None = None  # as in `doit diff --json`
-    graph_note: str = ""  # why the graphs cannot be compared
+    graphs: GraphComparison = field(default_factory=GraphComparison)
     figures: list[FigureChange] = field(default_factory=list)
     latencies: list[LatencyChange] = field(default_factory=list)
     engines: dict[str, str] = field(default_factory=dict)  # of one side only -> first or second
@@ -61,7 +64,7 @@ class Comparison:
     @property
     def is_empty(self) -> bool:
         """Return True if nothing differs, and nothing was measured again."""
-        found = self.manifest, self.environment, self.graph, self.graph_note, self.engines
+        found = self.manifest, self.environment, self.graphs.changed, self.engines
         return not (any(found) or self.changed_figures or self.latencies)
 
     def as_json(self) -> dict[str, Any]:
@@ -71,8 +74,7 @@ class Comparison:
             "second": self.second.as_json(),
             "manifest": reasons_json(self.manifest),
             "environment": reasons_json(self.environment),
-            "graph": self.graph,
-            "graph_note": self.graph_note,
+            **self.graphs.as_json(),
             "engines": self.engines,
             "figures": [asdict(one) for one in self.figures],
             "latencies": [
@@ -98,7 +100,7 @@ class Compare(ProjectCommand):
         """Print the differences; the exit code is 0 with or without any."""
         if len(names) > 2:
             raise UsageError("compare takes at most two names", "`doit help compare` explains them")
-        session = Session.read_only(root)
+        session = Session.of_history(root)
         history = History.read_only(history_file(session.project.state))
         pairs = BuildNames(session, history).pairs(names)
         compared = [_compare(session, history, *pair) for pair in pairs]
@@ -126,6 +128,8 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> C
         found.engines = {name: "first" for name in engines[0] if name not in engines[1]}
         found.engines |= {name: "second" for name in engines[1] if name not in engines[0]}
     wanted = [((stage, ""), (stage, "")) for stage in ("export", "simplify", "validate")]
+    converted = [build.variant for build in first.builds.values() if build.stage == "convert"]
+    wanted += [(("convert", precision), ("convert", precision)) for precision in converted]
     wanted += [((s, one), (s, other)) for one, other in paired for s in ENGINE_STAGES]
     pairs: list[tuple[Build, Build]] = []
     for one, other in wanted:
@@ -142,7 +146,9 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> C
     # a tool of one side only belongs to a target that the other does not have
     labels = environments[0].keys() & environments[1].keys()
     found.environment = part_reasons(*({n: one[n] for n in labels} for one in environments))
-    _compare_graphs(session, found)
+    store = Store(store_folder(session.project.state))
+    manifests = history.manifest(first.latest()), history.manifest(second.latest())
+    found.graphs = compare_graphs(store, (first, second), manifests)
     return found
 
 
@@ -158,31 +164,6 @@ def _manifest(history: History, side: Side) -> dict[str, str]:
     return flatten_options(manifest, "config:")
 
 
-def _compare_graphs(session: Session, found: Comparison) -> None:
-    """Compare the simplified graphs, if they differ and are still stored."""
-    sides = [side.of(_GRAPH) for side in (found.first, found.second)]
-    builds = [build for build in sides if build is not None]
-    graphs = [
-        {role: digest for role, digest in build.outputs.items() if role in ("model", "model.data")}
-        for build in builds
-    ]
-    if len(graphs) < 2 or graphs[0] == graphs[1]:
-        return
-    store = Store(store_folder(session.project.state))
-    requests = []
-    for build, graph in zip(builds, graphs, strict=True):
-        files = {role: store.object_path(digest) for role, digest in graph.items()}
-        if not files or not all(file.is_file() for file in files.values()):
-            found.graph_note = f"the graph of build {build.short_id} is no longer in the store"
-            return
-        paths = {role: str(file.resolve()) for role, file in files.items()}
-        requests.append({"file": paths["model"], "data": paths.get("model.data", "")})
-    try:
-        found.graph = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
-    except StageError as error:
-        found.graph_note = error.problem
-
-
 def _lines(found: Comparison) -> Iterator[str]:
     """Yield the comparison as text."""
     yield f"{found.first.title()}"
@@ -195,13 +176,7 @@ def _lines(found: Comparison) -> Iterator[str]:
         return
     yield from _section("manifest", _shown(found.manifest))
     yield from _section("environment", _shown(found.environment))
-    if found.graph_note:
-        yield from _section("graph", [found.graph_note])
-    elif found.graph is not None:
-        before, after = found.graph["nodes"]
-        same = ", no difference" if found.graph["is_equal"] else ""
-        yield from _section("graph", [f"{count(before)} → {count(after)} nodes{same}"])
-        yield from diff_lines(found.graph)
+    yield from _graph_lines(found.graphs)
     only = [f"{name}: only in the {side}" for name, side in found.engines.items()]
     yield from _section("engines", only)
     accuracy = [one for one in found.figures if one.figure == "relative"]
@@ -213,6 +188,26 @@ def _lines(found: Comparison) -> Iterator[str]:
     times = [_figure(one) for one in others if "seconds" in one.figure]
     yield from _section("build time", times)
     yield from _section("latency", [_latency(one) for one in found.latencies])
+
+
+def _graph_lines(graphs: GraphComparison) -> Iterator[str]:
+    """Yield the stages with other graphs, and the first difference in full."""
+    changed, lines = graphs.changed, []
+    differing = [one.stage for one in changed if one.state == DIFFERENT]
+    later = [stage for stage in differing if stage != graphs.compared]
+    for one in changed:
+        if one.stage in later:
+            continue
+        text = f"{one.stage}: {one.note or one.state}"
+        if one.stage == graphs.compared and graphs.difference is not None:
+            before, after = graphs.difference["nodes"]
+            text = f"{one.stage}: {count(before)} → {count(after)} nodes"
+        is_first = one == changed[0] and one.state != UNKNOWN
+        lines.append(f"{'first differs in ' if is_first else ''}{text}")
+    lines += [f"then differs in {', '.join(later)}"] if later else []
+    yield from _section("graph", lines)
+    if graphs.difference is not None:
+        yield from diff_lines(graphs.difference)
 
 
 def _shown(reasons: Sequence[Reason]) -> list[str]:

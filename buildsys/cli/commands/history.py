@@ -29,11 +29,20 @@ from buildsys.errors import UsageError
 from buildsys.history.builds import RAN, RESTORED, Build
 from buildsys.history.database import History, history_file
 from buildsys.history.merge import import_history
-from buildsys.report.formatting import TIMES, duration, error, plural, significant, size
+from buildsys.report.formatting import (
+    TIMES,
+    duration,
+    error,
+    first_names,
+    plural,
+    significant,
+    size,
+)
 
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
 _IMPORT = "import"
 _WIDTH = 80
+_SHOWN = 12  # models
 _COMPLETE = ("passed", "noisy")
 _HARDWARE = ("device:cpu.model", "device:cpu.cores", "device:gpu.name")
 
@@ -53,7 +62,7 @@ class HistoryCommand(ProjectCommand):
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print builds, newest first. Having none is no error."""
         count = positive_integer("-n", options["count"])
-        session = Session.read_only(root)
+        session = Session.of_history(root)
         file = history_file(session.project.state)
         if len(names) == 2 and names[0] == _IMPORT:
             return _import(session, file, Path(names[1]), options)
@@ -93,9 +102,11 @@ def _named(session: Session, history: History, name: str) -> _Named:
     scope = names.known_scope(name)
     if scope is None:
         known = list(dict.fromkeys((*session.project.models, *history.models())))
-        raise unknown_name("model or engine", name, known, f"models: {', '.join(known)}")
+        known_engines = [one.removeprefix("engine:") for one in history.targets("engine")]
+        listed = f"models: {first_names(known, _SHOWN)}" if known else "it has no models yet"
+        raise unknown_name("model or engine", name, [*known, *known_engines], listed)
     model, _, engine = scope.partition(":")
-    full, builds = session.full_name(name) or "", names.of_model(model)
+    full, builds = names.full_name(name), names.of_model(model)
     stage = full.partition(":")[0]
     if stage in name.split(":") and stage != "build":  # a target by its full name
         builds = [b for b in builds if f"{b.target}:".startswith(f"{full}:")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +12,17 @@ from typing import Any
 
 import pytest
 
+from buildsys.cli import recorded_graphs
+from buildsys.cli.commands import compare
 from buildsys.cli.commands.compare import Compare
 from buildsys.cli.commands.history import HistoryCommand
 from buildsys.errors import UsageError
 from buildsys.history.builds import HOST, Build, Measurement
 from buildsys.history.database import History, digest_of
 from buildsys.history.recorder import machine_id
+from buildsys.manifest.schema.model import ModelSpec
 from buildsys.report.formatting import TIMES
+from buildsys.store.object_store import Store
 
 MANIFEST = """\
 model: {0}
@@ -148,6 +154,7 @@ def test_single_targets_and_the_overview(recorded: Recorded, run: Run) -> None:
     [
         (("m",), "the history has no builds of m"),
         (("n",), "there is no model or engine 'n'"),
+        (("",), "there is no model or engine ''; models: m, other"),
         (("m", "other"), "history takes one name"),
         (("import", "none.db"), "there is no file none.db"),
     ],
@@ -209,6 +216,22 @@ def test_engines_and_models_are_compared(recorded: Recorded, run: Run) -> None:
     assert "size          engine:other:ort: 1.00 kB → 2.00 kB" in models
 
 
+def test_a_model_is_compared_with_an_engine_by_that_engine(recorded: Recorded, run: Run) -> None:
+    for engine in ("ort", "fast"):
+        recorded.add_run(1, 1.0, engine)
+    build = recorded.add_run(2, 1.5, "ort", model="other")
+    assert run(Compare, "m:ort", "m").splitlines()[1].startswith("→ m:ort, ")
+    assert "+50.0 %" in run(Compare, "m:fast", "other")
+    assert "-33.3 %" in run(Compare, "other", "m:ort")
+    recorded.add("engine:other:third", 3)
+    with pytest.raises(UsageError, match="one engine, not a model; name one of m:fast, m:ort"):
+        run(Compare, "other:third", "m")
+    with pytest.raises(UsageError, match=f"the build {build.short_id} is one of other, not of m"):
+        run(Compare, f"m@{build.short_id}", "m")
+    for pair in (("m:ort", build.short_id), (build.short_id, "m:ort"), ("m:ort", "other:ort@last")):
+        assert re.search(r"\+50\.0 %|-33\.3 %", run(Compare, *pair))
+
+
 def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -238,6 +261,12 @@ def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) ->
         ((), "the history has only one run of m"),
         (("m", "other"), "the history has no builds of other"),
         (("n@last",), "there is no model or engine 'n'"),
+        (("m:nope",), "no model, engine, build or git revision 'm:nope'"),
+        (("m", "ort"), "git revision 'ort'; nearest: m:ort"),
+        (("m@v9",), "git revision 'v9'"),  # outside of git as well
+        (("deadbeef", "m"), "git revision 'deadbeef'"),
+        (("",), "the name of a build is empty"),
+        (("last", "other@last"), "the history has no builds of other"),
         (("a", "b", "c"), "at most two names"),
     ],
 )
@@ -247,3 +276,171 @@ def test_what_cannot_be_compared_is_an_error(
     recorded.add_run(1, 1.0)
     with pytest.raises(UsageError, match=problem):
         run(Compare, *names)
+
+
+@pytest.mark.parametrize("broken", ["configs/models/m.yaml", "configs/project.yaml"])
+def test_broken_manifests_do_not_hide_what_is_recorded(
+    recorded: Recorded,
+    run: Run,
+    tmp_path: Path,
+    broken: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorded.add_run(1, 1.0)
+    recorded.add_run(2, 1.2)
+    (tmp_path / broken).write_text("model: [")
+    for command, name, expected in (
+        (HistoryCommand, "m:ort", "m:ort on ci"),
+        (HistoryCommand, "bench:m:ort", "bench:m:ort"),
+        (HistoryCommand, "m", "m:ort on ci"),
+        (Compare, "m", "slower"),
+        (Compare, "m:ort", "slower"),
+    ):
+        assert command().run(tmp_path, (name,), {"json": False, "count": "10"}) == 0
+        printed = capsys.readouterr()
+        assert expected in printed.out
+        (warning,) = printed.err.splitlines()
+        assert warning.startswith("buildsys: warning: broken and left out: ")
+        assert broken in warning
+
+
+def test_deleted_manifests_keep_their_history(recorded: Recorded, run: Run, tmp_path: Path) -> None:
+    for number in (1, 2):
+        recorded.add_run(number, float(number))
+        recorded.add("export:m", number)
+    (tmp_path / "configs/models/m.yaml").unlink()
+    assert "m:ort on ci" in run(HistoryCommand, "m")
+    assert "1.00 s  passed" in run(HistoryCommand, "bench:m:ort")
+    assert "1.00 s  passed" in run(HistoryCommand, "export:m")
+    assert "slower" in run(Compare, "m")
+    (tmp_path / "configs/models/other.yaml").unlink()
+    (tmp_path / "configs/models").rmdir()
+    assert "m:ort on ci" in run(HistoryCommand, "m")
+    assert "1 machine" in run(HistoryCommand)
+
+
+EQUAL_GRAPHS = {"is_equal": True, "nodes": [2, 2]}
+OTHER_GRAPHS = {
+    "is_equal": False, "nodes": [2, 3], "header": {}, "opsets": {}, "functions": {},
+    "interface": {}, "operators": {"Relu": (0, 1)}, "gone": [], "come": [], "changed": [],
+    "shapes": [], "initializers": {"counts": {}, "changed": []},
+}  # fmt: skip
+STAGES = ("export", "surgery:after_export", "simplify", "surgery:after_simplify", "convert:fp16")
+
+
+class Graphs:
+    """Recorded graphs of all stages, as texts; equal texts but for case are equal graphs."""
+
+    def __init__(self, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._recorded, self._number = recorded, 0
+        self._folder = recorded.root / ".buildsys/store"
+        monkeypatch.setattr(recorded_graphs, "ask_inspection", self._ask)
+        monkeypatch.setattr(compare, "diff_lines", lambda _: iter(["  operators     Relu 0 → 1"]))
+        self.asked = 0
+
+    def _ask(self, question: str, request: Any) -> dict[str, Any]:
+        self.asked += 1
+        first, second = (Path(request[side]["file"]).read_text() for side in ("first", "second"))
+        assert (question, first == second) == ("compare", False)
+        return EQUAL_GRAPHS if first.lower() == second.lower() else OTHER_GRAPHS
+
+    def add(self, model: str = "m", manifest: Any = None, **graphs: str) -> Build:
+        """Record a run with a graph per stage, ``convert_fp16="text"``."""
+        self._number += 1
+        for stage in [one for one in STAGES if one.replace(":", "_") in graphs]:
+            text = graphs[stage.replace(":", "_")]
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            path = Store(self._folder).object_path(digest)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            name, _, variant = stage.partition(":")
+            build = self._recorded.add(
+                f"{name}:{model}" + (f":{variant}" if variant else ""),
+                self._number,
+                outputs={"model": digest},
+                manifest=manifest or {},
+            )
+        return build
+
+
+@pytest.fixture
+def graphs(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    return Graphs(recorded, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "asked"),
+    [
+        ({"export": "E", "simplify": "S"}, "no difference", 2),  # in their files only
+        ({"export": "new"}, "graph         first differs in export: 2 → 3 nodes", 1),
+        ({"simplify": "new"}, "graph         first differs in simplify: 2 → 3 nodes", 1),
+        ({"convert_fp16": "new"}, "graph         first differs in convert:fp16: 2 → 3 nodes", 1),
+        ({"export": "E", "convert_fp16": "new"}, "first differs in convert:fp16: 2 → 3", 2),
+        (
+            {"export": "new", "simplify": "x", "convert_fp16": "y"},
+            "then differs in simplify, conv",
+            1,
+        ),
+        (
+            {"surgery_after_export": "a"},
+            "first differs in surgery:after_export: only in the second",
+            0,
+        ),
+        ({"surgery_after_simplify": "a"}, "surgery:after_simplify: only in the second", 0),
+    ],
+)
+def test_the_first_stage_with_another_graph_is_named(
+    graphs: Graphs, run: Run, changes: dict[str, str], line: str, asked: int
+) -> None:
+    before = {"export": "e", "simplify": "s", "convert_fp16": "c"}
+    graphs.add(**before)
+    graphs.add(**{**before, **changes})
+    printed = run(Compare, "m")
+    assert line in printed
+    assert ("Relu 0 → 1" in printed) == ("2 → 3 nodes" in printed)
+    assert graphs.asked == asked
+    found = json.loads(run(Compare, "m", as_json=True))["comparisons"][0]
+    stages = [one["stage"] for one in found["graphs"]]
+    assert stages == [one for one in STAGES if one in stages]
+    assert (found["graph"] is None) == ("2 → 3 nodes" not in printed)
+
+
+def test_a_graph_that_is_no_longer_stored_is_named(
+    graphs: Graphs, run: Run, tmp_path: Path
+) -> None:
+    first = graphs.add(export="a", simplify="s")
+    graphs.add(export="b", simplify="t")
+    digest = hashlib.sha256(b"a").hexdigest()
+    Store(tmp_path / ".buildsys/store").object_path(digest).unlink()
+    build = History.read_only(tmp_path / ".buildsys/history.db").builds(target="export:m")[-1]
+    printed = run(Compare, "m")
+    assert f"export: the graph of build {build.short_id} is no longer in the store" in printed
+    assert "  simplify: 2 → 3 nodes" in " ".join(printed.split("\n"))
+    assert first.run == build.run
+
+
+def test_models_and_engines_compare_the_graphs_of_their_stages(
+    graphs: Graphs, run: Run, recorded: Recorded
+) -> None:
+    graphs.add(export="a", simplify="s")
+    graphs.add("other", export="a", simplify="t")
+    assert "first differs in simplify: 2 → 3 nodes" in run(Compare, "m", "other")
+
+
+def test_an_engine_is_compared_by_what_it_is_built_from(graphs: Graphs, run: Run) -> None:
+    spec = {
+        "source": {"onnx": "net.onnx"}, "model": "m", "inputs": {"x": {"shape": [1, 4]}},
+        "engines": [
+            {"name": "ort", "backend": "onnxruntime"},
+            {"name": "fast", "backend": "onnxruntime", "precision": "fp16"},
+        ],
+    }  # fmt: skip
+    manifest = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    for graph in ("c", "d"):
+        graphs.add(manifest=manifest, export="e", simplify="s", convert_fp16=graph)
+    for name in ("ort", "fast"):
+        graphs._recorded.add(f"engine:m:{name}", 9, manifest=manifest)
+    assert "graph" not in run(Compare, "m:ort@previous", "m:ort")
+    between = json.loads(run(Compare, "m:ort", "m:fast", as_json=True))["comparisons"][0]
+    states = {one["stage"]: one["state"] for one in between["graphs"]}
+    assert states == {"export": "equal", "simplify": "equal", "convert:fp16": "only in the second"}

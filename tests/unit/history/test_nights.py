@@ -15,6 +15,7 @@ from buildsys.history.database import History, digest_of
 from buildsys.history.nights import Nights, gate_nights
 
 DAY_S = 86_400
+PROJECT = "host/acme/models"
 TODAY = 20_000 * DAY_S + 3600.0
 HERE = {"device:cpu.model": "Zen", "env:OMP_NUM_THREADS": "unset", "tool:onnxruntime": "1.23"}
 BEFORE = {**HERE, "tool:onnxruntime": "1.22"}
@@ -39,7 +40,9 @@ class Runs:
         return build
 
     def found(self, engine: str = "x", pinned: str = "", parts: dict[str, str] = HERE) -> Nights:
-        return gate_nights(self.history, "gate:m:ort", "aaaa", parts, engine, pinned)
+        return gate_nights(
+            self.history, "gate:m:ort", "aaaa", parts, engine, pinned=pinned, project=PROJECT
+        )
 
 
 @pytest.fixture
@@ -79,6 +82,7 @@ def test_a_build_is_an_engine_with_its_libraries(runs: Runs) -> None:
         {"environment": {**BEFORE, "env:OMP_NUM_THREADS": "1"}},
         {"environment": {k: v for k, v in BEFORE.items() if k != "device:cpu.model"}},
         {"how": RESTORED},
+        {"project": "host/acme/else"},
         {"status": "failed"},
         {"status": "noisy"},
         {"status": "error", "figures": {}},

@@ -1,0 +1,151 @@
+"""Graphs of recorded builds, compared stage by stage.
+
+The first stage with a difference is the cause of those in later stages, so only its graphs are
+compared in detail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from buildsys.cli.build_names import Side
+from buildsys.cli.graph_files import ask_inspection
+from buildsys.errors import StageError
+from buildsys.history.builds import Build
+from buildsys.plan.action import Action
+from buildsys.plan.project_plan import plan_model
+from buildsys.store.object_store import Store
+
+EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
+ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
+_ENGINE = "engine"
+# of builds with a manifest that cannot be planned any more
+_ORDER = ("export", "surgery:after_export", "simplify", "surgery:after_simplify")
+
+
+@dataclass(frozen=True)
+class StageGraphs:
+    """The graphs that a stage made in two builds."""
+
+    stage: str  # "export", "convert:fp16", "engine:ort"
+    state: str  # EQUAL, DIFFERENT, UNKNOWN, ONLY_FIRST or ONLY_SECOND
+    note: str = ""  # why they are unknown
+
+
+@dataclass(frozen=True)
+class GraphComparison:
+    """The graphs of all stages in two builds."""
+
+    stages: tuple[StageGraphs, ...] = ()
+    compared: str = ""  # the first stage with different graphs
+    difference: Mapping[str, Any] | None = None  # as in `doit diff --json`
+
+    @property
+    def changed(self) -> list[StageGraphs]:
+        """The stages with graphs that are not known to be equal."""
+        return [one for one in self.stages if one.state != EQUAL]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison for ``--json``."""
+        return {
+            "graph": self.difference,
+            "graph_stage": self.compared,
+            "graphs": [asdict(one) for one in self.stages],
+        }
+
+
+def compare_graphs(
+    store: Store, sides: tuple[Side, Side], manifests: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> GraphComparison:
+    """Compare the graphs of all stages of two builds, in the order of the stages."""
+    first, second = (_graphs(*one) for one in zip(sides, manifests, strict=True))
+    stages: list[StageGraphs] = []
+    compared, difference = "", None
+    for stage in _in_order(list(first), list(second)):
+        if stage not in first or stage not in second:
+            stages.append(StageGraphs(stage, ONLY_SECOND if stage in second else ONLY_FIRST))
+            continue
+        if first[stage][1] == second[stage][1]:
+            stages.append(StageGraphs(stage, EQUAL))
+            continue
+        if compared:  # an effect of that difference, or one more
+            stages.append(StageGraphs(stage, DIFFERENT))
+            continue
+        try:
+            requests = [_request(store, *graph) for graph in (first[stage], second[stage])]
+            found = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
+        except StageError as error:
+            stages.append(StageGraphs(stage, UNKNOWN, error.problem))
+            continue
+        if not found["is_equal"]:
+            compared, difference = stage, found
+        stages.append(StageGraphs(stage, EQUAL if found["is_equal"] else DIFFERENT))
+    return GraphComparison(tuple(stages), compared, difference)
+
+
+def _graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, dict[str, str]]]:
+    """Return build and digests by stage, in the order of the stages."""
+    planned = _planned(side, manifest)
+    targets = list(planned) or sorted(side.builds, key=lambda target: _place(side.builds[target]))
+    found = {}
+    for target in targets:
+        build = side.builds.get(target)
+        if build is None:
+            continue
+        role, stage = "model", ":".join(filter(None, (build.stage, build.variant)))
+        if build.stage == _ENGINE and target in planned:
+            path = planned[target].outputs[_ENGINE].path
+            role = _ENGINE if path.endswith(".onnx") else ""
+            stage = _ENGINE if side.engine else stage
+        if role in build.outputs:
+            names = (role, f"{role}.data")
+            digests = {name: build.outputs[name] for name in names if name in build.outputs}
+            found[stage] = build, digests
+    return found
+
+
+def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
+    """Return the targets of a recorded manifest in build order, {} if it cannot be planned.
+
+    Those of one engine are it and what it is built from.
+    """
+    planned: dict[str, Action] = {}
+    # of another version of buildsys
+    with suppress(LookupError, TypeError, ValueError, AttributeError):
+        planned = {action.target: action for action in plan_model(dict(manifest))}
+    engine = f"{_ENGINE}:{side.model}:{side.engine}"
+    if not side.engine or engine not in planned:
+        return planned
+    needed, waiting = set[str](), [engine]
+    while waiting:
+        target = waiting.pop()
+        needed.add(target)
+        waiting += (name for name in planned[target].after if name not in needed)
+    return {target: action for target, action in planned.items() if target in needed}
+
+
+def _place(build: Build) -> tuple[int, str]:
+    stage = ":".join(filter(None, (build.stage, build.variant)))
+    return (_ORDER.index(stage) if stage in _ORDER else len(_ORDER)), stage
+
+
+def _in_order(first: list[str], second: list[str]) -> list[str]:
+    """Return the stages of both builds, each in its order."""
+    merged = list(first)
+    for number, stage in enumerate(second):
+        if stage not in merged:
+            before = [merged.index(other) for other in second[:number]]
+            merged.insert(max(before, default=-1) + 1, stage)
+    return merged
+
+
+def _request(store: Store, build: Build, digests: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a graph for the inspection. Raises: StageError: they are not stored."""
+    files = [store.object_path(digest) for digest in digests.values()]
+    if not all(file.is_file() for file in files):
+        raise StageError(f"the graph of build {build.short_id} is no longer in the store")
+    paths = [str(file.resolve()) for file in files]
+    return {"file": paths[0], "data": paths[1] if len(paths) > 1 else ""}
