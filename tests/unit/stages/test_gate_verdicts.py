@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from buildsys.errors import StageError
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.gate import stage as gate
 from buildsys.workers.job import Job, StageResult
+from buildsys.workers.result_file import format_figures
 
 BASELINE = {
     "description": "the build of 2026-11-21T02:00:00Z (engine 3fa2c1d4e5f6)",
@@ -53,7 +55,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
                         for a, b in zip(noise, odd, strict=True)
                     ],
                     "throughput": [500 / factor[name] * one for one in noise],
-                    "memory": [1e8 for _ in noise],
+                    "memory": [1e8 * factor[name] * one for one in noise],
+                    "p99": [0.003 * factor[name] for _ in noise],
                 }
                 for name in sides
             }
@@ -64,14 +67,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
         for role, name in names.items():
             inputs[role] = tmp_path / name
             inputs[role].write_bytes(bytes(size if role == "engine" else 1000))
-        options = {
-            "gates": gates,
-            "engine": {"backend": "onnxruntime"},
-            "case": "opt",
-            "rounds": files.get("rounds", 10),
-            "duration": 0.1,
-            "warmup": 0.0,
-        }
+        for role, content in files.get("results", {}).items():
+            inputs[role] = tmp_path / f"{role}.json"
+            inputs[role].write_text(json.dumps({"status": "passed", **content}))
+        options: dict[str, Any] = {"gates": gates, "engine": {"backend": "onnxruntime"}}
+        if any(metric in gates for metric in ("latency", "throughput", "memory")):
+            options |= {"case": "opt", "duration": 0.1, "warmup": 0.0}
+            options["rounds"] = files.get("rounds", 10)
+        if other := files.get("other"):
+            options["baseline"] = {"name": other, "engine": {"backend": "onnxruntime"}}
+            inputs["baseline.engine"] = tmp_path / "old.engine"
+            inputs["baseline.engine"].write_bytes(bytes(1000))
+            if files.get("absent"):
+                del inputs["baseline.engine"]
         job = Job(
             target="gate:m:ort",
             stage="gate",
@@ -84,7 +92,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
             baseline=baseline or {"missing": "there is no earlier build"},
         )
         result = gate.run(job)
-        assert json.loads(json.dumps(result.figures))
+        assert json.loads("".join(format_figures(dict(result.figures))))
         return result
 
     return run_gate
@@ -138,6 +146,91 @@ def test_a_certain_regression_ends_the_rounds_of_other_noisy_figures(run: RunGat
     result = run(gates, baseline=BASELINE, rounds=None, slower=0.2, spread=0.2)
     assert result.status == "failed"
     assert len(result.figures["rounds"]["this build"]["latency"]) == 10
+
+
+def results(role: str, target: str, seconds: float, error: float) -> dict[str, Any]:
+    """Return what the results of an engine have for gates."""
+    cases = {"opt": {"y": {"relative": error}, "z": {"relative": error / 2}}}
+    return {
+        f"{role}built": {"target": f"engine:m:{target}", "build_seconds": seconds},
+        f"{role}verified": {"target": f"verify:m:{target}", "cases": cases},
+    }
+
+
+BEFORE = {"size": 1000.0, "build_time": 10.0, "error": 1e-3, "memory": 1e8}
+WORSE = {
+    "latency": ({"slower": 0.1}, "2.00 ms before, 2.20 ms now, in 10 pairs of processes"),
+    "throughput": ({"slower": 0.1}, "500/s before, 455/s now, in 10 pairs of processes"),
+    "memory": ({"slower": 0.1}, "100 MB before, 110 MB now, in 10 pairs of processes"),
+    "size": ({"size": 1100}, "1.00 kB before, 1.10 kB now, both as built"),
+    "build_time": ({"seconds": 11.0}, "10.0 s before, 11.0 s now, both as built"),
+    "error": ({"error": 1.1e-3}, "1.0e-03 before, 1.1e-03 now, both as built"),
+}
+
+
+@pytest.mark.parametrize("metric", WORSE)
+@pytest.mark.parametrize("kind", ["build", "engine"])
+def test_every_figure_is_compared_with_a_build_and_with_an_engine(
+    run: RunGate, metric: str, kind: str
+) -> None:
+    gates = {metric: {"tolerance": 0.05, "limit": None}}
+    changes, words = WORSE[metric]
+    given: dict[str, Any] = {"baseline": {**BASELINE, "figures": BEFORE}}
+    described = BASELINE["description"]
+    if kind == "engine":
+        given, described = {"other": "fast"}, "the engine fast"
+    earlier = results("baseline.", "fast", 10.0, 1e-3) if kind == "engine" else {}
+
+    def gate_of(seconds: float = 10.0, error: float = 1e-3, **more: Any) -> StageResult:
+        own = results("", "ort", seconds, error)
+        return run(gates, **given, results={**own, **earlier}, **more)
+
+    assert gate_of().status == "passed"
+    result = gate_of(**changes)
+    assert result.status == "failed"
+    title = {"build_time": "build time", "error": "relative error"}.get(metric, metric)
+    assert result.reason.startswith(f"{title} is 10.0% worse")
+    assert f"than that of {described}: {words}; 5.0% is allowed" in result.reason
+    assert ("90 % interval" in result.reason) == ("pairs" in words)
+    assert result.hint == "measure again: doit gate:m:ort"
+    better = {"slower": -0.1, "size": 900, "seconds": 9.0, "error": 9e-4}
+    assert gate_of(**{name: better[name] for name in changes}).status == "passed"
+    (check,) = result.figures["checks"]
+    assert (check["metric"], check["tolerance"]) == (metric, 0.05)
+
+
+def test_p99_is_measured_but_no_gate(run: RunGate) -> None:
+    result = run(LATENCY, baseline=BASELINE)
+    assert result.figures["figures"]["p99"] == pytest.approx(0.003)
+    assert len(result.figures["rounds"]["baseline"]["p99"]) == 10
+    assert [check["metric"] for check in result.figures["checks"]] == ["latency"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "hint"),
+    [
+        ({"absent": True}, "there is no engine fast", "see `doit info engine:m:fast`"),
+        ({"broken": True}, "it does not run here: it cannot", "see `doit info engine:m:fast`"),
+    ],
+)
+def test_another_engine_that_is_absent_or_does_not_run_is_not_comparable(
+    run: RunGate, change: dict[str, Any], reason: str, hint: str
+) -> None:
+    result = run(LATENCY, other="fast", **change)
+    assert result.status == "unavailable"
+    assert result.reason.startswith(f"latency is not comparable: {reason}")
+    assert result.hint == hint
+
+
+def test_an_unknown_figure_of_this_build_is_never_a_pass(run: RunGate) -> None:
+    own = results("", "ort", 10.0, math.nan)
+    for results_of_build in (own, {}):
+        gates = {"error": {"tolerance": 0.05, "limit": 1.0}}
+        given = {**BASELINE, "figures": BEFORE}
+        result = run(gates, baseline=given, results=results_of_build)
+        assert result.status == "unavailable"
+        assert result.reason == "the relative error of this build is not known"
+        assert result.hint == "see `doit info verify:m:ort`"
 
 
 def test_less_throughput_fails(run: RunGate) -> None:
