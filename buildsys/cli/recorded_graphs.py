@@ -16,7 +16,7 @@ from buildsys.cli.graph_files import ask_inspection
 from buildsys.errors import StageError
 from buildsys.history.builds import Build
 from buildsys.plan.action import Action
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 from buildsys.store.object_store import Store
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"

@@ -27,7 +27,6 @@ from buildsys.execution.freshness import (
 from buildsys.execution.outcome import Outcome
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
 from buildsys.execution.run_records import RunRecords
-from buildsys.execution.stage_job import devices_alone, stage_job
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, missing_outputs
@@ -114,10 +113,7 @@ class Executor:
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
     def is_fresh(self, target: str) -> bool:
-        """Return True if a target is up to date.
-
-        A target with an unreadable file is stale: ``run`` then reports the problem.
-        """
+        """Return True if a target is up to date; ``run`` reports an unreadable file."""
         return self.up_to_date_status(target) is not None
 
     def up_to_date_status(self, target: str) -> str | None:
@@ -163,14 +159,18 @@ class Executor:
                 record = self._restore(action, key, why)
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
+            # not needed with nothing to do
+            from buildsys.execution.stage_job import hold_devices, stage_job
+
             # devices first: waiting for one must not keep others from an exclusive project
             with (
-                self._locks.devices(devices_alone(action), target, on_wait),
+                hold_devices(self._locks, action, target, on_wait) as variables,
                 self._locks.project(target, exclusive=action.exclusive, on_wait=on_wait),
                 self._slots,
             ):
                 self._publisher.remove_abandoned()
-                return self._make(action, key, why)
+                make_job = partial(stage_job, threads=self._threads, environment=variables)
+                return self._make(action, key, why, make_job)
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]
@@ -257,7 +257,9 @@ class Executor:
         self._runs.add_build(action, key, record, why, record.figures, restored=True)
         return record
 
-    def _make(self, action: Action, key: ActionKey, why: str) -> Outcome:
+    def _make(
+        self, action: Action, key: ActionKey, why: str, make_job: Callable[..., Job]
+    ) -> Outcome:
         """Run the stage and publish its outputs if no input changed meanwhile."""
         target = action.target
         for _ in range(_ATTEMPTS):
@@ -268,7 +270,7 @@ class Executor:
             with self._publisher.staging(target) as tree:
                 begun = time.perf_counter()
                 try:
-                    reply = self._run_stage(action, key, tree)
+                    reply = self._run_stage(action, key, tree, make_job)
                 except BuildsysError as error:
                     error.seconds = took = time.perf_counter() - begun
                     if isinstance(error, StageError):  # libraries do not always report a full disk
@@ -311,7 +313,9 @@ class Executor:
             raise error
         add_warnings(tree / action.outputs[RESULT].path, reads)
 
-    def _run_stage(self, action: Action, key: ActionKey, tree: Path) -> JobReply:
+    def _run_stage(
+        self, action: Action, key: ActionKey, tree: Path, make_job: Callable[..., Job]
+    ) -> JobReply:
         log, begun = self._log(action), time.perf_counter()
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         try:
@@ -319,10 +323,8 @@ class Executor:
                 path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StageError(f"cannot create {error.filename}: {error.strerror}") from error
-        job = stage_job(
-            action, self._project, self._build, outputs,
-            threads=self._threads, timing_caches=self._timing_caches,
-        )  # fmt: skip
+        caches = self._timing_caches
+        job = make_job(action, self._project, self._build, outputs, timing_caches=caches)
         on_event = partial(self._on_event, action.target)
         with ExitStack() as stack:
             if action.baseline is not None:

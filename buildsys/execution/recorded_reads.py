@@ -20,7 +20,6 @@ from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system.files import listing_digest, stamp
 from buildsys.system.versions import ABSENT, in_a_family
-from buildsys.workers.job import MAX_READS
 
 READ = "read:"
 ALL_VARIABLES = f"{READ}$*"
@@ -129,6 +128,8 @@ def reads_outside(
     ``reads`` are those of the recorder, ``covered`` the paths in the key; ``distributions`` returns
     the labels for the distributions of a module.
     """
+    from buildsys.workers.job import MAX_READS  # not needed with nothing to do
+
     found: dict[str, str] = {}
     resolved = cache(lambda: {os.path.realpath(path) for path in covered})
     everything = any(kind == "variable" and name == "*" for kind, name, *_ in reads)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.store.locks import CPU
-from buildsys.system.devices import gpu_uuids
+from buildsys.store.locks import CPU, Locks, OnWait
+from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
+from buildsys.workers.server_kinds import DEFAULT_INTERPRETER_STAGES
 
 
 def stage_job(
@@ -21,6 +24,7 @@ def stage_job(
     *,
     threads: int = 0,
     timing_caches: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Job:
     """Return the job of ``action`` with inputs from ``build``.
 
@@ -45,11 +49,28 @@ def stage_job(
         timing_caches=timing_caches if action.stage == "engine" else None,
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
         threads=0 if action.measures else threads,
+        environment=environment,
     )
 
 
-def devices_alone(action: Action) -> tuple[str, ...]:
-    """Return the devices used exclusively by ``action``."""
+@contextmanager
+def hold_devices(
+    locks: Locks, action: Action, target: str, on_wait: OnWait
+) -> Iterator[dict[str, str]]:
+    """Hold the exclusive devices of ``action``; yield variables that select its GPU.
+
+    Of equal GPUs the first free one is selected. A stage in the interpreter of a toolchain uses no
+    other GPU than the toolchain's.
+    """
     variables = action.toolchain.env if action.toolchain else ()
-    gpus = tuple(gpu_uuids(variables)) if action.alone_on_gpu else ()
-    return (*gpus, CPU) if action.exclusive else gpus
+    gpus: tuple[str, ...] = ()
+    selected: dict[str, str] = {}
+    with ExitStack() as stack:
+        if action.alone_on_gpu and (choice := equal_gpus(variables)):
+            gpu = stack.enter_context(locks.one_device(choice, target, on_wait))
+            selected = {VISIBLE_DEVICES: gpu}
+        elif action.alone_on_gpu:
+            gpus = gpu_uuids(variables, here=action.stage in DEFAULT_INTERPRETER_STAGES)
+        cpu = (CPU,) if action.exclusive else ()
+        stack.enter_context(locks.devices((*gpus, *cpu), target, on_wait))
+        yield selected

@@ -8,8 +8,8 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -83,18 +83,29 @@ class Locks:
     def _machine(self) -> Path:
         return self._given_machine or machine_lock_folder()
 
-    def target(self, target: str, on_wait: OnWait) -> AbstractContextManager[bool]:
+    @contextmanager
+    def target(self, target: str, on_wait: OnWait) -> Iterator[bool]:
         """Hold a target exclusively; yield True after a wait."""
-        return self._hold(self._folder / _file_name(target), target, on_wait)
+        with self._hold([self._folder / _file_name(target)], target, on_wait) as (_, waited):
+            yield waited
 
     @contextmanager
     def devices(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[None]:
         """Hold devices (UUIDs of GPUs, CPU) exclusively among this user's projects."""
         with ExitStack() as stack:
             for name in sorted(set(names)):  # the same order everywhere, against deadlocks
-                path = self._machine / f"device-{_file_name(name)}"
-                stack.enter_context(self._hold(path, target, on_wait))
+                stack.enter_context(self._hold([self._device(name)], target, on_wait))
             yield
+
+    @contextmanager
+    def one_device(self, names: Iterable[str], target: str, on_wait: OnWait) -> Iterator[str]:
+        """Hold the first free device exclusively; yield its name."""
+        paths = {self._device(name): name for name in names}
+        with self._hold(paths, target, on_wait) as (path, _):
+            yield paths[path]
+
+    def _device(self, name: str) -> Path:
+        return self._machine / f"device-{_file_name(name)}"
 
     @contextmanager
     def project(self, target: str, *, exclusive: bool, on_wait: OnWait) -> Iterator[None]:
@@ -104,17 +115,17 @@ class Locks:
         shut while waiting, so a stream of short stages does not starve a benchmark.
         """
         with ExitStack() as stack:
-            with self._hold(self._folder / "turnstile.lock", target, on_wait):
+            with self._hold([self._folder / "turnstile.lock"], target, on_wait):
                 path = self._folder / "project.lock"
-                stack.enter_context(self._hold(path, target, on_wait, shared=not exclusive))
+                stack.enter_context(self._hold([path], target, on_wait, shared=not exclusive))
             yield
 
     @contextmanager
     def _hold(
-        self, path: Path, target: str, on_wait: OnWait, *, shared: bool = False
-    ) -> Iterator[bool]:
-        """Hold a lock file and yield True after a wait."""
-        handle, waited = self._acquire(path, on_wait, shared=shared)
+        self, paths: Collection[Path], target: str, on_wait: OnWait, *, shared: bool = False
+    ) -> Iterator[tuple[Path, bool]]:
+        """Hold the first free lock file; yield it, and True after a wait."""
+        handle, path, waited = self._acquire(paths, on_wait, shared=shared)
         try:
             if not shared:
                 # only informs those waiting: a full disk must not fail the lock
@@ -123,53 +134,66 @@ class Locks:
                     holder = LockHolder(os.getpid(), socket.gethostname(), target, now)
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, json.dumps(holder).encode(), 0)
-            yield waited
+            yield path, waited
         finally:
             try:
                 os.ftruncate(handle, 0)
             finally:
                 os.close(handle)
 
-    def _acquire(self, path: Path, on_wait: OnWait, *, shared: bool) -> tuple[int, bool]:
-        """Return the open, locked file, and True after a wait."""
+    def _acquire(
+        self, paths: Collection[Path], on_wait: OnWait, *, shared: bool
+    ) -> tuple[int, Path, bool]:
+        """Return an open, locked file, and True after a wait."""
         waited = False
         while True:
+            handles: dict[int, Path] = {}
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                handle = open_lock(path, 0o644)
-            except OSError as error:
-                problem = f"cannot lock {path}: {error.strerror}"
-                raise StageError(problem, "the folder must be writable") from error
-            try:
-                waited = self._wait(handle, path, on_wait, shared=shared) or waited
+                for path in paths:
+                    handles[_open(path)] = path
+                handle, has_waited = self._wait(handles, on_wait, shared=shared)
+                waited |= has_waited
+                path = handles[handle]
                 with suppress(FileNotFoundError):
                     if path.stat().st_ino == os.fstat(handle).st_ino:
-                        return handle, waited
-            except BaseException:
-                os.close(handle)
-                raise
+                        del handles[handle]
+                        return handle, path, waited
+            finally:
+                for handle in handles:
+                    os.close(handle)
             # the folder was deleted meanwhile, so nobody else sees the lock on this file
-            os.close(handle)
 
-    def _wait(self, handle: int, path: Path, on_wait: OnWait, *, shared: bool) -> bool:
+    def _wait(
+        self, handles: Mapping[int, Path], on_wait: OnWait, *, shared: bool
+    ) -> tuple[int, bool]:
         begun, polls, reported = time.monotonic(), 0, False
         while True:
-            try:
-                if try_lock(handle, shared=shared):
-                    return polls > 0
-            except OSError as error:
-                problem = f"cannot lock {path}: {error.strerror}"
-                raise StageError(problem, "its file system must support flock") from error
+            for handle, path in handles.items():
+                try:
+                    if try_lock(handle, shared=shared):
+                        return handle, polls > 0
+                except OSError as error:
+                    problem = f"cannot lock {path}: {error.strerror}"
+                    raise StageError(problem, "its file system must support flock") from error
             if not reported and time.monotonic() - begun > _REPORT_AFTER_S:
                 holder = None
                 # being written, or shared by several
                 with suppress(TypeError, ValueError, RecursionError):
-                    holder = LockHolder(*json.loads(os.pread(handle, 4096, 0)))
+                    holder = LockHolder(*json.loads(os.pread(next(iter(handles)), 4096, 0)))
                 on_wait(holder)
                 reported = True
             if self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
                 raise InterruptedWaitError("interrupted while waiting for another process")
             polls += 1
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open_lock(path, 0o644)
+    except OSError as error:
+        problem = f"cannot lock {path}: {error.strerror}"
+        raise StageError(problem, "the folder must be writable") from error
 
 
 def _file_name(target: str) -> str:

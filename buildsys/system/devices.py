@@ -13,8 +13,10 @@ from functools import cache
 from buildsys.system.cpu import cpu_facts, usable_processors
 
 NONE = "none"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 GPU_FACTS = ("name", "compute_capability", "driver", "cuda_driver")
 _Gpus = list[dict[str, str]]
+_SELECTION = (VISIBLE_DEVICES, "CUDA_DEVICE_ORDER")
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 
 
@@ -43,10 +45,23 @@ def gpu_facts() -> Mapping[str, str]:
     return facts
 
 
-def gpu_uuids(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
-    """Return UUIDs of CUDA's possible GPUs, here or with further variables."""
+def equal_gpus(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
+    """Return UUIDs of the visible GPUs if they are equal: a job may run on any of them.
+
+    Empty for fewer than two, and if ``variables`` of a toolchain select its GPU.
+    """
+    if not {name for name, _ in variables}.isdisjoint(_SELECTION):
+        return ()
+    gpus, unordered = _find_gpus(*map(os.environ.get, _SELECTION))
+    kinds = {tuple(gpu.get(fact) for fact in GPU_FACTS) for gpu in gpus}
+    is_choice = len(gpus) > 1 and len(kinds) == 1 and not unordered
+    return tuple(gpu["uuid"] for gpu in gpus) if is_choice else ()
+
+
+def gpu_uuids(variables: Iterable[tuple[str, str]] = (), *, here: bool = True) -> tuple[str, ...]:
+    """Return UUIDs of CUDA's possible GPUs with further variables, and ``here`` without them."""
     found: list[str] = []
-    for environment in (os.environ, {**os.environ, **dict(variables)}):
+    for environment in (*([os.environ] if here else []), {**os.environ, **dict(variables)}):
         gpus, unordered = _find_gpus(
             environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER")
         )

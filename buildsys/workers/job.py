@@ -39,6 +39,8 @@ class Job:
     toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
     timing_caches: Path | None = None  # the builders' timing caches; they affect no result
     baseline: Mapping[str, Any] | None = None  # of a gate: the earlier build, as JSON values
+    # variables of this job only, such as the GPU selected for it
+    environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0  # for computations independent of the thread count; 0: all cores
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
     # what is done, of how much (0: unknown), and its unit: 3 of 5 batches. Not in the log

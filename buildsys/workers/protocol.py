@@ -73,6 +73,7 @@ def job_to_json(job: Job) -> Message:
     return {
         **{name: value for name, value in vars(job).items() if name not in _LOCAL},
         "options": dict(job.options),
+        "environment": dict(job.environment),
         "project": str(job.project),
         **{name: {role: str(path) for role, path in getattr(job, name).items()} for name in _PATHS},
         "toolchain": toolchain and {**asdict(toolchain), "python": str(toolchain.python)},

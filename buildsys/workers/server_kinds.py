@@ -36,7 +36,7 @@ BARE = ServerKind("bare")
 
 _TOOLCHAIN_PRELOAD = ("numpy",)  # an engine library may crash or hang: only its child imports it
 # they use a toolchain through a subprocess
-_DEFAULT_INTERPRETER_STAGES = frozenset({"bench", "gate"})
+DEFAULT_INTERPRETER_STAGES = frozenset({"bench", "gate"})
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
 _TORCH_STAGES = frozenset({"export", "reference"})
 # imported by the first dynamo export; saves 0.3 s of each later one
@@ -49,7 +49,7 @@ _DYNAMO = (
 
 def toolchain_of(job: Job) -> Toolchain | None:
     """Return the toolchain to run ``job``. None for the default interpreter."""
-    return None if job.stage in _DEFAULT_INTERPRETER_STAGES else job.toolchain
+    return None if job.stage in DEFAULT_INTERPRETER_STAGES else job.toolchain
 
 
 def server_kind_of(job: Job) -> ServerKind:

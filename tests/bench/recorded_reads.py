@@ -18,7 +18,7 @@ from _harness import ROOT, parse_options, publish, workspace
 
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 from buildsys.workers.job import Job
 from buildsys.workers.server.read_recorder import ReadRecorder
 

@@ -13,7 +13,7 @@ from small_graphs import data_role
 from buildsys.backends.interface import BuildRequest
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 from buildsys.workers.job import Job
 
 BATCHES = {"min": 1, "opt": 2, "max": 8}

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from buildsys.cli.command import Options, ProjectCommand, option, print_lines
 from buildsys.cli.session import Session
 from buildsys.errors import CheckFailed, StageError, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
-from buildsys.execution.stage_job import devices_alone, stage_job
+from buildsys.execution.stage_job import hold_devices, stage_job
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration, first_names
 from buildsys.store.locks import LockHolder, Locks
@@ -114,9 +115,10 @@ def _run(
     locks = Locks(session.project.state / "locks")
     name = f"debug {action.target}"
     with (
-        locks.devices(devices_alone(action), name, _report_wait),
+        hold_devices(locks, action, name, _report_wait) as variables,
         locks.project(name, exclusive=action.exclusive, on_wait=_report_wait),
     ):
+        job = replace(job, environment=variables)
         return run_in_foreground(job, folder, debugger=debugger)
 
 

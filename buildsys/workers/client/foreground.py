@@ -51,7 +51,7 @@ def run_in_foreground(job: Job, folder: Path, *, debugger: bool = False) -> Mess
         process = subprocess.Popen(
             [python, "-m", "buildsys.workers.server.foreground", str(file)],
             cwd=folder,  # `-m` imports from here first
-            env=server_environment(folder, os.environ, toolchain, path),
+            env={**server_environment(folder, os.environ, toolchain, path), **job.environment},
         )
         code = process.wait()
     finally:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import StageError, WorkerDied
-from buildsys.system.interpreters.toolchain import Toolchain
-from buildsys.workers.job import Job
-from buildsys.workers.protocol import JobNotStartedError
-from buildsys.workers.server_kinds import LIGHT, TORCH, ServerKind, server_kind_of, toolchain_of
 
 if TYPE_CHECKING:
+    from buildsys.system.interpreters.toolchain import Toolchain
     from buildsys.system.text_cache import TextCache
     from buildsys.workers.client.server_handle import ServerHandle
+    from buildsys.workers.job import Job
+    from buildsys.workers.server_kinds import ServerKind
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,9 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         exception there stops the job.
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
         """
+        from buildsys.workers.protocol import JobNotStartedError  # not needed with nothing to do
+        from buildsys.workers.server_kinds import LIGHT, TORCH, server_kind_of, toolchain_of
+
         if job.toolchain is not None:
             from buildsys.workers.client.launch import check_toolchain
 

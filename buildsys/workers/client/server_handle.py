@@ -169,7 +169,7 @@ class ServerHandle:
             "timeout_s": timeout_s,
             "preload": late_preload(job),
             "server_log": job.display_path(self.log),
-            "environment": dict(self._environment),
+            "environment": {**self._environment, **job.environment},
         }
         line = encode(request)
         with self._sending:

@@ -14,7 +14,7 @@ from stage_jobs import ROOT, manifest
 
 from buildsys.errors import StageError
 from buildsys.models.torch_model import Network, example_inputs, make_network
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 
 BERT = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,

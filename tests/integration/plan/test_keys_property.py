@@ -30,7 +30,7 @@ from buildsys.execution.executor import Executor
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan import dependencies
 from buildsys.plan.action import Action
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 from buildsys.store.object_store import Store
 from buildsys.workers.client.pool import JobReply
 from buildsys.workers.job import Job

@@ -18,7 +18,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Case, tensor_of
 from buildsys.plan.graph_points import graph_points, size_ranges
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 from buildsys.stages.common.golden_check import check_outputs
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import is_unstable

@@ -126,6 +126,7 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, Scri
     }
     project = SimpleNamespace(
         root=root,
+        configs=root / "configs",
         build=root / "build",
         state=root / ".buildsys",
         models={name: _resolved(spec) for name, spec in resolved.items()},

@@ -215,6 +215,27 @@ def test_a_refused_run_says_so_in_its_files(nightly: Doit) -> None:
     assert "there is no tag" in found["error"]
 
 
+def test_a_project_without_manifests_is_an_error(
+    nightly: Doit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cli_doubles
+
+    make = cli_doubles.make_session
+
+    def without_models(*arguments: Any) -> Any:
+        session, executor = make(*arguments)
+        session.project.models.clear()
+        return session, executor
+
+    monkeypatch.setattr(cli_doubles, "make_session", without_models)
+    code, out = nightly("nightly")
+    sentence = "there is nothing to build: configs/models has no manifest"
+    assert (code, out.count(sentence)) == (3, 1)
+    found = written(nightly)
+    assert (found["status"], found["exit_code"]) == ("refused", 3)
+    assert sentence in found["error"]
+
+
 def test_a_second_run_ends_at_once_and_names_the_first(nightly: Doit) -> None:
     path = nightly.root / ".buildsys/nightly.lock"
     with hold_lock(path, "2026-11-22T02:00:00Z") as lock:

@@ -20,7 +20,7 @@ from buildsys.cli.commands.repro.command import (
 )
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 
 MANIFEST = {
     "model": "net",

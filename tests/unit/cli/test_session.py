@@ -9,9 +9,9 @@ from cli_doubles import make_session, passed, write_result
 
 from buildsys.cli.tasks import remove_target_files
 from buildsys.errors import CheckFailed, StageError
-from buildsys.plan import project_plan
+from buildsys.plan import stage_table
 from buildsys.plan.action import Action
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 from buildsys.workers.result_file import format_figures
 
 
@@ -49,7 +49,7 @@ def test_a_query_plans_only_the_models_it_names(
         planned.append(spec["model"])
         return plan_model(spec, *arguments)
 
-    monkeypatch.setattr(project_plan, "plan_model", plan)
+    monkeypatch.setattr(stage_table, "plan_model", plan)
     explained = session.explain(session.select(["engine:b"]))
     assert planned == ["b"]
     assert list(explained)[-2:] == ["engine:b:ort", "engine:b:rtx"]

@@ -185,7 +185,7 @@ from dataclasses import replace
 from pathlib import Path
 import tiny_project
 from buildsys.execution import stage_job as module
-module.gpu_uuids = lambda variables=(): ("GPU-1",)
+module.gpu_uuids = lambda variables=(), here=True: ("GPU-1",)
 root, target = Path(sys.argv[1]), sys.argv[2]
 actions = tiny_project.actions()
 is_bench = target == tiny_project.BENCH
@@ -258,7 +258,7 @@ def test_a_target_that_waits_for_a_gpu_is_not_one_of_n(
 ) -> None:
     graph = {**actions(), "export:a": of_model("a")}
     graph[ENGINE] = replace(graph[ENGINE], alone_on_gpu=True)
-    monkeypatch.setattr(stage_job, "gpu_uuids", lambda variables=(): ("GPU-1",))
+    monkeypatch.setattr(stage_job, "gpu_uuids", lambda variables=(), here=True: ("GPU-1",))
     waiting = threading.Event()
 
     def notice(target: str, event: dict[str, object]) -> None:
@@ -275,6 +275,40 @@ def test_a_target_that_waits_for_a_gpu_is_not_one_of_n(
         assert thread.is_alive()
     thread.join(60)
     assert pool.ran == [EXPORT, "export:a", ENGINE]
+
+
+def test_equal_gpus_are_used_at_the_same_time_each_by_one_target(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_job, "equal_gpus", lambda variables=(): ("GPU-1", "GPU-2"))
+    monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(root / "machine"))
+    graph = {f"export:{name}": replace(of_model(name), alone_on_gpu=True) for name in "abc"}
+    waiting = threading.Event()
+
+    def notice(target: str, event: dict[str, object]) -> None:
+        if event["event"] == "waiting":
+            waiting.set()
+
+    executor, pool = make_executor(root, graph, on_event=notice)
+    used: list[str] = []
+    both = threading.Barrier(2)
+
+    def enter(job: Job) -> None:
+        used.append(job.environment["CUDA_VISIBLE_DEVICES"])
+        if len(used) <= 2:
+            both.wait(60)  # on two GPUs
+            assert waiting.wait(60)  # the third target, for one of them
+            assert len(used) == 2
+            both.wait(60)
+
+    pool.meanwhile = enter
+    threads = [threading.Thread(target=executor.run, args=(name,)) for name in graph]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(pool.ran) == list(graph)
+    assert sorted(used[:2]) == ["GPU-1", "GPU-2"]
 
 
 def test_no_more_than_n_stages_run_at_a_time(root: Path) -> None:

@@ -90,6 +90,25 @@ def test_two_gpus_are_used_side_by_side(tmp_path: Path, locks: Locks) -> None:
     other.end()
 
 
+def test_the_first_free_one_of_equal_gpus_is_taken(tmp_path: Path, locks: Locks) -> None:
+    both = ["GPU-1", "GPU-2"]
+    other = OtherProcess(tmp_path, "GPU-1")
+    assert other.holds()
+    holders: list[LockHolder | None] = []
+
+    def wait(holder: LockHolder | None) -> None:
+        holders.append(holder)
+        other.release()
+
+    with locks.one_device(both, "engine:a:trt", unexpected) as first:
+        with locks.one_device(both, "engine:b:trt", wait) as second:
+            other.end()
+        assert (first, second) == ("GPU-2", "GPU-1")
+        with locks.one_device(both, "engine:c:trt", unexpected) as third:
+            assert third == "GPU-1"
+    assert [holder and holder.pid for holder in holders] == [other.process.pid]
+
+
 def test_a_cpu_benchmark_does_not_wait_for_a_waiter_on_a_gpu(tmp_path: Path, locks: Locks) -> None:
     with locks.devices(["GPU-1"], "bench:m:trt", unexpected):
         waiting = OtherProcess(tmp_path, "GPU-1")

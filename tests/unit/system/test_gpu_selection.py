@@ -40,12 +40,14 @@ def test_a_broken_driver_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "visible", "order", "expected"),
+    ("every", "visible", "order", "expected", "equal"),
     [
-        (["A", "A", "A"], "1,2", None, ("GPU-1",)),
-        (["A", "B"], None, None, ("GPU-0", "GPU-1")),  # CUDA takes the fastest, whichever that is
-        (["A", "B"], "1", "PCI_BUS_ID", ("GPU-1",)),
-        (["A"], "", None, ()),
+        (["A", "A", "A"], "1,2", None, ("GPU-1",), ("GPU-1", "GPU-2")),
+        # CUDA takes the fastest, whichever that is
+        (["A", "B"], None, None, ("GPU-0", "GPU-1"), ()),
+        (["A", "B"], None, "PCI_BUS_ID", ("GPU-0",), ()),
+        (["A", "B"], "1", "PCI_BUS_ID", ("GPU-1",), ()),
+        (["A"], "", None, (), ()),
     ],
 )
 @pytest.mark.usefixtures("fresh_caches")
@@ -55,6 +57,7 @@ def test_the_locked_gpu_is_the_one_cuda_selects(
     visible: str | None,
     order: str | None,
     expected: tuple[str, ...],
+    equal: tuple[str, ...],
 ) -> None:
     gpus = [{"uuid": f"GPU-{number}", "name": name} for number, name in enumerate(every)]
 
@@ -75,6 +78,9 @@ def test_the_locked_gpu_is_the_one_cuda_selects(
     assert devices.gpu_uuids() == devices.gpu_uuids([("OTHER", "0")]) == expected
     elsewhere = [("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]
     assert set(devices.gpu_uuids(elsewhere)) == {*expected, "GPU-0"}
+    assert devices.gpu_uuids(elsewhere, here=False) == ("GPU-0",)
+    assert devices.equal_gpus([("OTHER", "0")]) == equal
+    assert devices.equal_gpus(elsewhere) == ()
 
 
 @pytest.mark.usefixtures("fresh_caches")

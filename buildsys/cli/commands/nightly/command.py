@@ -98,9 +98,10 @@ class Nightly(Run):
         for name, value in (("junit", ""), ("summary", ""), ("continue", True)):
             params.set_default(name, value)
         if not params["num_process"]:
-            from buildsys.system.devices import gpu_uuids
+            from buildsys.system.devices import equal_gpus, gpu_uuids
 
-            gpus = len(gpu_uuids())  # one target per GPU, and one on the processor
+            # one target per GPU, and one on the processor; of unlike GPUs a target holds all
+            gpus = len(equal_gpus()) or len(gpu_uuids()[:1])
             params["num_process"] = gpus + 1 if gpus else 0
         try:
             self._rebuild = _stages(params["rebuild"]) + ([_EVERYTHING] if params["all"] else [])
@@ -150,6 +151,12 @@ class Nightly(Run):
         """Return the requested tasks; mark the targets to rebuild and repeat."""
         assert self._lock is not None
         session.repeats_flaky = True
+        if not session.project.models and not session.project.broken:
+            folder = os.path.relpath(session.project.configs / "models", self._root)
+            raise InvalidCommand(
+                f"there is nothing to build: {folder} has no manifest; put one YAML file per model"
+                " there"
+            )
         requested = super().request(params, names, session)
         members = {target for name in requested.names for target in session.members(name)}
         wanted = dict(_rebuilds(session, members, self._rebuild, self.started))
