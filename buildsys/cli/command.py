@@ -42,8 +42,8 @@ JSON = option("json", "print one JSON document", flag=True)
 TAG = option("tag", "only models with this tag; may be repeated", type=list, default=[])
 
 
-class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type information
-    """A command on the project around the dodo file."""
+class PlainCommand(Command):  # type: ignore[misc]  # doit has no type information
+    """A command that needs no project."""
 
     options: ClassVar[tuple[dict[str, Any], ...]] = ()
 
@@ -51,9 +51,9 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
         """Doit's name for the options."""
         # doit adds values to the default of an option with a list
-        return (opt_dodo, *({**one, "default": copy(one["default"])} for one in self.options))
+        return tuple({**one, "default": copy(one["default"])} for one in self.options)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+    def perform(self, names: Sequence[str], options: Options) -> int:
         """Do the work, print to stdout and return the exit code."""
         raise NotImplementedError
 
@@ -64,11 +64,7 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
     def execute(self, params: Any, args: list[str]) -> int:
         """Run the command; an expected failure is one line."""
         try:
-            dodo = Path(params["dodoFile"]).resolve()
-            if not dodo.is_file():
-                raise InvalidDodoFile(f"there is no {params['dodoFile']} here; name it with -f")
-            check_variables(dodo.parent)
-            code = self.run(dodo.parent, args, params)
+            code = self.perform(args, params)
             sys.stdout.flush()  # a closed pipe is met here, not when Python exits
             return code
         except BuildsysError as error:
@@ -88,6 +84,27 @@ class ProjectCommand(Command):  # type: ignore[misc]  # doit has no type informa
             return BuildsysError.exit_code
 
 
+class ProjectCommand(PlainCommand):
+    """A command on the project around the dodo file."""
+
+    @property
+    def cmd_options(self) -> tuple[dict[str, Any], ...]:
+        """Doit's name for the options."""
+        return (opt_dodo, *super().cmd_options)
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Do the work in a project, print to stdout and return the exit code."""
+        raise NotImplementedError
+
+    def perform(self, names: Sequence[str], options: Options) -> int:
+        """Run the command in the folder of the dodo file."""
+        dodo = Path(options["dodoFile"]).resolve()
+        if not dodo.is_file():
+            raise InvalidDodoFile(f"there is no {options['dodoFile']} here; name it with -f")
+        check_variables(dodo.parent)
+        return self.run(dodo.parent, names, options)
+
+
 def options_first(command: Any, arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a command with all options before the names.
 
@@ -97,11 +114,16 @@ def options_first(command: Any, arguments: Sequence[str]) -> list[str]:
     try:
         found, names = getopt.gnu_getopt(arguments, parser.get_short(), parser.get_long())
     except getopt.GetoptError as error:
-        hint = f"run `doit help {command.name}` for its options"
+        hint = f"run `{program_of(command)} help {command.name}` for its options"
         raise InvalidCommand(printable(f"{error}; {hint}")) from None
     flags = {name for name, _ in found if parser.get_option(name)[0].type is bool}
     options = [word for pair in found for word in (pair[:1] if pair[0] in flags else pair)]
     return [*options, "--", *names]
+
+
+def program_of(command: Command) -> str:
+    """Return the program that runs a command."""
+    return "buildsys" if command.bin_name == "buildsys" else "doit"  # not `__main__.py`
 
 
 def drop_unwritten() -> None:

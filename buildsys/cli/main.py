@@ -1,33 +1,125 @@
-"""``buildsys``, or ``python -m buildsys``: doit from any folder of a project.
-
-doit itself reads pyproject.toml and dodo.py of the current folder only.
-"""
+"""The command ``buildsys``: doit with our commands only, from any folder of a project."""
 
 from __future__ import annotations
 
-import os
+import configparser
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from doit.doit_cmd import DoitMain
+from doit import doit_cmd
+from doit.cmd_base import DodoTaskLoader
+from doit.plugin import PluginDict, PluginEntry
+from doit.version import VERSION
+
+from buildsys import __version__
+from buildsys.cli.project_root import enter_project
+from buildsys.errors import UsageError
+from buildsys.system.printable import printable
+
+PROGRAM = "buildsys"
+_FOLDER = "buildsys.cli.commands"
+COMMANDS = {
+    "build": f"{_FOLDER}.run:Build",  # of `buildsys` only: doit has a target of this name
+    "help": f"{_FOLDER}.help:Help",
+    "run": f"{_FOLDER}.run:Run",
+    "nightly": f"{_FOLDER}.nightly.command:Nightly",
+    "list": f"{_FOLDER}.doit_commands:List",
+    "info": f"{_FOLDER}.doit_commands:Info",
+    "clean": f"{_FOLDER}.doit_commands:Clean",
+    "forget": f"{_FOLDER}.doit_commands:Forget",
+    "ignore": f"{_FOLDER}.doit_commands:Ignore",
+    "explain": f"{_FOLDER}.explain:Explain",
+    "plan": f"{_FOLDER}.plan:Plan",
+    "debug": f"{_FOLDER}.debug:Debug",
+    "inspect": f"{_FOLDER}.inspect:Inspect",
+    "history": f"{_FOLDER}.history:HistoryCommand",
+    "compare": f"{_FOLDER}.compare:Compare",
+    "diff": f"{_FOLDER}.diff:Diff",
+    "netron": f"{_FOLDER}.netron:Netron",
+    "pages": f"{_FOLDER}.pages:Pages",
+    "ops": f"{_FOLDER}.ops:Ops",
+    "init": f"{_FOLDER}.init.command:Init",
+    "doctor": f"{_FOLDER}.doctor.command:Doctor",
+    "repro": f"{_FOLDER}.repro.command:Repro",
+    "stress": f"{_FOLDER}.stress:Stress",
+    "resolve": f"{_FOLDER}.resolve:Resolve",
+    "schema": f"{_FOLDER}.schema:Schema",
+    "workers": f"{_FOLDER}.workers:Workers",
+    "cache": f"{_FOLDER}.cache:Cache",
+    "tabcompletion": "doit.cmd_completion:TabCompletion",
+}
+
+
+class Main(doit_cmd.DoitMain):  # type: ignore[misc]  # doit has no type information
+    """Doit's command line with our commands, without plugins of other packages."""
+
+    def __init__(
+        self,
+        task_loader: Any = None,
+        *,
+        program: str = PROGRAM,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        if config is None:
+            super().__init__()
+        else:  # read already
+            self.config = config
+        if "run" in self.config:  # options in the configuration of doit
+            self.config.setdefault("build", self.config["run"])
+        self.task_loader = task_loader or DodoTaskLoader()
+        self.BIN_NAME = program
+
+    def get_cmds(self) -> PluginDict:
+        """Return the commands, without importing them."""
+        found = PluginDict()
+        for name in commands_of(self.BIN_NAME):
+            found[name] = PluginEntry("COMMAND", name, COMMANDS[name])
+        return found
+
+    @staticmethod
+    def print_version() -> None:
+        """Print the versions of buildsys and doit, with their folders."""
+        ours, doits = Path(__file__).resolve().parents[1], Path(doit_cmd.__file__).resolve().parent
+        sys.stdout.write(f"buildsys {__version__} ({ours})\n")
+        sys.stdout.write(f"doit {'.'.join(map(str, VERSION))} ({doits})\n")
+
+
+def commands_of(program: str) -> list[str]:
+    """Return the names of the commands of ``buildsys`` or ``doit``."""
+    return [name for name in COMMANDS if name != "build" or program == PROGRAM]
 
 
 def main() -> None:
-    """Run doit in the project of the current folder."""
-    here = Path.cwd()
-    root = next((folder for folder in (here, *here.parents) if is_project(folder)), None)
-    if root is None:
-        sys.stderr.write(
-            f"{here} is not in a project (a folder with dodo.py and configs/), nor is any folder"
-            " above it; change to a project first\n"
-        )
-        sys.exit(3)
-    if root != here:
-        os.chdir(root)
-        sys.stderr.write(f"in {root}\n")
-    sys.exit(DoitMain().run(sys.argv[1:]))
+    """Run the command line in the project around the current folder."""
+    sys.exit(run(sys.argv[1:]))
 
 
-def is_project(folder: Path) -> bool:
-    """Check for a dodo file and manifests."""
-    return (folder / "dodo.py").is_file() and (folder / "configs").is_dir()
+def run(arguments: Sequence[str], *, program: str = PROGRAM) -> int:
+    """Run a command; return its exit code."""
+    arguments = list(arguments)
+    if arguments[:1] in (["--help"], ["-h"]):
+        arguments = ["help"]
+    if _runs_anywhere(arguments):
+        command = Main(program=program, config={})
+    else:
+        try:
+            enter_project()
+            command = Main(program=program)
+        except (UsageError, OSError) as error:
+            sys.stderr.write(printable(f"ERROR: {error}\n"))
+            return UsageError.exit_code
+        except (ValueError, configparser.Error) as error:
+            problem = f"cannot read pyproject.toml or doit.cfg: {error}".splitlines()[0]
+            sys.stderr.write(printable(f"ERROR: {problem}; correct it, doit reads both\n"))
+            return UsageError.exit_code
+    code: int = command.run(arguments)
+    return code
+
+
+def _runs_anywhere(arguments: Sequence[str]) -> bool:
+    """Check for commands that need no project."""
+    if arguments[:1] == ["help"]:
+        return not arguments[1:] or arguments[1] in COMMANDS
+    return arguments[:1] in (["--version"], ["init"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from doit.exceptions import InvalidCommand
 
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, StageError, with_hint
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
@@ -49,14 +50,14 @@ def check_files(files: Mapping[str, str]) -> dict[str, str]:
     Raises: InvalidCommand: a file cannot be written, which nobody wants to learn after the run.
     """
     for option, name in files.items():
-        path = Path(name).absolute()
+        path = typed_path(name).absolute()
         folder = next(one for one in path.parents if one.exists())
         problem = "is a folder; name a file" if path.is_dir() else ""
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             problem = f"cannot be written; {folder} is not a writable folder"
         if problem:
             raise InvalidCommand(printable(f"--{option} {name} {problem}"))
-    return {option: str(Path(name).absolute()) for option, name in files.items()}
+    return {option: str(typed_path(name).absolute()) for option, name in files.items()}
 
 
 def write_files(files: Mapping[str, str], run: RunResults, title: str, document: str = "") -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer
 from buildsys.cli.console.rows import format_table
+from buildsys.cli.project_root import typed_path
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project
@@ -68,12 +69,13 @@ class Cache(ProjectCommand):
 def _generate_key(names: Sequence[str], options: Options) -> int:
     if len(names) != 1:
         raise UsageError("cache keygen takes the name of a new file")
-    public = generate_key(Path(names[0]))
-    document = {"schema": SCHEMA, "file": names[0], "public_key": public}
+    file = typed_path(names[0])
+    public = generate_key(file)
+    document = {"schema": SCHEMA, "file": str(file), "public_key": public}
     lines = [
-        f"{names[0]}: a private key; keep it secret, and out of the repository",
+        f"{file}: a private key; keep it secret, and out of the repository",
         "in configs/project.yaml, of machines that share results:",
-        f"  cache: {{signing_key: {names[0]}}}",
+        f"  cache: {{signing_key: {file}}}",
         "of those that use them:",
         f"  cache: {{trusted_keys: ['{public}']}}",
     ]

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.command import Options, ProjectCommand, option, print_lines
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import CheckFailed, StageError, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
@@ -43,7 +44,7 @@ class Debug(ProjectCommand):
         session = Session.read_only(root)
         action = session.actions[_one_target(session, names)]
         _check_inputs(session, action)
-        kept = Path(options["keep"]).absolute() if options["keep"] else None
+        kept = typed_path(options["keep"]).absolute() if options["keep"] else None
         if kept is not None and kept.exists():
             raise UsageError(f"--keep: {options['keep']} exists", "name a new folder")
         with TemporaryDirectory(prefix="buildsys-debug-") as folder:

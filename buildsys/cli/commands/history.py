@@ -24,6 +24,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.plot import plot_lines
 from buildsys.cli.console.rows import format_table, time_ago
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.history.builds import RAN, RESTORED, Build
@@ -65,7 +66,7 @@ class HistoryCommand(ProjectCommand):
         session = Session.of_history(root)
         file = history_file(session.project.state)
         if len(names) == 2 and names[0] == _IMPORT:
-            return _import(session, file, Path(names[1]), options)
+            return _import(session, file, typed_path(names[1]), options)
         if len(names) > 1:
             raise UsageError("history takes one name", "`doit help history` explains it")
         history = History.read_only(file)

@@ -20,6 +20,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.rows import format_table, titled_lines
 from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph, target_of
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.manifest.shape_cases import case_values
@@ -163,7 +164,7 @@ def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document,
     }
     title = f"{head['model']}: {graph.name}"
     answer = ask_inspection("draw", {"graph": graph.request(), "title": title, **part})
-    path = Path(options["svg"])
+    path = typed_path(options["svg"])
     path.write_text(answer.pop("svg"), encoding="utf-8")
     text = f"wrote {path}: {count(answer['nodes'])} nodes in {count(answer['boxes'])} boxes"
     if answer["boxes"] < answer["nodes"]:

@@ -16,6 +16,7 @@ from buildsys.cli.command import INTERRUPTED, TAG, option
 from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.interruption import on_interruption
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.plan.project_plan import model_of
 from buildsys.store.ledger import utc_now
@@ -86,6 +87,8 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
         """Let the tasks be selected by the command line."""
         self.started, self._began = self.started or utc_now(), time.monotonic()
         self._files = {name: params[name] for name in ("junit", "summary") if params[name]}
+        if isinstance(params["outfile"], str):
+            params["outfile"] = str(typed_path(params["outfile"]))
         if self._files:
             from buildsys.cli.run_files import check_files
 
@@ -176,3 +179,11 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
             marked = "SELECT 1 FROM doit WHERE task_data LIKE '%\"ignore:\"%' LIMIT 1"
             every_task = database._conn.execute(marked).fetchone() is not None
         return Requested(names or params["default_tasks"], every_task)
+
+
+class Build(Run):
+    """The run of ``buildsys build``; doit itself has a target of this name."""
+
+    name = "build"
+    doc_purpose = "build models, engines and other targets; without a name everything"
+    doc_usage = "[TARGET ...]"

@@ -1,35 +1,93 @@
-"""``python -m buildsys`` finds the project of the current folder."""
+"""``buildsys`` and ``doit`` find the project of the current folder."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from project_folder import REPOSITORY
+import pytest
+from doit.doit_cmd import DoitConfig
+from project_folder import REPOSITORY, TIMEOUT_S
+
+DOIT_ALONE = "def task_mine(): return {'actions': ['echo mine']}\n"
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "buildsys", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-def test_a_subfolder_of_a_project(tmp_path: Path) -> None:
-    for name in ("dodo.py", "pyproject.toml"):
-        (tmp_path / name).write_bytes((REPOSITORY / name).read_bytes())
-    models = tmp_path / "configs/models"
-    models.mkdir(parents=True)
-    (tmp_path / "net.onnx").touch()
-    (models / "net.yaml").write_text(
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A new project; with entry points, as an older installation may have none."""
+    root = tmp_path / "project"
+    root.mkdir()
+    assert run(root, "buildsys", "init").returncode == 0
+    (root / "net.onnx").touch()
+    (root / "configs/models/resnet18.yaml").write_text(
         "model: net\nsource: {onnx: net.onnx}\ninputs: {x: {shape: [1]}}\n"
     )
-    ran = run(models, "plan", "build:net")
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.startswith(f"in {tmp_path}")
-    assert "export:net" in ran.stdout
+    installed = tmp_path / "installed/buildsys-0.1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: buildsys\nVersion: 0.1.0\n")
+    declared = DoitConfig().toml.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lines = [
+        line
+        for group, points in declared["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {place}" for name, place in points.items()))
+    ]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    return root
+
+
+def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    installed = folder
+    while installed != installed.parent and not (installed / "installed").is_dir():
+        installed = installed.parent
+    path = f"{installed / 'installed'}:{REPOSITORY}"
+    return subprocess.run(
+        [sys.executable, "-m", program, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_every_command_in_a_subfolder(project: Path) -> None:
+    for program, arguments, printed in (
+        ("buildsys", ("plan", "build:net"), "export:net"),
+        ("doit", ("plan", "build:net"), "export:net"),
+        ("doit", ("list", "nett"), ""),
+    ):
+        ran = run(project / "configs/models", program, *arguments)
+        assert ran.returncode == (0 if printed else 3), ran.stderr
+        assert ran.stderr.startswith(f"in {project}\n")
+        assert printed in ran.stdout
+    assert "there is no target 'nett'; nearest: net" in ran.stderr
+
+
+def test_doit_in_a_project_without_a_table_of_commands(project: Path) -> None:
+    for arguments, printed in (
+        (("explain", "net"), "stale"),
+        (("--version",), "buildsys 0.1.0"),
+        (("-f", "dodo.py", "list"), "build:net"),
+    ):
+        ran = run(project, "doit", *arguments)
+        assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+        assert printed in ran.stdout
+
+
+def test_other_uses_of_doit_are_left_alone(project: Path) -> None:
+    (project / "docs").mkdir()
+    (project / "docs/dodo.py").write_text(DOIT_ALONE)
+    for folder in (project / "docs", project.parent):
+        (folder / "dodo.py").write_text(DOIT_ALONE)
+        for arguments, printed in (((), ".  mine"), (("help",), "automation")):
+            ran = run(folder, "doit", *arguments)
+            assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+            assert printed in ran.stdout
 
 
 def test_outside_of_a_project(tmp_path: Path) -> None:
-    ran = run(tmp_path, "list")
+    ran = run(tmp_path, "buildsys", "list")
     assert ran.returncode == 3
     assert "is not in a project (a folder with dodo.py and configs/)" in ran.stderr

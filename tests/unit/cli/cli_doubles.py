@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from doit.cmd_base import ModuleTaskLoader
-from doit.doit_cmd import DoitMain
 
+from buildsys.cli.main import Main
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import doit_config
 from buildsys.execution.freshness import Explanation, Freshness, explain
@@ -161,6 +161,7 @@ class Doit:
         self.executor: ScriptedExecutor
         self.session: Session
         self._capsys = capsys
+        self.program = "doit"
         self.fresh: set[str] = set()
         self.actions: dict[str, Callable[[], Any]] = {}
         self.reasons: dict[str, str] = {}
@@ -187,7 +188,7 @@ class Doit:
         out = io.StringIO()  # doit's run keeps the stdout that it found when it was imported
         namespace = {"DOIT_CONFIG": {**config, "outfile": out}, "task_targets": create_tasks}
         try:
-            code = DoitMain(ModuleTaskLoader(namespace)).run(list(arguments))
+            code = Main(ModuleTaskLoader(namespace), program=self.program).run(list(arguments))
         except SystemExit as error:
             code = error.code
         printed = self._capsys.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +9,12 @@ from pathlib import Path
 import pytest
 from cli_doubles import Doit
 
-PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
-
 
 @pytest.fixture
 def doit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Doit]:
     monkeypatch.chdir(tmp_path)
-    shutil.copy(PYPROJECT, tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield Doit(tmp_path, capsys)
     assert {number: signal.getsignal(number) for number in handlers} == handlers

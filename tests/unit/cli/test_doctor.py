@@ -289,7 +289,8 @@ def test_missing_parts_that_nothing_requires_are_not_broken(
     )
     assert check_machine(project, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("nothing that this project needs is broken; ")
+    assert lines[-2].startswith("nothing that this project needs is broken; ")
+    assert lines[-1] == "next: doit build:net"
     gone = next(
         number for number, line in enumerate(lines) if line.startswith("missing  toolchain gone")
     )
@@ -349,6 +350,8 @@ def test_with_strict_every_engine_is_required(
         "broken engine net:trt required, but cannot be built here: tensorrt 1.0 builds on" in text
     )
     assert "1 broken" in text
+    remedy = text.partition("cannot be built here: ")[2].partition("→ ")[2]
+    assert remedy.startswith(text.rpartition("next: ")[2])
 
 
 def test_wrong_manifests_do_not_prevent_an_answer(
@@ -359,3 +362,4 @@ def test_wrong_manifests_do_not_prevent_an_answer(
     text = capsys.readouterr().out
     assert "broken   project manifests  1 error in the manifests, first configs/models/net" in text
     assert "library torch" in text
+    assert text.splitlines()[-1] == "next: correct configs/models/net.yaml:2"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import buildsys
-from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
+from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, program_of
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
     INSTALL,
@@ -30,6 +30,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_libraries_here,
     check_toolchain,
 )
+from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.errors import ManifestErrors
 from buildsys.execution.freshness import is_strict
@@ -61,10 +62,10 @@ class Doctor(ProjectCommand):
             from buildsys.cli.commands.doctor.engines import check_engines
 
             return check_engines(root, names, as_json=options["json"])
-        return check_machine(root, as_json=options["json"])
+        return check_machine(root, as_json=options["json"], program=program_of(self))
 
 
-def check_machine(root: Path, *, as_json: bool) -> int:
+def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
     """Print the state of the installation; return the exit code.
 
     Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
@@ -77,8 +78,10 @@ def check_machine(root: Path, *, as_json: bool) -> int:
         for state in (MISSING, UNKNOWN)
         if (count := sum(check.state == state for check in checks))
     ]
+    following = next_step(root, checks, program)
     if as_json:
-        print_json({"schema": SCHEMA, "findings": [check.as_json() for check in checks]})
+        findings = [check.as_json() for check in checks]
+        print_json({"schema": SCHEMA, "findings": findings, "next": following})
     else:
         summary = f"{broken} broken" if broken else "nothing that this project needs is broken"
         rows = []
@@ -86,7 +89,7 @@ def check_machine(root: Path, *, as_json: bool) -> int:
             name = check.name if check.kind == check.name else f"{check.kind} {check.name}"
             details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
             rows.append(Row(check.state, name, details, note=check.text))
-        print_rows(rows, ["; ".join([summary, *others])])
+        print_rows(rows, ["; ".join([summary, *others]), f"next: {following}"])
     return needs.exit_code or (_FOUND_BROKEN if broken else 0)
 
 
@@ -124,7 +127,9 @@ def _read_needs(root: Path) -> _Needs:
         project = load_project(root, remember=False)
     except ManifestErrors as error:
         text = f"{plural(len(error.errors), 'error')} in the manifests, first {error.errors[0]}"
-        check = Check("project", "manifests", BROKEN, text)
+        first = error.errors[0]
+        place = ":".join(str(part) for part in (first.file, first.line) if part is not None)
+        check = Check("project", "manifests", BROKEN, text, f"correct {place}")
         return _Needs(empty_project(root), check, exit_code=error.exit_code)
     engines = tuple(
         _Engine(

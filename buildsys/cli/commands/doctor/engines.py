@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.cli.command import print_json, print_lines
+from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import FRESH
@@ -72,7 +73,8 @@ class _EngineChecker:
 
     def find(self, name: str) -> list[_Engine]:
         """Return the engines of a name."""
-        if not Path(name).exists() and os.sep not in name and (":" in name or "." not in name):
+        typed = typed_path(name)
+        if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
             actions = self._session.actions
             named = (actions[target] for target in self._session.targets_of(name))
             named = (one for one in named if one.stage in ("engine", "verify", "bench"))
@@ -89,14 +91,14 @@ class _EngineChecker:
             listed = ", ".join(known[:_SHOWN_ENGINES]) or "none yet"
             hint = f"nearest: {', '.join(near)}" if near else f"engines: {listed}"
             raise UsageError(f"there is no engine file and no engine {name!r}", hint)
-        path = Path(name).resolve()
+        path = typed.resolve()
         if path.is_relative_to(empty_project(self._root).build.resolve()):
             for action in self._session.actions.values():
                 if action.stage == "engine":
                     engine = self._of_action(action)
                     if path in (engine.path.resolve(), engine.path.parent.resolve()):
                         return [engine._replace(shown=name)]
-        return [_Engine(name, Path(name))]
+        return [_Engine(name, typed)]
 
     def _of_action(self, action: Action) -> _Engine:
         project, toolchain = self._session.project, None

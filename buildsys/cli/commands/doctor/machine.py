@@ -58,6 +58,11 @@ class Check:
     remedy: str = ""  # a command where there is one
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_needed(self) -> bool:
+        """True for a folder, and for what an engine of the project uses."""
+        return self.kind == "folder" or bool(self.facts.get("engines"))
+
     def as_json(self) -> dict[str, Any]:
         """Return the check under the field names of the JSON output."""
         fields = {

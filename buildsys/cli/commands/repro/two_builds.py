@@ -30,7 +30,7 @@ _ENDS = {"done": "passed", "unavailable": "unavailable", "noisy": "noisy", "fail
 _DOIT = (
     "import signal, sys; from buildsys.system.processes import die_with_parent; "
     "die_with_parent(int(sys.argv.pop(1)), signal.SIGTERM); "
-    "from doit.__main__ import main; sys.exit(main())"
+    "from buildsys.cli.main import Main; sys.exit(Main().run(sys.argv[1:]))"
 )
 
 

@@ -1,0 +1,51 @@
+"""The one next step after the checks of doit doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from buildsys.cli.commands.doctor.machine import BROKEN, MISSING, Check
+from buildsys.cli.session import Session
+from buildsys.errors import BuildsysError
+from buildsys.execution.freshness import FRESH
+from buildsys.execution.stale_reasons import FAILED
+from buildsys.plan.project_plan import model_of
+
+
+def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
+    """Return what to do first: a repair, a build, an installation, or nothing."""
+    broken = [check for check in checks if check.state == BROKEN]
+    if broken:
+        return next((check.remedy for check in broken if check.remedy), broken[0].text)
+    return _build(root, program) or next(
+        (
+            check.remedy
+            for check in checks
+            if check.state == MISSING and check.remedy and check.is_needed
+        ),
+        "nothing, everything is up to date",
+    )
+
+
+def _build(root: Path, program: str) -> str:
+    """Return the command that builds or explains what is stale, "" if nothing is."""
+    try:
+        session = Session.read_only(root)
+        models = list(session.project.models)
+        if not models:
+            return "describe a model in configs/models/NAME.yaml"
+        explained = session.explain(session.actions).values()
+    except (BuildsysError, OSError) as error:
+        return f"{program} plan, which ends with: {error}"
+    stale = [one for one in explained if one.state != FRESH]
+    if not stale:
+        return ""
+    for one in stale:
+        if any(reason.kind == FAILED for reason in one.reasons):
+            return f"{program} explain build:{model_of(one.target)}"
+    waiting = dict.fromkeys(model_of(one.target) for one in stale)
+    never_built = len(waiting) == len(models) and all(one.last is None for one in stale)
+    if len(waiting) == 1 or never_built:
+        return f"{program} build{' ' if program == 'buildsys' else ':'}{next(iter(waiting))}"
+    return program

@@ -1,0 +1,1 @@
+"""buildsys init: make a folder a project."""

@@ -1,0 +1,188 @@
+"""buildsys init: make the current folder a project, without touching what is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from pathlib import Path
+
+from doit.doit_cmd import DoitConfig
+
+from buildsys.cli.command import (
+    Options,
+    PlainCommand,
+    option,
+    print_lines,
+    program_of,
+    unknown_name,
+)
+from buildsys.cli.project_root import DODO, find_project, is_project
+from buildsys.errors import UsageError
+from buildsys.report.formatting import first_names
+from buildsys.system.files import replace_file
+
+_MODEL = "resnet18"
+_GITIGNORE, _PYPROJECT, _SETTINGS = ".gitignore", "pyproject.toml", ".vscode/settings.json"
+_IGNORED = (b"/build/", b"/.buildsys/", b"__pycache__/")
+_OWN_FOLDERS = ("configs", "plugins", "build", ".buildsys")
+_TEMPLATES = {
+    "configs/project.yaml": "project.yaml",
+    "configs/engines.yaml": "engines.yaml",
+    f"configs/models/{_MODEL}.yaml": "resnet18.yaml",
+    "plugins/README.md": "plugins.md",
+    "doit.cfg": "doit.cfg",
+}
+_WORKFLOWS = {
+    "github": {
+        ".github/workflows/nightly.yml": "github-nightly.yml",
+        ".github/workflows/pull-request.yml": "github-pull-request.yml",
+    },
+    "gitlab": {".gitlab-ci.yml": "gitlab-ci.yml"},
+}
+_SHOWN_FILES = 3
+
+
+class Init(PlainCommand):
+    """Make the current folder a project."""
+
+    doc_purpose = "make the current folder a project with a first manifest"
+    doc_description = (
+        "writes dodo.py, doit.cfg, configs/, plugins/, .vscode/settings.json and lines of\n"
+        ".gitignore. Nothing is overwritten: if a file is in the way, no file is written.\n"
+        "In a project, --ci adds the files of the CI system"
+    )
+    options = (option("ci", "also write a recipe for a CI system: github or gitlab"),)
+
+    def perform(self, names: Sequence[str], options: Options) -> int:
+        """Write the files, or none."""
+        program, root, system = program_of(self), Path.cwd(), options["ci"]
+        if names:
+            hint = f"change to a folder and run `{program} init` there"
+            raise UsageError("init takes no arguments", hint)
+        if system and system not in _WORKFLOWS:
+            raise unknown_name("CI system", system, _WORKFLOWS, f"known: {', '.join(_WORKFLOWS)}")
+        contents = _templates(_WORKFLOWS.get(system, {}))
+        next_step = f"{program} doctor"
+        if not (system and is_project(root)):
+            _check_folder(root, program)
+            next_step = f"{program} build {_MODEL}"
+            contents = {**_templates(_TEMPLATES), **_editor_files(root), **contents}
+            contents[_GITIGNORE] = _with_outputs(_read(root / _GITIGNORE) or b"")
+            # last: without it, the folder is no project
+            contents |= _templates({DODO: "dodo.template"})
+        _check_files(root, contents, program)
+        changed = {name: text for name, text in contents.items() if _read(root / name) != text}
+        with _undone_on_failure(root, changed):
+            for name, text in changed.items():
+                replace_file((root / name).resolve(), text)
+        print_lines(f"wrote {name}" for name in changed)
+        print_lines([f"next: {next_step}"])
+        return 0
+
+
+def _templates(names: Mapping[str, str]) -> dict[str, bytes]:
+    """Return path -> content of packaged files."""
+    folder = files(__package__).joinpath("templates")
+    return {path: folder.joinpath(name).read_bytes() for path, name in names.items()}
+
+
+def _editor_files(root: Path) -> dict[str, bytes]:
+    """Return the JSON Schemas, and settings that name them unless there are settings."""
+    from buildsys.manifest.json_schema import schema_texts
+
+    schemas = {f"configs/schema/{name}": text.encode() for name, text in schema_texts().items()}
+    return (
+        schemas
+        if (root / _SETTINGS).exists()
+        else {**schemas, **_templates({_SETTINGS: "settings.json"})}
+    )
+
+
+def _check_folder(root: Path, program: str) -> None:
+    """Check that a folder can become a project.
+
+    Raises: UsageError: it is one, belongs to one, or uses doit for something else.
+    """
+    project = find_project(root)
+    if project == root:
+        raise UsageError(f"{root} is a project already", f"`{program} doctor` shows the next step")
+    if project and root.relative_to(project).parts[0] in _OWN_FOLDERS:
+        raise UsageError(f"{root} belongs to the project {project}", "change to another folder")
+    elsewhere = f"run `{program} init` in another folder, which may be below this one"
+    if (root / DODO).exists():
+        problem = f"{root / DODO} is not a dodo file of buildsys, and nothing is overwritten"
+        raise UsageError(problem, elsewhere)
+    try:
+        settings = DoitConfig().load_config_toml(_PYPROJECT, "tool.doit").get("GLOBAL", {})
+    except (OSError, ValueError) as error:
+        hint = "doit reads it as well; repair it first"
+        raise UsageError(f"{root / _PYPROJECT} cannot be read: {error}", hint) from None
+    if settings.get("loader", "buildsys") != "buildsys" or "dodoFile" in settings:
+        raise UsageError(f"{root / _PYPROJECT} configures doit for other tasks", elsewhere)
+
+
+def _with_outputs(ignored: bytes) -> bytes:
+    """Return the text of .gitignore with the folders of a build."""
+    lines = [line for line in _IGNORED if line not in ignored.split()]
+    begin = b"\n" if lines and ignored and not ignored.endswith(b"\n") else b""
+    return ignored + begin + b"".join(line + b"\n" for line in lines)
+
+
+def _check_files(root: Path, contents: Mapping[str, bytes], program: str) -> None:
+    """Raise UsageError if a file would be overwritten, or another manifest would be taken up.
+
+    Files with the same content are those of an interrupted init.
+    """
+    present = [name for name, text in contents.items() if _is_in_the_way(root, name, text)]
+    if DODO in contents:
+        manifests = sorted((root / "configs/models").rglob("*.y*ml"))
+        names = (path.relative_to(root).as_posix() for path in manifests)
+        present += [name for name in names if name not in contents]
+    if present:
+        exist = "exists" if len(present) == 1 else "exist"
+        hint = f"move it away, or run `{program} init` in an empty folder and copy what is missing"
+        shown = first_names(present, _SHOWN_FILES)
+        raise UsageError(f"{shown} {exist} already, so nothing was written", hint)
+
+
+def _is_in_the_way(root: Path, name: str, content: bytes) -> bool:
+    path = root / name
+    inside = path.parents[: len(Path(name).parts) - 1]
+    if any(os.path.lexists(folder) and not folder.is_dir() for folder in inside):
+        return True
+    if name == _GITIGNORE and path.is_file():  # lines are added
+        return False
+    return os.path.lexists(path) and _read(path) != content
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a regular file, None for anything else."""
+    return path.read_bytes() if path.is_file() else None
+
+
+@contextmanager
+def _undone_on_failure(root: Path, names: Iterable[str]) -> Iterator[None]:
+    """Restore all files if one cannot be written, or on Ctrl-C."""
+    before = {root / name: _read(root / name) for name in names}
+    folders = {folder for path in before for folder in path.parents if not folder.exists()}
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            for path, content in before.items():
+                if content is None:
+                    path.unlink(missing_ok=True)
+                elif _read(path) != content:
+                    replace_file(path.resolve(), content)
+            for folder in sorted(folders, reverse=True):
+                if folder.exists():
+                    folder.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        reason = (error.strerror or str(error)).lower()
+        problem = f"cannot write {error.filename or root}: {reason}; nothing was written"
+        raise UsageError(
+            problem, "run it in a folder that you may write, with space left"
+        ) from None

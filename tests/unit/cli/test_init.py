@@ -1,0 +1,195 @@
+"""buildsys init: a new project, or a refusal without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from buildsys.cli.commands.init import command
+from buildsys.cli.main import run
+from buildsys.manifest.json_schema import schema_texts
+from buildsys.manifest.project import load_project
+from buildsys.plan.project_plan import ProjectPlan
+
+REPOSITORY = Path(__file__).parents[3]
+Init = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Init:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        code = run(["init", *arguments])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return call
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Return all files with their content, and folders."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def test_a_new_project_has_one_model_that_can_be_planned(init: Init, tmp_path: Path) -> None:
+    code, out = init()
+    assert code == 0
+    assert out.splitlines()[-1] == "next: buildsys build resnet18"
+    project = load_project(tmp_path)
+    assert list(project.models) == ["resnet18"]
+    assert "engine:resnet18:ort-cpu" in ProjectPlan(project.models)
+    written = {name for name, content in tree(tmp_path).items() if content is not None}
+    listed = {line.removeprefix("wrote ") for line in out.splitlines()[:-1]}
+    assert listed == written - {name for name in written if name.startswith(".buildsys")}
+    for name, text in schema_texts().items():
+        assert (tmp_path / "configs/schema" / name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("template", "file"),
+    [
+        ("dodo.template", "dodo.py"),
+        ("engines.yaml", "configs/engines.yaml"),
+        ("github-nightly.yml", "docs/ci/github-nightly.yml"),
+        ("github-pull-request.yml", "docs/ci/github-pull-request.yml"),
+        ("gitlab-ci.yml", "docs/ci/gitlab-ci.yml"),
+    ],
+)
+def test_templates_are_the_files_of_this_repository(template: str, file: str) -> None:
+    folder = Path(command.__file__).parent / "templates"
+    assert (folder / template).read_bytes() == (REPOSITORY / file).read_bytes()
+
+
+def test_files_of_others_stay(init: Init, tmp_path: Path) -> None:
+    others = {
+        ".gitignore": b"/build/\n*.log",
+        ".vscode/settings.json": b"{}",
+        "pyproject.toml": b"[project]\nname = 'x'\n",
+        "configs/train.yaml": b"lr: 1",
+        "plugins/old.py": b"",
+    }
+    for name, content in others.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert init()[0] == 0
+    assert (tmp_path / ".gitignore").read_bytes() == b"/build/\n*.log\n/.buildsys/\n__pycache__/\n"
+    for name, content in list(others.items())[1:]:
+        assert (tmp_path / name).read_bytes() == content
+
+
+def test_a_recipe_is_written_on_request_or_added_later(init: Init, tmp_path: Path) -> None:
+    assert init("--ci", "gitlab")[0] == 0
+    assert (tmp_path / ".gitlab-ci.yml").is_file()
+    (tmp_path / "configs/models/resnet18.yaml").write_text("model: mine")
+    code, out = init("--ci", "github")
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "wrote .github/workflows/nightly.yml",
+            "wrote .github/workflows/pull-request.yml",
+            "next: buildsys doctor",
+        ],
+    )
+    (tmp_path / ".github/workflows/nightly.yml").write_text("name: mine")
+    code, out = init("--ci", "github")
+    assert code == 3
+    assert ".github/workflows/nightly.yml exists already, so nothing was written" in out
+
+
+def test_an_interrupted_init_is_completed(init: Init, tmp_path: Path) -> None:
+    assert init()[0] == 0
+    whole = tree(tmp_path)
+    for name in ("dodo.py", "doit.cfg", "configs/engines.yaml"):
+        (tmp_path / name).unlink()
+    assert init()[0] == 0
+    assert tree(tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "sentence"),
+    [
+        ({"dodo.py": "def task_x(): ..."}, (),
+         "{root}/dodo.py is not a dodo file of buildsys, and nothing is overwritten; run `buildsys"
+         " init` in another folder, which may be below this one"),
+        ({"dodo.py": "from buildsys.cli.tasks import load"}, (),
+         "{root} is a project already; `buildsys doctor` shows the next step"),
+        ({"configs/project.yaml": "defaults: {}"}, ("--ci", "github"),
+         "configs/project.yaml exists already, so nothing was written; move it away, or run"
+         " `buildsys init` in an empty folder and copy what is missing"),
+        ({"configs": "", "doit.cfg": ""}, (), "configs/project.yaml, configs/engines.yaml,"
+         " configs/models/resnet18.yaml and 4 more exist already, so nothing was written; move it"
+         " away, or run `buildsys init` in an empty folder and copy what is missing"),
+        ({"configs/models/a/b.yml": ""}, (), "configs/models/a/b.yml exists already, so nothing"
+         " was written; move it away, or run `buildsys init` in an empty folder and copy what is"
+         " missing"),
+        ({"pyproject.toml": "[tool.doit]\nloader = 'mine'"}, (),
+         "{root}/pyproject.toml configures doit for other tasks; run `buildsys init` in another"
+         " folder, which may be below this one"),
+        ({"pyproject.toml": "[tool"}, (),
+         "{root}/pyproject.toml cannot be read: *; doit reads it as well; repair it first"),
+        ({".gitignore/x": ""}, (), ".gitignore exists already, so nothing was written; move it"
+         " away, or run `buildsys init` in an empty folder and copy what is missing"),
+        ({}, ("models",),
+         "init takes no arguments; change to a folder and run `buildsys init` there"),
+        ({}, ("--ci", "githib"), "there is no CI system 'githib'; nearest: github, gitlab"),
+        ({}, ("--force",),
+         "option --force not recognized; run `buildsys help init` for its options"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_one_sentence_and_writes_nothing(
+    init: Init, tmp_path: Path, files: dict[str, str], arguments: tuple[str, ...], sentence: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = tree(tmp_path)
+    code, out = init(*arguments)
+    assert code == 3
+    assert fnmatchcase(out, f"ERROR: {sentence.format(root=tmp_path)}\n"), out
+    assert out.count("\n") == 1
+    assert tree(tmp_path) == before
+
+
+def test_a_folder_of_a_project_is_no_place_for_another(
+    init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert init()[0] == 0
+    monkeypatch.chdir(tmp_path / "configs/models")
+    code, out = init()
+    assert code == 3
+    assert f"configs/models belongs to the project {tmp_path}; change to another folder" in out
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path / "examples")
+    assert init()[0] == 0
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_in_the_middle_leaves_nothing(
+    init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail_at_dodo(path: Path, content: bytes) -> None:
+        if path.name == "dodo.py":
+            raise error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / "configs").mkdir()
+    before = tree(tmp_path)
+    monkeypatch.setattr(command, "replace_file", fail_at_dodo)
+    code, out = init()
+    assert tree(tmp_path) == before
+    if isinstance(error, OSError):
+        assert code == 3
+        assert "no space left on device; nothing was written; " in out
+    else:
+        assert code == 130

@@ -1,0 +1,141 @@
+"""The program buildsys: its commands, names and paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_doubles import Doit
+from doit.doit_cmd import DoitConfig
+
+from buildsys.cli import project_root
+from buildsys.cli.commands.help import SECTIONS
+from buildsys.cli.main import COMMANDS, Main, commands_of, run
+from buildsys.cli.project_root import enter_project, find_project, typed_path
+from buildsys.cli.run_files import check_files
+
+ROOT = Path(__file__).parents[3]
+DODO = "from buildsys.cli.tasks import load\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_folder_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project_root, "_started_in", [])
+
+
+def test_every_command_can_be_loaded_and_is_in_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = Main(config={}).get_cmds().to_dict()
+    assert {name: command.get_name() for name, command in found.items()} == {
+        name: name for name in COMMANDS
+    }
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  buildsys {name} " in out for name in COMMANDS)
+    assert "doit " not in out.replace("buildsys and doit", "")
+
+
+def test_plain_doit_has_the_same_commands() -> None:
+    project = DoitConfig().toml.loads((ROOT / "pyproject.toml").read_text())
+    of_doit = {name: COMMANDS[name] for name in commands_of("doit")}
+    del of_doit["tabcompletion"]  # of doit
+    assert project["tool"]["doit"]["plugins"]["command"] == of_doit
+    doits = {name for name, place in of_doit.items() if "doit_commands" in place}
+    assert set(project["project"]["entry-points"]["doit.COMMAND"]) == {*doits, "run", "help"}
+
+
+def test_build_is_the_run_of_doit(doit: Doit) -> None:
+    doit.models = ("a", "b")
+    for names, expected in (
+        (("a",), ("build:a",)),
+        (("a:ort", "-n", "2"), ("engine:a:ort", "-n", "2")),
+        (("build:a",), ("build:a",)),
+        (("engine:*:rtx", "b"), ("engine:*:rtx", "build:b")),
+        ((), ()),
+    ):
+        doit.program = "buildsys"
+        code, out = doit("build", *names)
+        built = sorted(doit.session.finished)
+        doit.program = "doit"
+        assert code == doit(*expected)[0] == 0, out
+        assert built == sorted(doit.session.finished)
+        assert built
+
+
+def test_build_takes_tags_and_suggests_names(doit: Doit) -> None:
+    doit.program, doit.models, doit.tags = "buildsys", ("a", "b"), {"b": ["nightly"]}
+    assert doit("build", "--tag", "nightly")[0] == 0
+    assert {name.split(":")[1] for name in doit.session.finished} == {"b"}
+    for arguments in (("build", "aa"), ("biuld",)):
+        code, out = doit(*arguments)
+        assert code == 3
+        assert f"there is no target '{arguments[-1]}'; nearest: " in out
+    assert "run `buildsys help build` for its options" in doit("build", "--tgs")[1]
+
+
+def test_doit_itself_has_no_command_build(doit: Doit) -> None:
+    doit.models = ("a", "b")
+    assert doit("build", "a")[0] == 0  # two targets, of which one is everything
+    assert {name.split(":")[1] for name in doit.session.finished} == {"a", "b"}
+
+
+def test_a_project_is_found_from_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = tmp_path / "docs/pages"
+    deep.mkdir(parents=True)
+    (tmp_path / "dodo.py").write_text(DODO)
+    (tmp_path / "docs/dodo.py").write_text("def task_docs(): ...")  # of another use of doit
+    assert find_project(deep) == tmp_path
+    monkeypatch.chdir(deep)
+    enter_project()
+    assert Path.cwd() == tmp_path
+    assert capsys.readouterr().err == f"in {tmp_path}\n"
+    assert typed_path("out.xml") == Path("docs/pages/out.xml")
+    assert typed_path("../../x/out.xml") == Path("x/out.xml")
+    assert typed_path("/srv/out.xml") == Path("/srv/out.xml")
+    assert check_files({"junit": "out.xml"}) == {"junit": str(deep / "out.xml")}
+
+
+def test_a_broken_configuration_of_doit_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dodo.py").write_text(DODO)
+    monkeypatch.chdir(tmp_path)
+    for file, text in (("doit.cfg", "loader = x"), ("pyproject.toml", "[tool")):
+        (tmp_path / file).write_text(text)
+        assert run(["list"]) == 3
+        err = capsys.readouterr().err
+        assert err.startswith("ERROR: cannot read pyproject.toml or doit.cfg: ")
+        assert err.endswith("; correct it, doit reads both\n")
+        assert err.count("\n") == 1
+        (tmp_path / file).unlink()
+
+
+def test_in_the_project_folder_paths_are_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dodo.py").write_text(DODO)
+    monkeypatch.chdir(tmp_path)
+    enter_project()
+    assert typed_path("a/../out.xml") == Path("a/../out.xml")
+
+
+def test_outside_of_a_project_only_some_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["build", "net"], [], ["list"], ["help", "net"], ["nonsense"]):
+        assert run(arguments) == 3
+        printed = capsys.readouterr()
+        assert printed.err == (
+            f"ERROR: {tmp_path} is not in a project (a folder with dodo.py and configs/); change"
+            " to one, or make this folder one with `buildsys init`\n"
+        )
+        assert printed.out == ""
+    for arguments in (["--version"], ["--help"], ["help"], ["help", "build"], ["help", "init"]):
+        assert run(arguments) == 0
+        assert "buildsys" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
