@@ -185,6 +185,19 @@ class Backend(Protocol):
         """
         ...
 
+    def slowest_layers(
+        self,
+        engine: Path,
+        options: Options,
+        operators: tuple[OperatorUse, ...],
+        inputs: Mapping[str, Tensor],
+    ) -> list[Figures]:
+        """Return the slowest layers in a session of their own, [] if ``describe`` has them.
+
+        Raises: StageError: the engine does not run.
+        """
+        ...
+
     def unload(self, session: Session) -> None:
         """Free all resources of a session."""
         ...

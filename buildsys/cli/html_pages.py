@@ -10,8 +10,8 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +43,9 @@ from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 
 if TYPE_CHECKING:
     from buildsys.history.builds import Build
+    from buildsys.manifest.project import Project
 
+CANNOT_WRITE = "the pages cannot be written"
 FOLDER = "report"  # in the build folder
 _ROWS = "index_rows.json"  # in the state folder: the index without reading all reports
 _MOST_BUILDS = 100
@@ -71,11 +73,11 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
     try:
         index = write_pages(session, models)
     except (BuildsysError, OSError) as error:  # such as a full disk
-        return f"the pages cannot be written: {' '.join(str(error).split())}"
+        return f"{CANNOT_WRITE}: {' '.join(str(error).split())}"
     except Exception as error:  # the border: one line, with the traceback in a file
         path = os.path.relpath(session.keep_traceback("pages", error))
         summary = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"the pages cannot be written: {summary}; traceback: {path}"
+        return f"{CANNOT_WRITE}: {summary}; traceback: {path}"
     return f"pages: {os.path.relpath(index)}" if index else ""
 
 
@@ -100,18 +102,47 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
             page = _page(session, model, Ledger(state), history)
             replace_file(folder / page_name(model), render_model(page).encode())
             new[model] = index_row(page)
+    # a manifest that does not load hides its models
+    known = None if project.broken else project.models.keys()
+    return _write_index(project, new, lambda model: known is None or model in known)
+
+
+def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> Iterator[Path]:
+    """Remove the pages of ``models`` from the folder and the index; yield removed files.
+
+    With ``dry_run`` nothing is removed.
+    """
+    project, folder = session.project, session.project.build / FOLDER
+    pages = [path for model in models if (path := folder / page_name(model)).is_file()]
+    yield from pages
+    if not pages or dry_run:
+        return
+    for path in pages:
+        path.unlink(missing_ok=True)
+    if _write_index(project, {}, lambda model: model not in models) is None:
+        (folder / INDEX).unlink(missing_ok=True)
+        (project.state / _ROWS).unlink(missing_ok=True)
+        yield folder / INDEX
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+            yield folder
+
+
+def _write_index(
+    project: Project, new: Mapping[str, IndexRow], keeps: Callable[[str], bool]
+) -> Path | None:
+    """Write the index of all pages and return it; None without pages."""
+    folder, file = project.build / FOLDER, project.state / _ROWS
     with locked(project.state / f"{_ROWS}.lock"):
-        rows = {**_read_rows(project.state / _ROWS), **new}
-        # a manifest that does not load hides its models
-        gone = () if project.broken else rows.keys() - project.models.keys()
-        for model in gone:
+        rows = {**_read_rows(file), **new}
+        for model in [model for model in rows if not keeps(model)]:
             del rows[model]
             (folder / Path(page_name(model)).name).unlink(missing_ok=True)
         kept = [row for row in rows.values() if (folder / row.page).is_file()]
         if not kept:
             return None
         text = json.dumps({row.model: dataclasses.asdict(row) for row in kept})
-        replace_file(project.state / _ROWS, text.encode())
+        replace_file(file, text.encode())
         replace_file(folder / INDEX, render_index(kept, utc_now()).encode())
     return folder / INDEX
 
@@ -143,6 +174,8 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
             past = ledger.history(line.target, 1)
             how = "from the cache" if past and past[0].status == RESTORED else ""
             files = [link(build / model / name) if name else "" for name in (line.log, line.file)]
+            if line.target == f"report:{model}" and past:  # it cannot say how long it took
+                line = dataclasses.replace(line, seconds=past[0].seconds)
             yield PipelineRow(line, how, *files)
 
     report, is_current = _report(session, model, actions)

@@ -72,6 +72,7 @@ class Session(TargetNames):
         self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups
         self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
         self.checked_stale_outputs = False  # after a failure
+        self.has_updated_pages = False  # of the models of this run
         self.rebuilds: Mapping[str, Reason] = {}  # targets to run even if up to date, and why
         self.repeats_flaky = False
         self.first_failures: dict[str, str] = {}  # of flaky targets, which were repeated

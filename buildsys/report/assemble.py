@@ -92,7 +92,9 @@ def assemble_after_failure(
             status = FAILED if problem.failed else previous
             result = Result(result.target, status, {}, reason, hint, result.file)
         results.append(result)
-    report = _assemble(model, manifest, results, {})
+    own = problems.get(f"report:{model}")
+    own_status = PASSED if own is None else FAILED if own.failed else ABSENT
+    report = _assemble(model, manifest, results, {}, own_status)
     verdict = report.verdict
     if verdict.status != FAILED:
         count = f"{len(problems)} of {len(results) + 1} targets"
@@ -114,6 +116,7 @@ def _assemble(
     manifest: Manifest,
     results: Sequence[AnyResult],
     graphs: Mapping[str, Mapping[str, Any]],
+    own_status: str = PASSED,
 ) -> Report:
     export = next((result.content for result in of_type(results, ExportResult)), ExportResult())
     simplify = next((r.content for r in of_type(results, SimplifyResult)), SimplifyResult())
@@ -133,7 +136,10 @@ def _assemble(
         source=" ".join(f"{kind} {source[kind]}" for kind in kinds),
         weights=export.get("weights") or reference.get("weights") or _weights(source),
         verdict=_verdict(results, doubts),
-        summary=tuple(_target_line(result, compared.get(result.target, ())) for result in results),
+        summary=(
+            *(_target_line(result, compared.get(result.target, ())) for result in results),
+            *([_own_line(model, own_status)] if results else ()),
+        ),
         tensors=tuple(
             TensorLine(
                 role=role,
@@ -184,18 +190,22 @@ def _assemble(
 
 
 def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:
-    """Return the verdict: ``passed`` only if all results passed."""
+    """Return the verdict: ``passed`` only if all results passed.
+
+    The report itself counts as a target, as it does in the console.
+    """
+    total = len(results) + 1
     failed = [result for result in results if result.status == FAILED]
     noisy = [result.target for result in results if result.status == NOISY]
     missing = [r.target for r in results if r.status not in (FAILED, NOISY, PASSED)]
-    passed = len(results) - len(failed) - len(noisy) - len(missing)
+    passed = total - len(failed) - len(noisy) - len(missing)
     causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
     causes += contradictions
     if causes:
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
     if missing or noisy:
-        counted = f"{passed} of {len(results)} targets passed"
+        counted = f"{passed} of {total} targets passed"
         groups = ((missing, "did not run"), (noisy, "noisy"))
         named = [
             f"{len(targets)} {what}: {first_names(targets, _MOST_NAMES)}"
@@ -205,7 +215,7 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
         return BuildVerdict("partial", "; ".join((f"PARTIAL: {counted}", *named)))
     if not results:
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
-    return BuildVerdict("passed", f"PASSED: all {len(results)} targets passed")
+    return BuildVerdict("passed", f"PASSED: all {total} targets passed")
 
 
 def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> TargetLine:
@@ -230,6 +240,12 @@ def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> Ta
         file=result.file,
         log=result.log,
     )
+
+
+def _own_line(model: str, status: str) -> TargetLine:
+    """Return the line of the report target."""
+    file, log = "report/report.json", "report/report.log"
+    return TargetLine(f"report:{model}", "report", "", status, None, "", "", "", file, log)
 
 
 def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from buildsys.report import formatting
 from buildsys.report.key_figures import executed_precision
-from buildsys.report.results.engine import BuildEnvironment, EngineResult, TimingCache
+from buildsys.report.results.bench import BenchResult
+from buildsys.report.results.engine import BuildEnvironment, EngineResult, SlowLayer, TimingCache
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.report.results.report import EngineLine, EngineProvenance, LayerLine
 
@@ -71,8 +72,11 @@ def engine_lines(
     return tuple(map(line, of_type(results, EngineResult)))
 
 
-def layer_lines(results: Iterable[AnyResult]) -> tuple[LayerLine, ...]:
+def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
     """Return the slowest layers of every engine, the slowest first."""
+    timed = {
+        one.variant: one.content.get("slowest_layers", []) for one in of_type(results, BenchResult)
+    }
     return tuple(
         LayerLine(
             engine=result.variant,
@@ -81,11 +85,17 @@ def layer_lines(results: Iterable[AnyResult]) -> tuple[LayerLine, ...]:
             precision=layer.get("precision") or "",
             time_ms=layer.get("time_ms"),
             share=layer.get("share"),
-            nodes=tuple(layer.get("nodes", [])),
+            nodes=tuple(layer.get("nodes", []) or _sources(layer, result.content)),
         )
         for result in of_type(results, EngineResult)
-        for layer in result.content.get("slowest_layers", [])
+        for layer in result.content.get("slowest_layers", []) or timed.get(result.variant, [])
     )
+
+
+def _sources(layer: SlowLayer, engine: EngineResult) -> list[str]:
+    """Return the nodes of the ONNX graph in a node of ONNX Runtime, [] if unknown."""
+    name = layer.get("name", "")
+    return engine["source_nodes"].get(name, [name]) if "source_nodes" in engine else []
 
 
 def engine_provenance(

@@ -7,6 +7,7 @@ an overflow, which the stage convert checks for.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _INLINE_LIMIT_BYTES = 1_800_000_000  # an ONNX file is one protobuf message, limited to 2 GiB
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+_MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
 _MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
 
 
@@ -160,7 +162,27 @@ def build(request: BuildRequest) -> Figures:
     if refusals:
         reason = f"ONNX Runtime cannot use the graph optimized up to {levels[0]}"
         messages.insert(0, f"{reason}, so it is optimized up to {level}: {refusals[0].problem}")
-    return {"settings": settings, "profiles": [], "messages": messages}
+    return {
+        "settings": settings,
+        "profiles": [],
+        "messages": messages,
+        **_source_nodes(request),
+    }
+
+
+def _source_nodes(request: BuildRequest) -> Figures:
+    """Return the source nodes of optimized nodes, {} without onnx."""
+    try:
+        import onnx
+
+        from buildsys.backends.onnxruntime.source_nodes import source_nodes
+    except ModuleNotFoundError as error:  # a toolchain that has only onnxruntime
+        if error.name != "onnx":
+            raise
+        return {}
+    files = (request.onnx, request.engine)
+    source, engine = (onnx.load(str(file), load_external_data=False).graph for file in files)
+    return {"source_nodes": source_nodes(source, engine)}
 
 
 def _save_optimized(request: BuildRequest, source: Path, level: str) -> list[str]:
@@ -202,6 +224,34 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     """
     prepare(options)
     return _open(engine, _session_options(options, "disable"), options, operators)
+
+
+def slowest_layers(
+    engine: Path,
+    options: Options,
+    operators: tuple[OperatorUse, ...],
+    inputs: Mapping[str, Tensor],
+) -> list[Figures]:
+    """Return the slowest nodes, [] on a GPU: the profiler sees launches there."""
+    from buildsys.backends.onnxruntime.layer_times import read_layers
+
+    if options["provider"] != "cpu":
+        return []
+    with TemporaryDirectory() as folder:
+        session = _session_options(options, "disable")
+        session.enable_profiling = True
+        session.profile_file_prefix = str(Path(folder) / "profile")
+        graph = _open(engine, session, options, operators)
+        began = time.monotonic()
+        for number in range(_MOST_PROFILED_RUNS):
+            graph.run(inputs)
+            if number and time.monotonic() - began > _PROFILE_S:
+                break
+        profile = Path(graph.session.end_profiling())
+        try:
+            return read_layers(profile)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StageError(f"ONNX Runtime's profile cannot be read: {error}") from error
 
 
 def load_graph(

@@ -167,6 +167,20 @@ class Clean(DoitCommand, DoitClean):  # type: ignore[misc]
 
     doc_purpose = "remove the files of targets"
 
+    @wraps(DoitClean._execute)  # doit reads the options from its signature
+    def _execute(self, **options: Any) -> Any:
+        """Remove the files, and the pages of models whose report is removed."""
+        code = super()._execute(**options)
+        session = next((task.session for task in self.task_list), None)
+        stages = (target.split(":", 2) for target in getattr(session, "cleaned", ()))
+        models = {model for stage, model, *_ in stages if stage == "report"}
+        if models:
+            from buildsys.cli.html_pages import remove_pages
+
+            for path in remove_pages(session, models, dry_run=options["dryrun"]):
+                self.outstream.write(f"removing {os.path.relpath(path)}\n")
+        return code
+
 
 class Forget(DoitCommand, DoitForget):  # type: ignore[misc]
     """doit forget."""

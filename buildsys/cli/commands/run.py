@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
@@ -20,6 +21,7 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.plan.project_plan import model_of
 from buildsys.store.ledger import utc_now
+from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
     from buildsys.report.run_results import RunResults
@@ -133,6 +135,13 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
                 from buildsys.cli.failure_report import report_failure
 
                 report_failure(session, failed)
+        if session.finished and not session.has_updated_pages:
+            from buildsys.cli.html_pages import CANNOT_WRITE, update_pages
+
+            models = dict.fromkeys(model_of(target) for target in session.finished)
+            line = update_pages(session, models)
+            if line.startswith(CANNOT_WRITE):  # stdout is the other reporter's
+                sys.stderr.write(printable(f"{line}\n"))
         return session.exit_code if code == TASK_ERROR and session.exit_code else code
 
     @property

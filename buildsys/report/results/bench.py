@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, TypedDict
 
+from buildsys.report.results.engine import SlowLayer
 from buildsys.report.results.header import ResultHeader
 
 ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"  # contenders
@@ -88,6 +89,7 @@ class BenchResult(ResultHeader, total=False):
     settings: dict[str, Any]
     left_out: dict[str, str]  # baseline -> reason
     engine_toolchain: dict[str, str]
+    slowest_layers: list[SlowLayer]  # of ONNX Runtime, measured after all contenders
 
 
 def engine_contender(contenders: Container[str]) -> str:

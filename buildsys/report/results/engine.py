@@ -55,7 +55,7 @@ class TimingCache(TypedDict, total=False):
 
 
 class SlowLayer(TypedDict, total=False):
-    """One of the slowest layers."""
+    """One of the slowest layers, in the result of engine or bench."""
 
     name: str
     kind: str
@@ -92,7 +92,8 @@ class EngineResult(ResultHeader, total=False):
     layers: int | dict[str, int] | list[Any]  # older versions wrote a count or a list
     engine_layers: dict[str, int]
     precision_shares: PrecisionShares
-    slowest_layers: list[SlowLayer]
+    slowest_layers: list[SlowLayer]  # of TensorRT; bench times those of ONNX Runtime
+    source_nodes: dict[str, list[str]]  # changed node of the engine -> nodes of the ONNX graph
     precision_unknown: str
     precision_of: str
     not_described: str

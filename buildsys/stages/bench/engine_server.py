@@ -1,9 +1,9 @@
 """Timing server in a toolchain's interpreter, the counterpart of ``remote_engine``.
 
-Requests are JSON lines on stdin, ``{"do": "load" | "bind" | "facts" | "block", …}``. Each gets one
-line on stdout: ``{"ok": …}`` or ``{"error": {"kind", "problem", "hint"}}``. The process ends with
-stdin. All other output to stdout, also from C++ libraries, goes to stderr, the target's log. Needs
-Python 3.10, numpy and the engine's own library.
+Requests are JSON lines on stdin, ``{"do": "load" | "bind" | "facts" | "block" | "layers", …}``.
+Each gets one line on stdout: ``{"ok": …}`` or ``{"error": {"kind", "problem", "hint"}}``. The
+process ends with stdin. All other output to stdout, also from C++ libraries, goes to stderr, the
+target's log. Needs Python 3.10, numpy and the engine's own library.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
                     answer = {"ok": {"device": engine.device, "versions": loaded_versions()}}
                 elif request["do"] == "facts":
                     answer = {"ok": engine.facts()}
+                elif request["do"] == "layers":
+                    answer = {"ok": engine.slowest_layers(Path(request["case"]))}
                 elif request["do"] == "bind":
                     gpu = request["timing"]
                     if gpu:

@@ -35,6 +35,7 @@ class LocalEngine:
     ) -> None:
         """Load an engine in this interpreter's ``toolchain``."""
         self._backend = load_backend(name, toolchain)
+        self._loaded_from = engine, options, uses
         self.device = self._backend.device(options)
         self.versions: Mapping[str, str] = {}  # of the libraries in another process
         self.processes: tuple[int, ...] = ()  # IDs of other processes
@@ -71,6 +72,14 @@ class LocalEngine:
             **described,
             "memory_taken_bytes": self._taken_bytes,
         }
+
+    def slowest_layers(self, case: Path) -> list[Figures]:
+        """Return the slowest layers on the golden inputs of ``case``, in a new session.
+
+        The timed one is closed before.
+        """
+        self.close()
+        return self._backend.slowest_layers(*self._loaded_from, load_case(case).inputs)
 
     def close(self) -> None:
         """Release the session and the GPU."""

@@ -101,6 +101,12 @@ class RemoteEngine:
         facts: Figures = self.ask({"do": "facts"}, "reported its facts")
         return facts
 
+    def slowest_layers(self, case: Path) -> list[Figures]:
+        """Return the slowest layers; the timed session is closed before."""
+        asked = {"do": "layers", "case": str(case)}
+        layers: list[Figures] = self.ask(asked, "timed the engine's layers")
+        return layers
+
     def close(self) -> None:
         """Close the pipes, wait for the process, and kill it if needed."""
         process = self._process

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 from buildsys.backends.measurement.contenders import Pace, measure
 from buildsys.backends.measurement.gpu import ENGINE, ENGINE_CUDA_GRAPH, GpuTiming
-from buildsys.errors import Unavailable
+from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, GpuReadings
+from buildsys.report.results.engine import SlowLayer
 from buildsys.stages.bench.baselines import Baselines, open_baselines
 from buildsys.stages.bench.latency import noise, summarize
 from buildsys.stages.bench.local_engine import LocalEngine
@@ -23,6 +24,7 @@ from buildsys.system.gpus.sampling import sampled
 from buildsys.workers.job import Job, StageResult
 
 TimedEngine = LocalEngine | RemoteEngine
+_MAIN_CASE = "opt"  # of layers; without it, the first case
 _MALLOC = ("MALLOC_", "GLIBC_TUNABLES")
 
 
@@ -56,7 +58,13 @@ def run(job: Job) -> StageResult:
                 figures["left_out"] = baselines.left_out
             if engine.versions:
                 figures["engine_toolchain"] = dict(engine.versions)
-            return _verdict(figures)
+        # in a session of its own, when nothing is timed any more
+        job.progress("timing the engine's layers")
+        case = _MAIN_CASE if _MAIN_CASE in figures["cases"] else next(iter(figures["cases"]), "")
+        with suppress(StageError):  # a benchmark is complete without them
+            layers = engine.slowest_layers(job.inputs[f"case.{case}"])
+            figures |= {"slowest_layers": cast(list[SlowLayer], layers)} if layers else {}
+        return _verdict(figures)
     finally:
         engine.close()
 

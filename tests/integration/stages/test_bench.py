@@ -235,3 +235,13 @@ def test_an_engine_that_cannot_run_here_is_not_measured(tmp_path: Path) -> None:
     result = benched(tmp_path, {"backend": "tensorrt_rtx"})
     assert (result.status, result.figures) == ("unavailable", {})
     assert "no NVIDIA GPU" in result.reason
+
+
+def test_the_slowest_layers_are_timed_after_the_benchmark(tmp_path: Path) -> None:
+    layers = benched(tmp_path).figures["slowest_layers"]
+    assert "Conv" in {layer["kind"] for layer in layers}
+    assert sum(layer["share"] for layer in layers) == pytest.approx(1, abs=0.01)
+    assert [layer["time_ms"] for layer in layers] == sorted(
+        (layer["time_ms"] for layer in layers), reverse=True
+    )
+    assert {layer["precision"] for layer in layers} == {"float32"}

@@ -23,7 +23,7 @@ from buildsys.workers.job import Job
 CONTRACT = {
     "backend", "engine_sha256", "engine_bytes", "onnx_sha256", "settings", "profiles", "inputs",
     "outputs", "layers", "precision_shares", "build_seconds", "messages", "device", "phases",
-    "files", "portability", "built_with",
+    "files", "portability", "built_with", "source_nodes",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -112,6 +113,26 @@ def test_clean_lists_what_it_removes_and_a_dry_run_removes_nothing(doit: Doit) -
     assert (doit.root / "build/net/simplify/model.onnx").exists()
     doit("clean", "build:net")
     assert not (doit.root / "build/net").exists()
+
+
+def test_clean_removes_pages_with_the_report(doit: Doit) -> None:
+    doit.build_all()
+    page = doit.root / "build/report/net.html"
+    doit("clean", "engine:net")
+    assert page.is_file()
+    _, out = doit("clean", "--dry-run", "build:net")
+    assert "removing build/report/net.html\n" in out
+    assert page.is_file()
+    _, out = doit("clean", "build:net")
+    assert "removing build/report/index.html\n" in out
+    assert not page.parent.exists()
+
+
+def test_every_reporter_updates_the_pages(doit: Doit) -> None:
+    code, out = doit("-r", "json")
+    assert code == 0
+    json.loads(out)
+    assert (doit.root / "build/report/net.html").is_file()
 
 
 def test_clean_with_dependencies(doit: Doit) -> None:

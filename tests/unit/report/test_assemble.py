@@ -23,7 +23,7 @@ def report_on(results: Results) -> Report:
 
 def test_the_verdict_is_passed_only_when_everything_ran(results: Results) -> None:
     assert report_on(results).verdict.status == "passed"
-    assert "all 11 targets passed" in report_on(results).verdict.text
+    assert "all 12 targets passed" in report_on(results).verdict.text
 
 
 def test_missing_targets_make_the_verdict_partial(results: Results) -> None:
@@ -31,7 +31,7 @@ def test_missing_targets_make_the_verdict_partial(results: Results) -> None:
     report = report_on(results)
     assert report.verdict.status == "partial"
     assert report.verdict.text.startswith(
-        "PARTIAL: 9 of 11 targets passed; 2 did not run: verify:tiny:rtx-fp16"
+        "PARTIAL: 10 of 12 targets passed; 2 did not run: verify:tiny:rtx-fp16"
     )
     line = next(line for line in report.summary if line.target == "verify:tiny:rtx-fp16")
     assert (line.status, line.outcome, line.reason, line.hint) == ("unavailable", "", *NO_GPU)
@@ -267,7 +267,7 @@ def test_results_without_content_still_give_a_report(results: Results) -> None:
     report = report_on(results)
     assert report.verdict.status == "failed"  # the checks passed without comparing anything
     assert report.bench == ()
-    assert len(report.summary) == len(results.inputs)
+    assert len(report.summary) == len(results.inputs) + 1  # itself
 
 
 def test_engine_provenance_lists_libraries_and_settings(results: Results) -> None:

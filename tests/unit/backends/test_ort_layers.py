@@ -1,0 +1,116 @@
+"""Layers of ONNX Runtime engines: their times and their source nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from buildsys.backends.onnxruntime.layer_times import read_layers
+from buildsys.backends.onnxruntime.source_nodes import source_nodes
+
+
+def event(name: str, ts: int, dur: int, operator: str = "", **types: Any) -> dict[str, Any]:
+    return {"name": name, "ts": ts, "dur": dur, "args": {"op_name": operator, **types}}
+
+
+def profile(folder: Path, *events: dict[str, Any]) -> Path:
+    path = folder / "profile.json"
+    path.write_text(json.dumps(events))
+    return path
+
+
+def test_layers_have_the_median_of_all_runs_but_the_first(tmp_path: Path) -> None:
+    runs = [event("model_run", 1000 * n, 900) for n in range(4)]
+    floats = {"input_type_shape": [{"float": [1]}], "output_type_shape": [{"float": [1]}]}
+    slow = [
+        event("a_kernel_time", 1000 * n, t, "Conv", **floats)
+        for n, t in enumerate((800, 30, 10, 20))
+    ]
+    fast = [event("b_kernel_time", 1000 * n + 50, 5, "Add", **floats) for n in range(4)]
+    first, second = read_layers(profile(tmp_path, *runs, *slow, *fast))
+    assert first == {
+        "name": "a", "kind": "Conv", "precision": "float32", "time_ms": 0.02, "share": 0.8,
+    }  # fmt: skip
+    assert (second["name"], second["share"]) == ("b", 0.2)
+
+
+def test_a_loop_counts_by_the_nodes_of_its_body(tmp_path: Path) -> None:
+    run = event("model_run", 0, 900)
+    inner = [event("in_kernel_time", n, 10, "Mul") for n in range(3)]
+    (layer,) = read_layers(profile(tmp_path, run, *inner, event("l_kernel_time", 0, 40, "Loop")))
+    assert (layer["name"], layer["time_ms"]) == ("in", 0.03)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "precision"),
+    [
+        (["int8", "float"], ["float"], "int8"),
+        (["float16"], ["float"], "float16"),
+        (["int64"], ["int64"], "int64"),
+        ([], [], None),
+    ],
+)
+def test_a_layer_counts_by_its_narrowest_type(
+    tmp_path: Path, inputs: list[str], outputs: list[str], precision: str | None
+) -> None:
+    types = {
+        "input_type_shape": [{name: [1]} for name in inputs],
+        "output_type_shape": [{name: [1]} for name in outputs],
+    }
+    events = (event("model_run", 0, 9), event("a_kernel_time", 1, 1, "Op", **types))
+    assert read_layers(profile(tmp_path, *events))[0]["precision"] == precision
+
+
+def node(operator: str, inputs: str, outputs: str, name: str = "", **more: Any) -> NodeProto:
+    return helper.make_node(operator, inputs.split(), outputs.split(), name or outputs, **more)
+
+
+def graph(*nodes: NodeProto) -> GraphProto:
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in ("x", "y")]
+    return helper.make_graph(nodes, "g", ports[:1], ports[1:])
+
+
+def test_a_fused_node_has_the_nodes_up_to_tensors_of_the_engine() -> None:
+    source = graph(
+        node("Div", "x c", "d"),
+        node("Erf", "d", "e"),
+        node("Mul", "x e", "m"),
+        node("Relu", "m", "y"),
+    )
+    engine = graph(node("Gelu", "x", "m", "Gelu_1"), node("Relu", "m", "y"))
+    assert source_nodes(source, engine) == {"Gelu_1": ["d", "e", "m"]}
+
+
+def test_a_blocked_convolution_has_its_addition_and_activation() -> None:
+    source = graph(
+        node("Conv", "x w1", "c1"), node("Relu", "c1", "r1"), node("Conv", "r1 w2", "c2"),
+        node("Add", "c2 r1", "a"), node("Relu", "a", "y"),
+    )  # fmt: skip
+    engine = graph(
+        node("ReorderInput", "x", "t0", "ReorderInput"),
+        node("Conv", "t0 w1", "t1", "r1_nchwc", activation="Relu"),
+        node("Conv", "t1 w2 b t1", "t2", "c2_nchwc", activation="Relu"),
+        node("ReorderOutput", "t2", "y", "ReorderOutput"),
+    )
+    assert source_nodes(source, engine) == {
+        "ReorderInput": [],
+        "r1_nchwc": ["c1", "r1"],
+        "c2_nchwc": ["c2", "a", "y"],
+        "ReorderOutput": [],
+    }
+
+
+def test_an_inserted_node_has_the_nodes_that_it_computes_with_the_next() -> None:
+    source = graph(node("MatMul", "x w", "m"), node("Add", "m b", "y"))
+    engine = graph(node("Gemm", "x w b", "g", "Gemm_3"), node("Reshape", "g s", "y", "Reshape_4"))
+    assert source_nodes(source, engine) == {"Gemm_3": ["m", "y"], "Reshape_4": ["m", "y"]}
+
+
+def test_an_unchanged_node_keeps_its_own_next_to_an_inserted_one() -> None:
+    source = graph(node("Transpose", "x", "t"), node("Add", "t b", "y"))
+    engine = graph(node("Add", "x b", "a", "y"), node("Transpose", "a", "y", "Transpose_1"))
+    assert source_nodes(source, engine) == {"y": ["t", "y"], "Transpose_1": []}
