@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from doit.cmd_clean import Clean as DoitClean
 from doit.cmd_forget import Forget as DoitForget
@@ -27,6 +27,9 @@ from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, TAG, drop_unwritten, 
 from buildsys.errors import BuildsysError
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
+
+if TYPE_CHECKING:
+    from buildsys.cli.session import Session
 
 
 class DoitCommand:
@@ -171,10 +174,10 @@ class Clean(DoitCommand, DoitClean):  # type: ignore[misc]
     def _execute(self, **options: Any) -> Any:
         """Remove the files, and the pages of models whose report is removed."""
         code = super()._execute(**options)
-        session = next((task.session for task in self.task_list), None)
-        stages = (target.split(":", 2) for target in getattr(session, "cleaned", ()))
-        models = {model for stage, model, *_ in stages if stage == "report"}
-        if models:
+        session: Session | None = next((task.session for task in self.task_list), None)
+        names = [target.split(":", 2) for target in session.cleaned] if session else []
+        models = {model for stage, model, *_ in names if stage == "report"}
+        if session and models:
             from buildsys.cli.html_pages import remove_pages
 
             for path in remove_pages(session, models, dry_run=options["dryrun"]):
