@@ -92,6 +92,8 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         name: signature["keyword"] or (name if made.by_keyword else None)
         for name, signature in options["inputs"].items()
     }
+    if made.shapes is not None and not options.get("call"):
+        _check_inputs(made.shapes, options)
     network = Network(
         made.module, keywords, options["outputs"], project, made.weights, options.get("call")
     )
@@ -100,6 +102,36 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
     with torch.no_grad(), measuring_layers(made.module, options["source"]["seed"]):
         example = example_inputs(options, project)
         return replace(network, example_result=network.result(example))
+
+
+def _check_inputs(
+    program: Mapping[str, tuple[int | None, ...]], options: Mapping[str, Any]
+) -> None:
+    """Compare declared inputs with those of a saved program.
+
+    Raises: StageError: their number, or a size, differs.
+    """
+    shown, declared = options["source"]["exported_program"], options["inputs"]
+    if len(program) != len(declared):
+        raise StageError(
+            f"{shown} has {_count(program, 'input')} ({', '.join(program)}), the manifest declares"
+            f" {_count(declared, 'input')} ({', '.join(declared)})"
+        )
+    ordered = sorted(declared.items(), key=lambda item: item[1]["keyword"] is not None)
+    for (name, tensor), saved in zip(ordered, program.values(), strict=True):
+        sizes = tensor["shape"]
+        if len(sizes) != len(saved):
+            raise StageError(
+                f"input {name} has {len(saved)} dimensions in {shown}, the manifest declares"
+                f" {len(sizes)}"
+            )
+        for axis, (size, fixed) in enumerate(zip(sizes, saved, strict=True)):
+            if fixed is not None and size != fixed:
+                raise StageError(
+                    f"input {name}: axis {axis} is fixed to {fixed} in {shown}, the manifest"
+                    f" declares {size}",
+                    f"declare {fixed}, or export the program with dynamic_shapes",
+                )
 
 
 def main_float_type(module: nn.Module) -> str:

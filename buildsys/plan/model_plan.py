@@ -38,6 +38,7 @@ _SOURCE_LIBRARIES = {
     "torchvision": ("torchvision",),
     "timm": ("timm", "torchvision"),
     "transformers": ("transformers",),
+    "exported_program": (),
     "python": (),
 }
 # of a checkpoint of transformers; a missing one may appear
@@ -53,6 +54,7 @@ class ModelPlan:
         self.name: str = spec["model"]
         source = spec["source"]
         self.is_onnx = "onnx" in source
+        self.is_made = False
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         self.further = further_cases(spec, self.exported)
         self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
@@ -70,8 +72,13 @@ class ModelPlan:
             "inputs": self.exported.inputs,
             "data": data,
         }
-        self.network_sources: tuple[str, ...] = (source["onnx"],) if self.is_onnx else ()
-        self.network_tools: tuple[str, ...] = ()  # without the user's imports
+        self.network_sources: tuple[str, ...] = ()
+        if self.is_onnx:
+            file, _, made_by = source["onnx"].rpartition(":")
+            self.is_made = file.endswith(".py") and bool(made_by)  # by a callable
+            self.network_sources = (file if self.is_made else source["onnx"],)
+        # without the user's imports
+        self.network_tools: tuple[str, ...] = ("python", "numpy") if self.is_made else ()
         self.network_code: tuple[str, ...] = ()
         weights = source.get("weights")
         # state dict files with their required digests
@@ -79,6 +86,8 @@ class ModelPlan:
         if folder := source.get("checkpoint"):
             files = (f"{folder.rstrip('/')}/{name}" for name in _CHECKPOINT_FILES)
             self.weights = dict.fromkeys(files)
+        if "exported_program" in source:
+            self.weights[source["exported_program"]] = None
         if isinstance(source.get("config"), str):
             self.weights[source["config"]] = None
         if not self.is_onnx:

@@ -85,6 +85,10 @@ def _source(view: ManifestView) -> Problems:
                 text = f"{option} loads what the key does not have"
                 hint = "name a file under source.weights"
                 yield view.problem(("source", "kwargs", option), text, hint, of_key=True)
+    onnx = view.get("source", "onnx")
+    if isinstance(onnx, str) and ".py:" not in onnx and view.map("source", "kwargs"):
+        text = "a file takes no arguments"
+        yield view.problem(("source", "kwargs"), text, "remove it", of_key=True)
 
 
 def unused_dims(view: ManifestView) -> list[str]:

@@ -29,6 +29,7 @@ _FILES: tuple[Pattern, ...] = (
     ("source", "onnx"),
     ("source", "weights", "file"),
     ("source", "config"),
+    ("source", "exported_program"),
     *((*data, "npz") for data in _DATA),
     ("surgery", ..., "reference", "npz"),
     ("ops", ..., "library", "sources", ...),
@@ -73,7 +74,8 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
         elif not name.endswith("/"):
             yield from _file_problems(view, path, name, "", workspace)
     for path, name in _texts(view, _FILES):
-        yield from _file_problems(view, path, name, "", workspace)
+        file, _, made_by = name.rpartition(":") if ".py:" in name else (name, "", "")
+        yield from _file_problems(view, path, file, made_by, workspace)
     for path, text in _texts(view, _CALLABLES):
         file, _, callable_name = text.rpartition(":")
         yield from _file_problems(view, path, file or text, callable_name, workspace)

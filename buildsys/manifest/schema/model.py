@@ -46,7 +46,7 @@ class ModelSpec(Spec):
     )
     tags: tuple[Name, ...] = Field((), description="Labels that `--tag` selects models by.")
     source: Source = Field(
-        description="Origin of the network: torchvision, timm, transformers, python or onnx."
+        description="Origin of the network, such as torchvision, python or onnx."
     )
     inputs: dict[TensorName, InputSpec] = Field(min_length=1, description="Inputs in graph order.")
     call: CallSpec | None = Field(

@@ -18,7 +18,7 @@ from buildsys.manifest.schema.base import (
     form,
 )
 
-SOURCE_KINDS = ("torchvision", "timm", "transformers", "python", "onnx")
+SOURCE_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
 DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
@@ -100,6 +100,12 @@ class TransformersSource(_Source):
         return self
 
 
+class ExportedProgramSource(_Source):
+    """A program saved by torch.export.save, with its weights."""
+
+    exported_program: str = Field(description="A .pt2 file, relative to the project.")
+
+
 class PythonSource(_Source):
     """A callable of the project, returning a torch.nn.Module."""
 
@@ -112,13 +118,19 @@ class PythonSource(_Source):
 
 
 class OnnxSource(_Source):
-    """An ONNX file, with unoptimized ONNX Runtime as reference."""
+    """An ONNX model, with unoptimized ONNX Runtime as reference."""
 
-    onnx: str = Field(description="Path relative to the project.")
+    onnx: str = Field(description="A file of the project, or FILE.py:CALLABLE for a ModelProto.")
+    kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
 
 
 Source = Annotated[
-    TorchvisionSource | TimmSource | TransformersSource | PythonSource | OnnxSource,
+    TorchvisionSource
+    | TimmSource
+    | TransformersSource
+    | ExportedProgramSource
+    | PythonSource
+    | OnnxSource,
     OneOf(SOURCE_KINDS),
 ]
 

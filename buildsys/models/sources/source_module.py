@@ -28,6 +28,8 @@ class SourceModule:
     weights: str
     needs_forward: bool = False  # one that measures layers, after drawing weights
     by_keyword: bool = False  # forward takes the inputs by their names
+    # inputs of a program in order, with their sizes; None: dynamic
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None
 
 
 def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -40,8 +42,7 @@ def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
     kind = next(kind for kind in TORCH_KINDS if kind in source)
     # by name, so that a key has the code of its own kind only
     made: SourceModule = import_module(f"buildsys.models.sources.{kind}").make(source, project)
-    if kind != "exported_program":  # captured in one mode, and cannot change it
-        made.module.eval()
+    made.module.eval()
     return made
 
 

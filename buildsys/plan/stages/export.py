@@ -20,7 +20,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
     registered: list[str] = []
     if model.is_onnx:  # the file is copied: its seed, example and exporter decide nothing
         options = {
-            "source": {"onnx": spec["source"]["onnx"]},
+            "source": spec["source"] if model.is_made else {"onnx": spec["source"]["onnx"]},
             "inputs": model.exported.inputs,
             "outputs": spec["outputs"],
             "export": {"external_data": spec["export"]["external_data"]},

@@ -21,6 +21,7 @@ import onnx.shape_inference
 
 from buildsys.errors import BuildsysError, StageError
 from buildsys.manifest.shape_cases import Dims
+from buildsys.models.sources.onnx import load_onnx
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
     file_facts,
@@ -55,9 +56,7 @@ def run(job: Job) -> StageResult:
     if "onnx" in job.options["source"]:
         weights: dict[str, bytes] = {}
         shown = job.options["source"]["onnx"]
-        if not (job.project / shown).is_file():
-            raise StageError(f"{shown} does not exist in the project")
-        model = load_model(job.project / shown)
+        model = load_onnx(job.options["source"], job.project)
         if not model.graph.output:
             raise StageError(f"{shown} is not an ONNX model: it has no graph with outputs")
         model, changes = import_module(_FILE_VERSIONS).fit_versions(model, shown)

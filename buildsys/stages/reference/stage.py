@@ -149,16 +149,21 @@ def _onnx_model(job: Job) -> Original:
         newest_opset,
     )
     from buildsys.backends.onnxruntime.session import OrtGraph
+    from buildsys.models.sources.onnx import is_callable, load_onnx
     from buildsys.onnx_graphs.emulation import emulate
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
     from buildsys.onnx_graphs.tensor_types import float_types, main_float_type
     from buildsys.stages.operators.function_placement import add_functions
 
-    name = job.options["source"]["onnx"]
-    if not (job.project / name).is_file():
-        raise StageError(f"{name} does not exist in the project")
+    source = job.options["source"]
+    name = source["onnx"]
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
         implementation, file = implementation_of(job), job.project / name
+        if is_callable(source):
+            file = Path(folder) / "source.onnx"
+            save_model(load_onnx(source, job.project), file)
+        elif not file.is_file():
+            raise StageError(f"{name} does not exist in the project")
         header = load_model(file, external_data=False)
         is_new = header.ir_version > newest_ir_version() or any(
             entry.version > newest_opset() for entry in header.opset_import if not entry.domain

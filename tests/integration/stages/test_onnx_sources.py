@@ -16,6 +16,7 @@ from buildsys.backends.onnxruntime import file_versions
 from buildsys.backends.onnxruntime.file_versions import newest_ir_version, newest_opset
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
 from buildsys.workers.job import StageResult
@@ -144,3 +145,60 @@ def test_an_unreadable_onnx_file(tmp_path: Path, content: bytes | None, message:
     resolved = manifest(source={"onnx": "given.onnx"}, inputs=IMAGE)
     with pytest.raises(StageError, match=message):
         export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))
+
+
+GRAPH = """
+import numpy as np
+from onnx import helper, numpy_helper
+
+def make(size=4):
+    weight = numpy_helper.from_array(np.random.randn(size).astype("float32"), "w")
+    ports = [helper.make_tensor_value_info(name, 1, ["batch", size]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+def text():
+    return "graph"
+
+def fails():
+    return helper.make_node()
+"""  # noqa: E501
+
+
+def test_a_callable_makes_the_same_model_in_every_stage(tmp_path: Path) -> None:
+    (tmp_path / "graph.py").write_text(GRAPH)
+    source = {"onnx": "graph.py:make", "kwargs": {"size": 3}}
+    resolved = manifest(source=source, inputs={"x": {"shape": ["batch", 3]}})
+    figures = export.run(stage_job("export", resolved, tmp_path / "build", tmp_path)).figures
+    assert figures["weights"] == "from graph.py:make"
+    job = stage_job("reference", resolved, tmp_path / "build", tmp_path)
+    reference.run(job)
+    golden = load_case(job.outputs["case.opt"])
+    found = OrtGraph(tmp_path / "build/m/export/model.onnx").run(golden.inputs)
+    assert (found["y"].array == golden.outputs["y"].array).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            {"onnx": "graph.py:text"},
+            "graph.py:text returned a str, not an onnx.ModelProto; for a torch.nn.Module, write "
+            "source: {python: graph.py:text}",
+        ),
+        ({"onnx": "graph.py:fails"}, "graph.py:fails failed: TypeError: make_node() missing"),
+        (
+            {"python": "graph.py:make"},
+            "graph.py:make returned ModelProto, not a torch.nn.Module; name it as an ONNX model: "
+            "source: {onnx: graph.py:make}",
+        ),
+    ],
+)
+def test_a_callable_of_another_kind_is_one_sentence(
+    tmp_path: Path, source: Any, message: str
+) -> None:
+    (tmp_path / "graph.py").write_text(GRAPH)
+    resolved = manifest(source=source, inputs={"x": {"shape": ["batch", 4]}})
+    with pytest.raises(StageError) as error:
+        export.run(stage_job("export", resolved, tmp_path / "build", tmp_path))
+    assert str(error.value).startswith(message)

@@ -80,7 +80,7 @@ def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
         "configs/models/b.yaml", "model: b\nextends: _base.yaml\nsource: {torchvision: vgg11}\n"
     )
     models = project.load().models
-    assert models["a"].data["source"] == {"seed": 0, "onnx": "net.onnx"}
+    assert models["a"].data["source"] == {"seed": 0, "onnx": "net.onnx", "kwargs": {}}
     assert models["a"].data["inputs"]["x"]["data"] == {"constant": 1}
     assert models["a"].data["inputs"]["x"]["shape"] == [4]
     assert models["a"].data["bench"]["cases"] == ["max"]

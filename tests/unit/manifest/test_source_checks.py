@@ -36,11 +36,15 @@ MANIFEST = "model: net\nsource: {{{source}}}\ninputs: {{x: {{shape: [1]}}}}\n"
             "transformers: AutoModel, config: 5",
             "source.config: expected a map of configuration fields, or a file, found 5",
         ),
+        ("onnx: w.pth, kwargs: {size: 3}", "source.kwargs: a file takes no arguments; remove it"),
+        ("onnx: graph.py:mak", "graph.py does not define mak; did you mean make?"),
+        ("onnx: grap.py:make", "file grap.py does not exist; did you mean graph.py?"),
         ("tim: resnet18", "expected one of the fields torchvision, timm, transformers"),
     ],
 )
 def test_a_wrong_source_is_one_sentence(project, source, expected):
     project.write("w.pth", b"weights")
+    project.write("graph.py", "def make(): ...")
     (project.root / "bert").mkdir()
     project.write(NET, MANIFEST.format(source=source))
     [error] = project.errors()

@@ -529,6 +529,7 @@ BERT = {"transformers": "AutoModel", "checkpoint": "bert/"}
         ({"timm": "resnet18", "weights": {"file": "w.safetensors"}}, "timm", ["w.safetensors"]),
         ({"transformers": "AutoModel", "config": {"model_type": "bert"}}, "transformers", []),
         ({"transformers": "AutoModel", "config": "c.json"}, "transformers", ["c.json"]),
+        ({"exported_program": "net.pt2"}, "exported_program", ["net.pt2"]),
         (
             BERT,
             "transformers",
@@ -547,7 +548,20 @@ def test_sources_of_libraries_have_their_files_and_versions_in_the_key(
     for target in ("export:net", "reference:net", "bench:net:ort"):
         action = actions[target]
         assert [*action.weights] == files
-        assert library in action.tools
+        assert library in action.tools or library == "exported_program"
         assert ("safetensors" in action.tools) is any("safetensors" in file for file in files)
         assert f"buildsys.models.sources.{library}" in action.code
         assert "buildsys.models.sources.python" not in action.code
+
+
+def test_code_that_makes_an_onnx_model_is_in_the_key() -> None:
+    source = {"onnx": "plugins/graph.py:make", "kwargs": {"size": 3}, "seed": 5}
+    actions = plan(source=source, surgery=[], calibration=None, engines=[])
+    for target in ("export:net", "reference:net"):
+        action = actions[target]
+        assert "plugins/graph.py" in action.sources
+        assert {"python", "onnx", "numpy"} <= set(action.tools)
+        assert action.options["source"] == source
+    assert plan(source={"onnx": "net.onnx"}, surgery=[], calibration=None, engines=[])[
+        "export:net"
+    ].options["source"] == {"onnx": "net.onnx"}

@@ -1,0 +1,44 @@
+"""ONNX models: files, and callables that make one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from buildsys.errors import StageError
+from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.onnx_graphs.onnx_file import load_model
+
+
+def load_onnx(source: Mapping[str, Any], project: Path) -> onnx.ModelProto:
+    """Return the model of an ``onnx`` source.
+
+    Raises: StageError: the file cannot be read, or the callable fails or returns something else.
+    """
+    name = source["onnx"]
+    if not is_callable(source):
+        if not (project / name).is_file():
+            raise StageError(f"{name} does not exist in the project")
+        return load_model(project / name)
+    random.seed(source["seed"])
+    np.random.seed(source["seed"] % 2**32)
+    make = load_callable(name, project)
+    with reraise_as_stage_error(f"{name} failed", project):
+        model = make(**source["kwargs"])
+    if not isinstance(model, onnx.ModelProto):
+        found = with_article(type(model).__name__)
+        raise StageError(
+            f"{name} returned {found}, not an onnx.ModelProto",
+            f"for a torch.nn.Module, write source: {{python: {name}}}",
+        )
+    return model
+
+
+def is_callable(source: Mapping[str, Any]) -> bool:
+    """Return true for FILE.py:CALLABLE."""
+    return ".py:" in source["onnx"]

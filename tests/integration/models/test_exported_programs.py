@@ -1,0 +1,241 @@
+"""Programs saved by torch.export, valid, damaged and hostile."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stage_jobs import manifest, stage_job
+from torch import nn
+
+from buildsys.errors import StageError
+from buildsys.models.torch_model import Network, make_network
+from buildsys.plan.project_plan import plan_model
+from buildsys.stages.export import stage as export
+
+INPUTS = {"x": {"shape": ["batch", 4]}}
+SOURCE = {"exported_program": "net.pt2"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.linear(x)
+        return {"flat": y.reshape(x.shape[0] * 3), "sum": y.sum(1)}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return a saved program with a dynamic batch of 1 to 8."""
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1, max=8)
+    exported = torch.export.export(Net(), (torch.randn(4, 4),), dynamic_shapes={"x": {0: batch}})
+    content = io.BytesIO()
+    torch.export.save(exported, content)
+    return content.getvalue()
+
+
+def network(folder: Path, content: bytes, inputs: Any = INPUTS) -> Network:
+    (folder / "net.pt2").write_bytes(content)
+    resolved = manifest(source=SOURCE, inputs=inputs)
+    return make_network(next(iter(plan_model(resolved))).options, folder)
+
+
+def changed(content: bytes, **records: Callable[[bytes], bytes] | bytes) -> bytes:
+    """Return an archive with other or more records."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
+        root = old.namelist()[0].partition("/")[0]
+        names = [name.partition("/")[2] for name in old.namelist()]
+        for name in (*names, *(name for name in records if name not in names)):
+            found = old.read(f"{root}/{name}") if name in names else b""
+            change = records.get(name, found)
+            new.writestr(f"{root}/{name}", change if isinstance(change, bytes) else change(found))
+    return made.getvalue()
+
+
+def edited(content: bytes, change: Callable[[Any], object]) -> bytes:
+    """Return an archive with another program."""
+
+    def edit(text: bytes) -> bytes:
+        program = json.loads(text)
+        change(program)
+        return json.dumps(program).encode()
+
+    return changed(content, **{"models/model.json": edit})
+
+
+def test_a_program_is_a_network_with_its_weights(tmp_path: Path, program: bytes) -> None:
+    made = network(tmp_path, program)
+    torch.manual_seed(0)
+    expected = Net()
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 4)
+        with torch.no_grad():
+            found = made({"x": x})
+            assert torch.equal(found["flat"], expected(x)["flat"])
+    assert made.weights == "from net.pt2"
+    assert not made.module.training
+    with pytest.raises(StageError, match=r"failed on x float32 \[9, 4\]: .*8"):
+        made({"x": torch.randn(9, 4)})
+
+
+@pytest.mark.parametrize("options", [{"opset": 18}, {"exporter": "dynamo", "opset": 18}])
+def test_a_program_is_exported_with_its_dynamic_sizes(
+    tmp_path: Path, program: bytes, options: dict[str, Any]
+) -> None:
+    (tmp_path / "net.pt2").write_bytes(program)
+    resolved = manifest(source=SOURCE, inputs=INPUTS, export=options)
+    figures = export.run(stage_job("export", resolved, tmp_path / "build", tmp_path)).figures
+    assert [port["shape"][0] for port in figures["inputs"]] == ["batch"]
+    assert [port["name"] for port in figures["outputs"]] == ["flat", "sum"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"x": {"shape": ["batch", "batch"]}}, "axis 1 is fixed to 4 in net.pt2, the manifest dec"),
+        (
+            {"x": {"shape": ["batch", 5]}},
+            "axis 1 is fixed to 4 in net.pt2, the manifest declares 5",
+        ),
+        ({"x": {"shape": ["batch"]}}, "input x has 2 dimensions in net.pt2, the manifest decl"),
+        ({**INPUTS, "y": {"shape": [1]}}, r"net.pt2 has 1 input \(x\), the manifest declares 2"),
+    ],
+)
+def test_inputs_are_compared_with_the_manifest(
+    tmp_path: Path, program: bytes, inputs: Any, message: str
+) -> None:
+    with pytest.raises(StageError, match=message):
+        network(tmp_path, program, inputs)
+
+
+def newer(program: Any) -> None:
+    program["schema_version"]["major"] += 1
+    program["torch_version"] = "99.0"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda p: b"", "net.pt2 is not an archive of torch.export; save it with torch.export.sav"),
+        (lambda p: p[: len(p) // 2], "net.pt2 is not an archive of torch.export"),
+        (lambda p: changed(p, **{"models/model.json": b"{"}), "net.pt2 is damaged: JSONDecodeErr"),
+        (lambda p: changed(p, **{"models/model.json": b"[" * 99999}), "net.pt2 is damaged: Recurs"),
+        (lambda p: edited(p, newer), "net.pt2 was saved by torch 99.0 in schema 9.20; torch 2."),
+        (lambda p: edited(p, lambda program: program.clear()), "net.pt2 is damaged: KeyError"),
+    ],
+    ids=["empty", "truncated", "no JSON", "deep", "newer", "no program"],
+)
+def test_a_damaged_or_newer_program_is_one_sentence(
+    tmp_path: Path, program: bytes, content: Callable[[bytes], bytes], message: str
+) -> None:
+    with pytest.raises(StageError) as error:
+        network(tmp_path, content(program))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+CODE = "__import__('os').system('touch trapped')"
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch trapped",)
+
+
+def nodes(program: Any) -> Any:
+    return program["graph_module"]["graph"]["nodes"]
+
+
+def set_pickled(config: bytes) -> bytes:
+    found = json.loads(config)
+    for entry in found["config"].values():
+        entry["use_pickle"] = True
+    return json.dumps(found).encode()
+
+
+def set_size(program: Any) -> None:
+    program["graph_module"]["graph"]["tensor_values"]["x"]["sizes"][0]["as_expr"]["expr_str"] = CODE
+
+
+def set_argument(program: Any) -> None:
+    call = program["graph_module"]["module_call_graph"][0]["signature"]
+    call["forward_arg_names"] = [f"x={CODE}"]
+
+
+def set_input(program: Any) -> None:
+    text = json.dumps(program["graph_module"]).replace('"name": "x"', f'"name": "x={CODE}"')
+    program["graph_module"] = json.loads(text)
+
+
+def set_container(program: Any) -> None:
+    call = program["graph_module"]["module_call_graph"][0]["signature"]
+    call["out_spec"] = json.dumps(
+        [1, {"type": "collections.defaultdict", "context": json.dumps(
+            [{"default_factory_module": "os", "default_factory_name": "getcwd"}, []]
+        ), "children_spec": []}]
+    )  # fmt: skip
+
+
+HOSTILE: dict[str, Callable[[bytes], bytes]] = {
+    "pickled weight": lambda p: changed(
+        p,
+        **{
+            "data/weights/model_weights_config.json": set_pickled,
+            "data/weights/weight_0": pickle.dumps(Trap()),
+        },
+    ),
+    "pickled inputs": lambda p: changed(p, **{"data/sample_inputs/model.pt": pickle.dumps(Trap())}),
+    "opaque object": lambda p: changed(
+        p,
+        **{
+            "data/constants/opaque_obj_0": pickle.dumps(Trap()),
+            "data/constants/model_constants_config.json": (
+                b'{"config": {"c": {"path_name": "opaque_obj_0", "is_param": false,'
+                b' "use_pickle": true, "tensor_meta": null}}}'
+            ),
+        },
+    ),
+    "library": lambda p: changed(p, **{"data/aotinductor/model/net.so": b"\x7fELF"}),
+    "size": lambda p: edited(p, set_size),
+    "guard": lambda p: edited(p, lambda program: program.update(guards_code=[CODE])),
+    "function": lambda p: edited(
+        p, lambda program: nodes(program)[0].update(target="torch.os.system")
+    ),
+    "load_library": lambda p: edited(
+        p, lambda program: nodes(program)[0].update(target="torch.ops.load_library")
+    ),
+    "file operator": lambda p: edited(
+        p, lambda program: nodes(program)[0].update(target="torch.ops.aten.from_file.default")
+    ),
+    "attributes": lambda p: edited(
+        p, lambda program: nodes(program)[0].update(target="_operator.attrgetter")
+    ),
+    "name": lambda p: edited(p, set_input),
+    "argument": lambda p: edited(p, set_argument),
+    "container": lambda p: edited(p, set_container),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_no_part_of_a_program_executes_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: bytes, attack: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StageError, match=r"net\.pt2|container") as error:
+        made = network(tmp_path, HOSTILE[attack](program))
+        made({"x": torch.randn(2, 4)})
+    assert not (tmp_path / "trapped").exists()
+    assert "\n" not in str(error.value)
