@@ -18,7 +18,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.torch_model import Network, make_network
-from buildsys.plan.project_plan import plan_model
+from buildsys.plan.stage_table import plan_model
 from buildsys.stages.export import stage as export
 
 INPUTS = {"x": {"shape": ["batch", 4]}}
