@@ -11,6 +11,7 @@ from typing import NamedTuple
 from buildsys.errors import UsageError
 from buildsys.history.builds import BUILD_COLUMNS, Build, read_build
 from buildsys.history.database import HISTORY, History
+from buildsys.report.formatting import plural
 from buildsys.store.state_db import ReadOnlyStateDb, Row
 
 _AT_ONCE = 200  # builds in a transaction, so that builds in progress do not wait long
@@ -57,12 +58,12 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
         if len(ids) > len(machines.get(name, ())) and len(ids) > 1
     ]
     notes += [
-        f"{count} of the builds belong to another project, {other}"
+        f"{plural(count, 'build')} came from another project, {other}"
         for other, count in projects.items()
         if project and other not in (project, "")
     ]
     notes += [
-        f"{count} builds of {machine} are dated in the future, as its clock was ahead"
+        f"{plural(count, 'build')} of {machine} came from the future, as its clock was ahead"
         for machine, count in future.items()
     ]
     if db.damaged:

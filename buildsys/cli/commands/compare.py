@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -221,9 +221,9 @@ _NAMES = {"bytes": "", "device_memory_bytes": "GPU memory", "nodes": "nodes", "b
 
 def _figure(one: FigureChange, name: str | None = None) -> str:
     """Return a change as ``engine:m:ort: 46.8 MB → 40.1 MB (-14 %)``."""
-    shown = {"relative": error, "build_seconds": duration, "nodes": significant}.get(
-        one.figure, size
-    )
+    shown: Callable[[float], str] = {
+        "relative": error, "build_seconds": duration, "nodes": lambda value: count(int(value)),
+    }.get(one.figure, size)  # fmt: skip
     name = _NAMES[one.figure] if name is None else name
     first, second = (
         "not finite" if value is None else shown(value) for value in (one.first, one.second)

@@ -83,7 +83,8 @@ def run(job: Job) -> StageResult:
     for count, confidence in ((given, CONFIDENCE),) if given else LOOKS:
         if any(metric in gates for metric in _TIMED):
             rounds = _measure(job, baseline, rounds, count)
-            figures |= {name: median(values) for name, values in rounds[_NOW].items()}
+            known = rounds[_NOW].items()
+            figures |= {name: median(v) for name, v in known if all(map(math.isfinite, v))}
         checks = [
             _check(metric, gate, figures, baseline, rounds, confidence)
             for metric, gate in gates.items()

@@ -1,8 +1,9 @@
-"""The live display of a real run on a terminal."""
+"""The live display of a real run on a terminal, and the durations that it prints."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -12,9 +13,13 @@ import subprocess
 import sys
 import termios
 import threading
+from contextlib import closing
 
-from project_folder import TIMEOUT_S, wait_until
+from project_folder import TIMEOUT_S, ProjectFolder, Ran, wait_until
 from ready_project import ReadyProject
+
+from buildsys.history.database import History
+from buildsys.report.formatting import duration
 
 COLUMNS = 80
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -84,3 +89,19 @@ def test_ctrl_c_leaves_a_usable_terminal_and_readable_lines(ready: ReadyProject)
     assert after.endswith("interrupted; finished targets are kept, the rest will run next time\r\n")
     assert "targets done" not in after, "the progress is removed"
     assert max(map(len, run.lines())) <= COLUMNS, "no line is wrapped"
+
+
+def test_a_target_has_one_duration_everywhere(built_once: tuple[ProjectFolder, Ran]) -> None:
+    project, ran = built_once
+    report = json.loads((project.root / "build/lin/report/report.json").read_text())
+    with closing(History.read_only(project.root / ".buildsys/history.db")) as history:
+        recorded = {build.target: build.seconds for build in history.builds()}
+    assert len(report["summary"]) == len(ran.passed) - 1  # itself
+    for line in report["summary"]:
+        target = line["target"]
+        stage, _, *variant = target.split(":")
+        shown = duration(line["seconds"])
+        assert recorded[target] == line["seconds"]
+        assert re.search(rf"^done +{target}  {re.escape(shown)}(  |$)", ran.out, re.MULTILINE)
+        row = rf"^ {' '.join((stage, *variant))} +passed +{re.escape(shown)} "
+        assert re.search(row, ran.out, re.MULTILINE)

@@ -54,8 +54,8 @@ def test_an_import_says_what_looks_wrong(
     other.add(make_build(machine="late", machine_id="cccc", position=time.time() + 86400))
     assert import_history(history, other.path, "host/acme/models").notes == (
         "two machines are called ci; their ids are aaaa and bbbb",
-        "1 of the builds belong to another project, host/acme/else",
-        "1 builds of late are dated in the future, as its clock was ahead",
+        "1 build came from another project, host/acme/else",
+        "1 build of late came from the future, as its clock was ahead",
     )
     assert import_history(history, other.path, "host/acme/models").notes == ()
 

@@ -54,7 +54,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
                         0.002 * factor[name] * a * (b if name == "baseline" else 1.0)
                         for a, b in zip(noise, odd, strict=True)
                     ],
-                    "throughput": [500 / factor[name] * one for one in noise],
+                    "throughput": [
+                        files.get("odd_one", 500) / factor[name] * one for one in noise[:1]
+                    ]
+                    + [500 / factor[name] * one for one in noise[1:]],
                     "memory": [1e8 * factor[name] * one for one in noise],
                     "p99": [0.003 * factor[name] for _ in noise],
                 }
@@ -231,6 +234,18 @@ def test_an_unknown_figure_of_this_build_is_never_a_pass(run: RunGate) -> None:
         assert result.status == "unavailable"
         assert result.reason == "the relative error of this build is not known"
         assert result.hint == "see `doit info verify:m:ort`"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_a_round_with_an_impossible_figure_is_never_a_pass(run: RunGate, value: float) -> None:
+    gates = {"throughput": {"tolerance": 0.05, "limit": 1.0}}
+    result = run(gates, baseline=BASELINE, odd_one=value)
+    assert result.status == "unavailable"
+    assert result.reason.startswith(
+        "throughput is not comparable: a figure is not a positive number"
+        if math.isfinite(value)
+        else "the throughput of this build is not known"
+    )
 
 
 def test_less_throughput_fails(run: RunGate) -> None:
