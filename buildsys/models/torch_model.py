@@ -79,7 +79,24 @@ class Network:
 
         Raises: StageError: forward raised, or its outputs differ from the declared ones.
         """
-        return name_outputs(self.result(inputs), self.declared)
+        return self.name_outputs(self.result(inputs))
+
+    def name_outputs(self, result: Any) -> dict[str, torch.Tensor]:
+        """Return the result of forward by output name, in the manifest's order.
+
+        Raises: StageError: it differs from the declared outputs, or a name is that of an input.
+        """
+        outputs = name_outputs(result, self.declared)
+        if taken := next((name for name in outputs if name in self.keywords), None):
+            hint = "give it another name in outputs"
+            if _fields(result) is not None and not self.declared:
+                names = (
+                    f"{name}_out: {{key: {name}}}" if name in self.keywords else f"{name}: {{}}"
+                    for name in outputs
+                )
+                hint = f"give it another name, outputs: {{{', '.join(names)}}}"
+            raise StageError(f"output {taken} has the name of an input", hint)
+        return outputs
 
 
 def make_network(options: Mapping[str, Any], project: Path) -> Network:

@@ -187,8 +187,10 @@ def install_hint(error: BaseException) -> str:
 
 def describe_exception(error: BaseException, project: Path) -> str:
     """Return ``Type: message (file:line)`` of the innermost project or library line."""
-    message = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {message[0].strip()}" if message else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # a heading says nothing without what follows
+    count = 2 if lines and lines[0].endswith(":") else 1
+    text = f"{type(error).__name__}: {' '.join(lines[:count])}".removesuffix(": ")
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         where = f"{_relative(error.filename, project)}:{error.lineno}"
     else:

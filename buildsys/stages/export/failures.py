@@ -28,6 +28,7 @@ from buildsys.stages.export.origins import source_line
 from buildsys.stages.remedies.remedies import (
     NEWEST_TORCHSCRIPT_OPSET,
     OLDEST_DYNAMO_OPSET,
+    Remedy,
     TorchOperator,
     format_remedies,
     function_remedies,
@@ -48,13 +49,21 @@ _PYTHON_FUNCTION = re.compile(r"Couldn't export Python operator (\w+)|prim::Pyth
 _DECIDES_BY_VALUE = re.compile(
     r"[Dd]ata-dependent|[Dd]ynamic control flow|GuardOnDataDependentSymNode"
 )
-_GUARDS = ("Constraints violated", "Suggested fixes", "your code specialized")
+_GUARDS = (
+    "Constraints violated", "Suggested fixes", "your code specialized",
+    "Found the following conflicts",
+)  # fmt: skip
+_FIXED_SIZE = "inferred a static shape"
 _CONFLICT = re.compile(r"^\s*(-\s+\S|\w+ = \S)")  # a violated guard, or a suggested dimension
 _NOT_IN_OPSET = re.compile(
     r"No Op registered for (?P<op>\w+) with domain_version of (?P<opset>\d+)"
 )
 
 
+_KEEP_SIZE = (
+    "forward fixes that size, such as by a Python loop over it or int(): make it a number in"
+    " inputs, or change the code"
+)
 # tries an export with changed options: its problem, "" if it works, None if unknown
 Attempt = Callable[[Mapping[str, Any]], str | None]
 
@@ -126,7 +135,7 @@ def export_failure(
     problem += f", on a node of {line}" if line and line not in problem else ""
     texts = [str(each) for each in _causes(error)]
     lines = texts[-1].splitlines() if any(sign in texts[-1] for sign in _GUARDS) else []
-    conflicts = [line.strip() for line in lines if _CONFLICT.match(line)]
+    conflicts = [line.strip() for line in lines if _CONFLICT.match(line) and line not in problem]
     if wanted := next((int(found[1]) for text in texts if (found := _TRY_OPSET.search(text))), 0):
         remedies = tried_remedies(raised_opset_remedies(exporter, wanted), attempt)
         return StageError(problem, format_remedies([("", remedies)]))
@@ -137,6 +146,8 @@ def export_failure(
             " torchscript would keep only the branch of the example"
         )
     else:
+        if _FIXED_SIZE in texts[-1]:
+            hint = f"{_KEEP_SIZE}; {hint}"
         hint += _other_exporter(exporter, opset, attempt)
     return StageError(problem, "\n".join((*dict.fromkeys(conflicts), hint)))
 
@@ -210,6 +221,11 @@ def _untranslated_failure(
         if len(operators) == 1:  # a remedy for one of several leaves the others
             remedies = tried_remedies(remedies, attempt)
         groups.append((one.schema, remedies))
+    if len(operators) > 1 and exporter == "torchscript":
+        wanted = max(opset, OLDEST_DYNAMO_OPSET)
+        if attempt({"exporter": "dynamo", "opset": wanted}) == "":
+            yaml = f"export: {{exporter: dynamo, opset: {wanted}}}"
+            groups.insert(0, ("", [Remedy("exporter", "dynamo takes the network", (yaml,))]))
     problem = f"the {exporter} exporter cannot translate {what}"
     return StageError(problem, format_remedies(groups))
 

@@ -43,6 +43,10 @@ Port = Mapping[str, Any]  # name, dtype and shape in the file
 # imported by name, so its code is only in the keys of ONNX sources
 _FILE_VERSIONS = "buildsys.backends.onnxruntime.file_versions"
 _OPERATOR_SECTIONS = ("symbolics", "translations", "ops")
+_UNUSED = (
+    "remove it from inputs; if forward requires an argument, call gives it a constant:"
+    " call: {args: [NAME, null]}"
+)
 # larger weights go to a separate file; by external_data: unset, false, true
 _INLINE_LIMITS = {None: INLINE_LIMIT, False: 2**31 - 2**24, True: -1}
 
@@ -152,12 +156,7 @@ def _export_request(network: Network, job: Job) -> ExportRequest:
     """Call the network once for its outputs; return the exporter's request."""
     import torch
 
-    from buildsys.models.torch_model import (
-        FlatCall,
-        check_outputs,
-        example_inputs,
-        name_outputs,
-    )
+    from buildsys.models.torch_model import FlatCall, check_outputs, example_inputs
     from buildsys.stages.export.request import ExportRequest, named_axes
 
     options, result = job.options, network.example_result
@@ -169,7 +168,7 @@ def _export_request(network: Network, job: Job) -> ExportRequest:
     if result is None:
         with torch.no_grad():
             result = network.result(inputs)
-    outputs = name_outputs(result, options["outputs"])
+    outputs = network.name_outputs(result)
     check_outputs(outputs, options["outputs"], options["example"], inputs)
     for name, tensor in {**inputs, **outputs}.items():
         if tensor.is_complex():
@@ -248,7 +247,8 @@ def _check_signature(
         *_differences("output", found_outputs, outputs, list(outputs) or output_names),
     ]
     if problems:
-        raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems))
+        hint = _UNUSED if any("forward does not use" in problem for problem in problems) else ""
+        raise StageError("the ONNX file differs from the manifest: " + "; ".join(problems), hint)
 
 
 def _differences(

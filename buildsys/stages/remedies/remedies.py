@@ -83,6 +83,9 @@ def translation_remedies(
     """
     torchscript, dynamo = operator.torchscript_from, operator.dynamo_from
     remedies = []
+    if operator.name.startswith("quantized::"):
+        text = "return the network before its quantization; engines of precision int8 quantize it"
+        remedies.append(Remedy("float network", text))
     lowest = torchscript if exporter == "torchscript" else dynamo
     if lowest and lowest > opset:
         text = f"{exporter} translates it from opset {lowest} on"

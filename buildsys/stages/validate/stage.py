@@ -40,6 +40,10 @@ _OTHER_VALUES = (
     "a branch depends on the values, or a range is too narrow; the warnings of export:{model} name"
     " the lines: use torch.where instead of if, or limit the values by inputs.NAME.data"
 )
+_TRACED = (
+    "the export may have fixed a branch, a size or a buffer that forward changes; the warnings of"
+    " export:{model} name the lines: use torch.where or torch.cond, and return what forward keeps"
+)
 
 
 class _FurtherCase(NamedTuple):
@@ -130,6 +134,8 @@ def run(job: Job) -> StageResult:
             sizes = dims[first.case]
             reason += f"; {first.case} has {format_dims(sizes)}" if sizes else ""
             hint = hint or _hint(job, first.case, sizes)
+        elif first.graph != "simplified" and not first.comparison.non_finite:
+            hint = hint or _TRACED.format(model=job.model)
         return StageResult("failed", reason, hint, figures)
     for graph in GRAPHS:
         cases: dict[str, dict[str, Comparison]] = {}

@@ -470,9 +470,35 @@ def test_all_violated_guards_of_torch_are_listed() -> None:
 
 def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
     inputs = {"x": {"shape": ["batch", 4]}, "y": {"shape": ["batch", 4]}}
-    assert "input y is not in the file: forward does not use it" in failure(
-        tmp_path, "IgnoresOne", inputs=inputs
+    message = failure(tmp_path, "IgnoresOne", inputs=inputs)
+    assert "input y is not in the file: forward does not use it; remove it" in message
+    del inputs["y"]
+    assert run(tmp_path, "IgnoresOne", inputs=inputs, call={"args": ["x", None]}).status == "passed"
+
+
+def test_an_output_with_the_name_of_an_input(tmp_path: Path) -> None:
+    inputs = {"sum": {"shape": ["batch", 4]}}
+    assert failure(tmp_path, "Nested", inputs=inputs) == (
+        "output sum has the name of an input; give it another name,"
+        " outputs: {sum_out: {key: sum}, heads.0: {}, heads.1.0: {}}"
     )
+    outputs: dict[str, Any] = {"sum_out": {"key": "sum"}, "heads.0": {}, "heads.1.0": {}}
+    assert run(tmp_path, "Nested", inputs=inputs, outputs=outputs).status == "passed"
+
+
+def test_a_size_that_forward_fixes_is_named(tmp_path: Path) -> None:
+    message = failure(tmp_path, "Unrolled", export=dynamo())
+    assert "but tracing inferred a static shape of" in message
+    assert "for dimension inputs['x'].shape[0]" in message
+    assert "forward fixes that size" in message
+
+
+def test_several_operators_that_the_other_exporter_translates(tmp_path: Path) -> None:
+    message = failure(tmp_path, "Spectrum")
+    assert "cannot translate 2 operators to opset 17: aten::fft_rfft (" in message
+    yaml = "export: {exporter: dynamo, opset: 18}"
+    assert f"\n1. exporter: dynamo takes the network\n     {yaml}\naten::fft_rfft(" in message
+    assert run(tmp_path, "Spectrum", export=dynamo(18)).status == "passed"
 
 
 @pytest.mark.parametrize(
@@ -492,6 +518,8 @@ def test_an_input_that_forward_does_not_use(tmp_path: Path) -> None:
          "forward returned no output total; it returned sum, heads.0, heads.1.0"),
         ("Pair", {"y": {"key": "a"}, "z": {}},
          "outputs.y.key is set, but forward returned tuple, not a dict"),
+        ("Pair", {"y": {}, "x": {}},
+         "output x has the name of an input; give it another name in outputs"),
         ("Pair", {"y": {"shape": ["batch", 5]}, "z": {}}, "output y has the shape [2, 4]"),
         ("Pair", {"y": {"dtype": "float16"}, "z": {}},
          "output y is float32, the manifest declares float16"),

@@ -257,7 +257,7 @@ def test_an_output_shape_that_holds_in_one_case_only(tmp_path: Path) -> None:
     with pytest.raises(
         StageError, match=r"output y has the shape \[3\] .*the manifest declares \[1\]"
     ):
-        run(tmp_path, "Pair", outputs={"x": {}, "y": {"shape": [1]}})
+        run(tmp_path, "Pair", outputs={"z": {}, "y": {"shape": [1]}})
 
 
 # --- ready ONNX files ---

@@ -196,6 +196,9 @@ def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_pat
     index = tuple(failure["index"])
     assert kept["actual.y"].array[index] == np.float32(failure["actual"])
     assert not (tmp_path / "validate" / "failed" / "exported-min.npz").exists()
+    assert result.hint == ""
+    result = validate.run(validate_job(tmp_path, wrong, wrong, golden(tmp_path, model)))
+    assert "the warnings of export:m name the lines" in result.hint
 
 
 @pytest.mark.parametrize(

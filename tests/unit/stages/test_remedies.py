@@ -67,6 +67,12 @@ def test_remedies_that_fail_when_tried_are_left_out() -> None:
     assert tried_remedies(remedies, lambda _: None) == remedies
 
 
+def test_a_quantized_network_is_exported_before_its_quantization() -> None:
+    operator = TorchOperator("quantized::linear_dynamic")
+    remedies = translation_remedies(operator, "torchscript", 17)
+    assert [remedy.name for remedy in remedies] == ["float network", "registration"]
+
+
 def test_the_other_exporter_keeps_a_sufficient_opset() -> None:
     traced = TorchOperator("aten::x", torchscript_from=11)
     for operator, exporter, opset, expected in (
