@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from buildsys.cli.failure_report import read_state
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
+from buildsys.execution.environment_parts import FILES
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.history.database import History, history_file
 from buildsys.plan.action import Action
@@ -275,10 +276,13 @@ def _past_builds(history: History, builds: Sequence[Build]) -> Iterator[PastBuil
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Describe the differences of two environments in a few words."""
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    shown = [
-        f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"
-        for name in sorted(names)[:_SHOWN_DIFFERENCES]
-    ]
+    changed = {name for name in {**before, **after} if before.get(name) != after.get(name)}
+    # new files of a library say less than its new version
+    names = sorted(name for name in changed if name.removesuffix(FILES) not in changed - {name})
+    shown = []
+    for name in names[:_SHOWN_DIFFERENCES]:
+        title = name.removesuffix(FILES).partition(":")[2]
+        change = f"{before.get(name, 'none')} → {after.get(name, 'none')}"
+        shown.append(f"{title} {'has other files' if name.endswith(FILES) else change}")
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more

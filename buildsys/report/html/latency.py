@@ -58,7 +58,7 @@ def contenders(report: Report) -> list[tuple[TimingLine, str, bool, str]]:
     names = _names(report)
     fastest: dict[str, float] = {}
     for line in report.bench:
-        if _is_positive(line.p50_ms):
+        if _is_positive(line.p50_ms) and not line.noisy:
             fastest[line.case] = min(line.p50_ms or 0.0, fastest.get(line.case, math.inf))
     found = []
     for line in sorted(report.bench, key=lambda line: case_order(line.case)):
@@ -68,7 +68,7 @@ def contenders(report: Report) -> list[tuple[TimingLine, str, bool, str]]:
         ratio = ""
         if _is_positive(own) and _is_positive(line.p50_ms) and own is not line.p50_ms:
             ratio = f"{(line.p50_ms or 0.0) / (own or 1.0):.2f}{q.TIMES}"
-        is_fastest = _is_positive(line.p50_ms) and line.p50_ms == fastest.get(line.case)
+        is_fastest = not line.noisy and line.p50_ms == fastest.get(line.case)
         found.append((line, names[line.engine, line.contender], is_fastest, ratio))
     return found
 

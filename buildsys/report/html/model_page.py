@@ -172,10 +172,11 @@ def _trend(one: EngineHistory) -> Chart | None:
 
 def _changes(history: Iterable[EngineHistory], engine: str) -> list[Change]:
     """Return what the last builds changed, the recommended engine first."""
-    found: dict[Change, None] = {}  # reasons are the same for several engines
+    found: dict[str, Change] = {}  # reasons are much the same for several engines
     for one in sorted(history, key=lambda one: one.engine != engine):
-        found |= dict.fromkeys(changes(one.engine, one.built, one.verified, one.timed))
-    return list(found)
+        for change in changes(one.engine, one.built, one.verified, one.timed):
+            found.setdefault(change.what, change)
+    return list(found.values())
 
 
 def _filled(*found: tables.Table) -> list[tables.Table]:

@@ -15,7 +15,7 @@ from buildsys.cli.html_pages import remove_pages, update_pages, write_pages
 from buildsys.cli.session import Session
 from buildsys.execution.outcome import Outcome
 from buildsys.history.builds import Build
-from buildsys.history.database import History, history_file
+from buildsys.history.database import History, digest_of, history_file
 from buildsys.report.assemble import assemble
 from buildsys.report.results.report import as_json
 
@@ -179,3 +179,17 @@ def test_a_fault_of_a_page_is_one_line(session: Session, monkeypatch: pytest.Mon
     line = update_pages(session, ["net"])
     assert line.startswith("the pages cannot be written: ZeroDivisionError: no reason; traceback: ")
     assert Path(line.rpartition(" ")[2]).is_file()
+
+
+def test_a_changed_environment_is_described_by_versions(session: Session) -> None:
+    before = {"tool:onnx": "1", "tool:onnx (files)": "a", "tool:numpy (files)": "b", "env:X": "1"}
+    after = {"tool:onnx": "2", "tool:onnx (files)": "c", "tool:numpy (files)": "d", "env:X": "1"}
+    history = History(history_file(session.project.state))
+    for number, environment in enumerate((before, after), 1):
+        text = json.dumps(environment)
+        add_build(session, number, environment=digest_of(text))
+        history.add(history.builds()[0], texts=(text,))
+    history.close()
+    assert "onnx 1 → 2" in page(session)
+    assert "numpy has other files" in page(session)
+    assert "onnx has other files" not in page(session)

@@ -9,6 +9,15 @@
     time.title = time.textContent;
     time.textContent = unit ? Math.floor(age / unit[0]) + " " + unit[1] + " ago" : "now";
   }
+  const print = (begins) => {
+    for (const one of all(begins ? "details:not([open])" : "details[data-closed]")) {
+      one.open = begins;
+      one.toggleAttribute("data-closed", begins);
+    }
+    for (const time of all("time[title]")) [time.title, time.textContent] = [time.textContent, time.title];
+  };
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   for (const picture of all(".zoom")) {
     const svg = picture.querySelector("svg");
     const width = () => svg.getBoundingClientRect().width;
