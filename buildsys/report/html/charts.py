@@ -252,12 +252,12 @@ def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Char
         return height * (1 - up.at(value) / 100)
 
     def across(n: int) -> float:
-        return 9 + 89 * n / max(last, 1)  # right of the labels
+        return 12 + 86 * n / max(last, 1)  # right of the labels, also on a phone
 
     parts = [level_line(top(tick), f"{tick_text(tick)} {unit}") for tick in up.ticks()[:5]]
     for n, point in enumerate(points):
         if point.mark:
-            at = short(across(n) - 44.5 / max(last, 1))
+            at = short(across(n) - 43 / max(last, 1))
             parts.append(
                 f'<line class="mark" x1="{at}%" x2="{at}%" y1="0" y2="{height}">'
                 f"<title>{shortened(point.mark, 400)}</title></line>"
