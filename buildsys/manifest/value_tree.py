@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ class ValueOrigin(NamedTuple):
     path: FieldPath
 
 
-@dataclass(frozen=True, slots=True)
-class ValueNode:
+class ValueNode(NamedTuple):
     """A scalar, dict or list of nodes, with its origin."""
 
     value: Any

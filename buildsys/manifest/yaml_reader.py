@@ -108,7 +108,7 @@ class _Builder:
             if self._loader.check_event(yaml.StreamEndEvent):
                 raise ManifestError(self._file, (), "the file is empty", "", 1, 1)
             self._loader.get_event()
-            value = self._value((), 0)
+            value = self._value(self._loader.get_event(), (), 0)
             self._loader.get_event()
             if not self._loader.check_event(yaml.StreamEndEvent):
                 event = self._loader.peek_event()
@@ -119,8 +119,7 @@ class _Builder:
             self._loader.dispose()
         return value
 
-    def _value(self, path: FieldPath, depth: int) -> Any:
-        event = self._loader.get_event()
+    def _value(self, event: Any, path: FieldPath, depth: int) -> Any:
         self._count += 1
         if self._count > MAX_VALUES:
             self._refuse(event, path, f"the file expands to more than {MAX_VALUES} values")
@@ -148,24 +147,22 @@ class _Builder:
                 value = self._map(path, depth)
             else:
                 value = []
-                while not self._loader.check_event(yaml.SequenceEndEvent):
-                    value.append(self._value((*path, len(value)), depth + 1))
-            self._loader.get_event()
+                while not isinstance(item := self._loader.get_event(), yaml.SequenceEndEvent):
+                    value.append(self._value(item, (*path, len(value)), depth + 1))
         if event.anchor is not None:
             self._anchors[event.anchor] = (value, self._count - before)
         return value
 
     def _map(self, path: FieldPath, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        while not self._loader.check_event(yaml.MappingEndEvent):
-            event = self._loader.get_event()
+        while not isinstance(event := self._loader.get_event(), yaml.MappingEndEvent):
             name = self._key(event, path)
             if name in values:
                 self._refuse(event, (*path, name), "duplicate key", "remove one of them")
             below = (*path, name)
             if self._positions is not None:
                 self._positions.keys[below] = _start(event)
-            values[name] = self._value(below, depth + 1)
+            values[name] = self._value(self._loader.get_event(), below, depth + 1)
         return values
 
     def _key(self, event: Any, path: FieldPath) -> str:

@@ -27,10 +27,17 @@ class ManifestView:
     ``file`` is the model's own manifest; ``refused`` are the fields already reported.
     """
 
-    def __init__(self, tree: ValueNode, file: Path, refused: Iterable[FieldPath] = ()) -> None:
+    def __init__(
+        self,
+        tree: ValueNode,
+        file: Path,
+        refused: Iterable[FieldPath] = (),
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        """Prepare; ``data`` is the tree as plain data, which may be changed."""
         self._tree = tree
         self._file = file
-        self.data: dict[str, Any] = plain(tree)
+        self.data: dict[str, Any] = plain(tree) if data is None else data
         for path in refused:
             parent, last = self.get(*path[:-1]), path[-1]
             if isinstance(parent, dict):
