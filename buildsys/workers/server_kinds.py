@@ -38,7 +38,8 @@ _TOOLCHAIN_PRELOAD = ("numpy",)  # an engine library may crash or hang: only its
 # they use a toolchain through a subprocess
 DEFAULT_INTERPRETER_STAGES = frozenset({"bench", "gate"})
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
-_TORCH_STAGES = frozenset({"export", "reference"})
+_STRESS = "buildsys.stages.validate.stress"
+_TORCH_STAGES = frozenset({"export", "reference", _STRESS})
 # imported by the first dynamo export; saves 0.3 s of each later one
 _DYNAMO = (
     "torch.export._trace",
@@ -57,7 +58,7 @@ def server_kind_of(job: Job) -> ServerKind:
     toolchain = toolchain_of(job)
     if toolchain is not None:
         return ServerKind(f"toolchain-{toolchain.name}", preload=_TOOLCHAIN_PRELOAD)
-    if "." in job.stage:
+    if "." in job.stage and job.stage != _STRESS:
         return BARE
     if job.stage == "bench":
         return TORCH if "network" in job.options else LIGHT

@@ -32,6 +32,8 @@ def _job(stage: str, **options: Any) -> Job:
         (_job("engine"), "light"),
         (_job("verify"), "light"),
         (_job("report"), "light"),
+        (_job("buildsys.stages.validate.stress", source={"python": "net.py:make"}), "torch"),
+        (_job("buildsys.stages.validate.stress", source={"onnx": "given.onnx"}), "light"),
         (_job("team.stages.prune"), "bare"),
     ],
 )
