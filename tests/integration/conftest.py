@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 
 import pytest
+from torchlib_once import parse_torchlib_once
 
 from buildsys.report.results.header import ResultHeader
 from buildsys.report.results.reader import RESULT_TYPES, parse
@@ -19,11 +19,8 @@ Run = Callable[[Job], StageResult]
 
 @pytest.fixture(scope="session", autouse=True)
 def _torchlib_parsed_once() -> Iterator[None]:
-    """Cache torchlib's functions: every dynamo export parses 500 of them again."""
-    from onnxscript._framework_apis import torch_2_5
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_2_5, "get_torchlib_ops", cache(torch_2_5.get_torchlib_ops))
+        parse_torchlib_once(patch)
         yield
 
 

@@ -10,12 +10,12 @@ import json
 import os
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
-from onnxscript._framework_apis import torch_2_5
 from stage_jobs import stage_job
+from torchlib_once import parse_torchlib_once
 
 from buildsys.manifest.project import load_project
 from buildsys.stages.export import stage as export
@@ -46,7 +46,7 @@ def export_models(root: Path, out: Path, names: list[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    torch_2_5.get_torchlib_ops = cache(torch_2_5.get_torchlib_ops)  # parses 500 functions
+    parse_torchlib_once(pytest.MonkeyPatch())
     found = export_models(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
     # not to stdout, where C++ libraries print as well
     Path(sys.argv[2], "digests.json").write_text(json.dumps(found), encoding="utf-8")

@@ -16,11 +16,21 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 
+import doit_server
 import pytest
 from project_folder import ProjectFolder, Ran
 from ready_project import ReadyProject, TorchProject
 
 from buildsys.workers.client import status
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _known_texts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Read our modules and the installed packages once for all projects."""
+    with common_folder(tmp_path_factory, "texts") as file:
+        if not file.exists():
+            file.write_text(json.dumps(doit_server.read_texts()), encoding="utf-8")
+    doit_server.texts_file = file
 
 
 @pytest.fixture

@@ -3,6 +3,9 @@
 Starting Python and importing pydantic takes longer than most commands. A forked doit is a process
 with a separate environment, folder, session and streams. Two servers with different hash seeds take
 turns, so that a result that depends on the order of a set changes from one call to the next.
+
+A new project would parse our modules and read the installed packages, which takes half of a first
+build. The servers know these texts, by the digests and stamps under which a project stores them.
 """
 
 from __future__ import annotations
@@ -24,8 +27,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("cli", "execution", "manifest", "plan", "store", "system", "workers.client")
+
+LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxscript")
+LIBRARIES += ("onnx-ir", "onnxslim", "sympy", "ml-dtypes", "tensorrt_rtx")
+texts_file = Path(os.devnull)  # JSON, written by the first process of the tests
 
 
 def run_doit(
@@ -49,7 +58,7 @@ class DoitServer:
         with theirs:
             # pipes, as Python treats streams on files differently
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), str(texts_file)],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdout=subprocess.PIPE,
@@ -97,6 +106,41 @@ def _receive(channel: socket.socket) -> object:
     return json.loads(channel.recv(size, socket.MSG_WAITALL))
 
 
+class Texts(dict[str, str]):
+    """A text cache in memory."""
+
+    set = dict.__setitem__
+
+
+def read_texts() -> Texts:
+    """Return what doit stores about the modules of stages and the installed packages."""
+    from buildsys.plan.dependencies import SourceTree
+    from buildsys.store.file_digests import hash_file
+    from buildsys.system.package_files import package_identities
+
+    texts = Texts()
+    stages = [str(path) for path in (REPOSITORY / "buildsys/stages").rglob("*.py")]
+    tree = SourceTree(
+        str(REPOSITORY), lambda path: hash_file(path).digest, texts, package="buildsys"
+    )
+    tree.dependencies(stages)  # and all that they import
+    package_identities(LIBRARIES, tuple(sys.path), texts)
+    return texts
+
+
+def know_texts(texts: dict[str, str]) -> None:
+    """Let every state database of this process start with texts."""
+    from buildsys.store.state_db import StateDb
+
+    start = StateDb.__init__
+
+    def start_with_texts(self: StateDb, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **options)
+        self._texts.update(texts)
+
+    StateDb.__init__ = start_with_texts  # type: ignore[method-assign]
+
+
 def serve(channel: socket.socket) -> None:
     """Answer requests; return in each forked process."""
     while True:
@@ -129,6 +173,8 @@ if __name__ == "__main__":
         for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
+    if content := Path(sys.argv[2]).read_text(encoding="utf-8"):
+        know_texts(json.loads(content))
     gc.freeze()  # else a collection would write to every page that the processes share
     serve(socket.socket(fileno=int(sys.argv[1])))
     runpy.run_module("doit", run_name="__main__", alter_sys=True)

@@ -205,21 +205,21 @@ class Ordeal:
 
 
 @pytest.fixture
-def ordeal(tmp_path: Path, runtime_folder: Path) -> Iterator[Ordeal]:
+def ordeal(tmp_path: Path, runtime_folder: Path, ready_place: ReadyProject) -> Iterator[Ordeal]:
+    with ready_place.cleared():
+        clean = clean_builds(ready_place)
     project = ReadyProject(tmp_path / "project", runtime_folder)
     project.root.mkdir()
     project.create()
     for model, network in NETWORKS.items():
         project.add_model(model, network)
         project.write_network(0, network)
-    yield Ordeal(project, clean_builds(tmp_path / "clean", runtime_folder), random.Random(SEED))
+    yield Ordeal(project, clean, random.Random(SEED))
     project.end()
 
 
-def clean_builds(root: Path, runtime: Path) -> dict[State, Contents]:
+def clean_builds(project: ReadyProject) -> dict[State, Contents]:
     """Return a model's contents in each state, without its name in paths."""
-    project = ReadyProject(root, runtime)
-    root.mkdir()
     project.create()
     for seed, tool in STATES:
         network = f"networks/{seed}.onnx"
@@ -227,9 +227,9 @@ def clean_builds(root: Path, runtime: Path) -> dict[State, Contents]:
         manifest = project.add_model(f"{seed}-{tool}", network)
         manifest.write_text(manifest.read_text().replace("tool: onnxsim", f"tool: {tool}"))
     built = project.doit("-n", "2")
-    project.end()
     assert built.code == 0, built
-    return {(seed, tool): contents(root / "build" / f"{seed}-{tool}") for seed, tool in STATES}
+    build = project.root / "build"
+    return {(seed, tool): contents(build / f"{seed}-{tool}") for seed, tool in STATES}
 
 
 @pytest.mark.timeout(3600)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from project_folder import ProjectFolder
+from ready_project import VALUES, ReadyProject
 
 NET = """\
 import glob
@@ -165,35 +166,19 @@ def test_strict_reads_name_the_line_and_the_remedy_works(reading: ProjectFolder)
     assert reasons(reading) == []
 
 
-def test_a_package_reinstalled_or_edited_is_stale(project: ProjectFolder, tmp_path: Path) -> None:
-    site = tmp_path / "site-packages"
+def test_a_package_reinstalled_or_edited_is_stale(ready: ReadyProject, tmp_path: Path) -> None:
+    site, target = tmp_path / "site-packages", "reference:a"
     install(site, "x = 1\n")
-    write(project, "plugins/models/net.py", MODEL_WITH_PACKAGE)
-    project.environment["PYTHONPATH"] += f":{site}"
-    manifest = project.add_model("m")
-    manifest.write_text(manifest.read_text().replace("small.py:Linear", "net.py:Net"))
-    assert project.doit("export:m").code == 0
-    assert reasons(project) == []
+    ready.edit(VALUES, "import numpy\n", "import numpy\nimport someone\nimport someone.deep\n")
+    ready.edit(VALUES, "SCALE = 1.0", "SCALE = 1.0 * someone.x * someone.deep.y")
+    ready.environment["PYTHONPATH"] += f":{site}"
+    assert ready.doit(target).code == 0
+    assert reasons(ready, target) == []
     install(site, "x = 2\n")
-    assert reasons(project) == ["installed files of someone changed"]
-    assert project.doit("export:m").ran == {"export:m"}
+    assert reasons(ready, target) == ["installed files of someone changed"]
+    assert ready.doit(target).ran == {target}
     (site / "someone" / "deep.py").write_text("y = 3\n")
-    assert reasons(project) == ["installed files of someone changed"]
-
-
-MODEL_WITH_PACKAGE = """\
-import someone
-import someone.deep
-import torch
-
-
-class Net(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(4, 3)
-
-    def forward(self, x):
-        return super().forward(x) * someone.x * someone.deep.y
-"""
+    assert reasons(ready, target) == ["installed files of someone changed"]
 
 
 def install(site: Path, code: str) -> None:
