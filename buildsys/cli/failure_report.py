@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
-from buildsys.execution.stale_reasons import NOISY, UPSTREAM
+from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
@@ -122,7 +122,8 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
         elif explained[target].state != FRESH:
             needed = [name for name in session.needed([target]) if name in failed]
             why = f"it needs {', '.join(needed)}" if needed else "the run ended before"
-            problems[target] = TargetProblem(f"not run: {why}")
+            is_new = NEVER_BUILT in own and not session.is_run
+            problems[target] = TargetProblem("never built" if is_new else f"not run: {why}")
     results = {target: session.result(target) for target in problems}
     stale_since = {
         target: str(result.get("started") or "")

@@ -99,6 +99,8 @@ def assemble_after_failure(
     if verdict.status != FAILED:
         count = f"{len(problems)} of {len(results) + 1} targets"
         verdict = BuildVerdict(STALE, f"STALE: {count} are not up to date")
+        if problems and all(result.status == ABSENT for result in results):
+            verdict = BuildVerdict(ABSENT, "NOT BUILT: there are no results yet")
         for target, problem in problems.items():
             if problem.failed:  # only the report target itself can be left
                 verdict = BuildVerdict(FAILED, f"FAILED: {target}: {problem.reason}")

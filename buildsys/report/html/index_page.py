@@ -55,7 +55,7 @@ def index_row(page: ModelPage) -> IndexRow:
 
 def render_index(rows: Sequence[IndexRow], generated: str) -> str:
     """Return the index of all models as HTML."""
-    order = {"failed": 0, "stale": 1, "partial": 2}
+    order = {"failed": 0, "stale": 1, "partial": 2, "absent": 4}
     ordered = sorted(rows, key=lambda row: (order.get(row.status, 3), row.model))
     return (
         environment()

@@ -27,6 +27,7 @@ from buildsys.report.html.model_page import (
 
 GENERATED = "2026-11-22T13:30:00Z"
 WIDTHS = (390, 1400)
+DARK = [{"name": "prefers-color-scheme", "value": "dark"}]
 OPEN_ALL = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 OVERFLOWING = """
 [...document.querySelectorAll('body *')]
@@ -95,6 +96,7 @@ def test_pages_fit_every_screen_and_every_link_works(folder: Path, tmp_path: Pat
                 tab.run(OPEN_ALL)
                 check_fits(tab, f"{page.name[:9]} at {width} px, opened")
             check_links(tab, page)
+            check_print(tab, page)
         check_index(tab)
         assert tab.problems == []
 
@@ -104,6 +106,23 @@ def check_fits(tab: Tab, place: str) -> None:
         place, tab.run(OVERFLOWING)
     )  # fmt: skip
     assert tab.run("document.body.innerText.length") > 100, place
+
+
+def check_print(tab: Tab, page: Path) -> None:
+    """Print from a dark screen: light colors, open sections, whole tables."""
+    pill = "getComputedStyle(document.querySelector('.pill')).backgroundColor"
+    tab.open(page, WIDTHS[1])
+    light = tab.run(pill)
+    tab.open(page, WIDTHS[1], dark=True)
+    closed = tab.run("document.querySelectorAll('details:not([open])').length")
+    assert closed
+    tab.call("Emulation.setEmulatedMedia", media="print", features=DARK)
+    assert tab.run(pill) == light
+    assert tab.run("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("document.querySelectorAll('details:not([open])').length") == 0
+    tab.run("dispatchEvent(new Event('afterprint'))")
+    assert tab.run("document.querySelectorAll('details:not([open])').length") == closed
 
 
 def check_links(tab: Tab, page: Path) -> None:

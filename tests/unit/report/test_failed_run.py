@@ -73,3 +73,12 @@ def test_other_reports_are_of_no_failure(results: Results) -> None:
     report = assemble("tiny", results.manifest, results.inputs, {})
     assert not is_failure_report(render(report))
     assert "notice" not in as_json(report)
+
+
+def test_a_model_without_any_result_was_not_built(results: Results) -> None:
+    for path in results.inputs.values():
+        path.unlink()
+    problems = {target: TargetProblem("never built") for target in results.inputs}
+    report = assemble_after_failure("tiny", results.manifest, results.inputs, problems, "")
+    assert report.verdict.status == "absent"
+    assert report.verdict.text == "NOT BUILT: there are no results yet"
