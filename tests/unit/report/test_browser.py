@@ -96,7 +96,8 @@ def test_pages_fit_every_screen_and_every_link_works(folder: Path, tmp_path: Pat
                 tab.run(OPEN_ALL)
                 check_fits(tab, f"{page.name[:9]} at {width} px, opened")
             check_links(tab, page)
-            check_print(tab, page)
+            if page.name != INDEX:
+                check_print(tab, page)
         check_index(tab)
         assert tab.problems == []
 
