@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
+from buildsys.models.hub import is_present, locate
 from buildsys.system.files import sha256_of
 from buildsys.system.memory_limit import OUT_OF_MEMORY, memory_limit
 from buildsys.system.shard_index import INDEX_SUFFIX, read_index
@@ -75,10 +76,10 @@ def read_weights(
     Raises: StageError: no such file, a different digest, or not a state dict.
     """
     shown = str(weights["file"])
-    file = project / shown
+    file = locate(shown, project)
     if not file.is_file():
         raise StageError(f"the weights file {shown} does not exist in the project")
-    shards = _shards(file, shown)
+    shards = _shards(file, shown, project)
     files = [file, *(file.parent / name for name in shards)]
     if weights["sha256"] and (digest := sha256_of(*files)) != weights["sha256"]:
         whole = f"{shown} with its shards" if shards else shown
@@ -141,7 +142,7 @@ def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _shards(index: Path, shown: str) -> Shards:
+def _shards(index: Path, shown: str, project: Path) -> Shards:
     """Return the shards of an index, none of another file.
 
     Raises: StageError: the index is damaged, or a shard missing.
@@ -155,8 +156,9 @@ def _shards(index: Path, shown: str) -> Shards:
             f"{shown} is not an index of shards: {error}", "download or save it again"
         ) from error
     for name in shards:
-        if not (index.parent / name).is_file():
-            text = f"{Path(shown).with_name(name)}, a shard of {shown}, does not exist"
+        part = _sibling(shown, name)
+        if not is_present(part, project):
+            text = f"{part}, a shard of {shown}, does not exist"
             raise StageError(text, f"download or save all files of {shown} again")
     return shards
 
@@ -165,7 +167,7 @@ def _read_shards(index: Path, shown: str, shards: Shards) -> State:
     """Return the tensors of all shards. Raises: StageError: one does not fit the index."""
     state: dict[str, Any] = {}
     for name, tensors in shards.items():
-        part = str(Path(shown).with_name(name))
+        part = _sibling(shown, name)
         found = read_safetensors(index.parent / name, part)
         for verb, names in (
             ("does not have", tensors - found.keys()),
@@ -176,6 +178,11 @@ def _read_shards(index: Path, shown: str, shards: Shards) -> State:
                 raise StageError(text, f"download or save all files of {shown} again")
         state |= found
     return state
+
+
+def _sibling(shown: str, name: str) -> str:
+    folder, slash, _ = shown.rpartition("/")
+    return f"{folder}{slash}{name}"
 
 
 def _unwrapped(loaded: Any, shown: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from buildsys.plan.graph_points import (
     graph_points,
     profile_values,
 )
+from buildsys.system.hub_names import HUB
 from buildsys.system.shard_index import INDEX_SUFFIX
 
 DataEntry = Mapping[str, Any]  # source of input values
@@ -113,6 +114,8 @@ class ModelPlan:
             if any(file.endswith((".safetensors", INDEX_SUFFIX)) for file in self.weights):
                 libraries.append("safetensors")
             self.network_tools = ("python", "torch", "numpy", *dict.fromkeys(libraries))
+            # a commit of the Hub, in the options, identifies its files
+            self.weights = {f: digest for f, digest in self.weights.items() if f[:5] != HUB}
         tensors = [*spec["inputs"].values(), *spec["outputs"].values()]
         tensors += [*self.unsimplified.inputs.values(), *self.final.inputs.values()]
         small = any((tensor["dtype"] or "").startswith(("float8", "float4")) for tensor in tensors)

@@ -13,10 +13,11 @@ from types import EllipsisType
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problems, show_value, suggest, suggest_file
+from buildsys.manifest.problem import Problems, expected, show_value, suggest, suggest_file
 from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
+from buildsys.system.hub_names import HUB, parse_hub_name
 from buildsys.system.shard_index import INDEX_SUFFIX
 
 Pattern = tuple[str | EllipsisType, ...]
@@ -54,6 +55,7 @@ _CALLABLES: tuple[Pattern, ...] = (  # FILE.py:NAME
     ("symbolics", ..., "function"),
     ("translations", ..., "function"),
 )
+_ON_HUB = (("source", "weights", "file"), ("source", "config"), ("source", "checkpoint"))
 _RELATIVE = "paths are relative to the project"
 
 
@@ -61,6 +63,9 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
     """Yield missing files, folders and callables, and weights with another digest."""
     declared = (item for item in _texts(view, (("reads", ...),)) if item[1].endswith("/"))
     for path, name in (*_texts(view, _FOLDERS), *declared):
+        if _is_on_hub(path, name):
+            yield from _hub_problems(view, path, name)
+            continue
         folder = workspace.locate(name)
         if isinstance(folder, str):
             yield view.problem(path, folder, _RELATIVE)
@@ -74,11 +79,26 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
         elif not name.endswith("/"):
             yield from _file_problems(view, path, name, "", workspace)
     for path, name in _texts(view, _FILES):
+        if _is_on_hub(path, name):
+            yield from _hub_problems(view, path, name)
+            continue
         file, _, made_by = name.rpartition(":") if ".py:" in name else (name, "", "")
         yield from _file_problems(view, path, file, made_by, workspace)
     for path, text in _texts(view, _CALLABLES):
         file, _, callable_name = text.rpartition(":")
         yield from _file_problems(view, path, file or text, callable_name, workspace)
+
+
+def _is_on_hub(path: FieldPath, name: str) -> bool:
+    return path in _ON_HUB and name.startswith(HUB)
+
+
+def _hub_problems(view: ManifestView, path: FieldPath, name: str) -> Problems:
+    parts, is_folder = parse_hub_name(name), path[-1] == "checkpoint"
+    if parts is None or bool(parts.path) is is_folder:
+        form = f"{HUB}OWNER/NAME@COMMIT" + ("" if is_folder else "/FILE")
+        hint = "a commit has 40 hexadecimal digits; a branch or tag may move"
+        yield view.problem(path, expected(form, name), hint)
 
 
 def _texts(view: ManifestView, patterns: tuple[Pattern, ...]) -> Iterator[tuple[FieldPath, str]]:

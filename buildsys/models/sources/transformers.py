@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
+from buildsys.models.hub import is_present, locate
 from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, import_library
 from buildsys.models.user_code import reraise_as_stage_error
@@ -110,7 +111,7 @@ def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
     if not isinstance(given, Mapping):
         origin = given if given is not None else f"{source['checkpoint'].rstrip('/')}/config.json"
         try:
-            given = json.loads(read_limited(project / origin, _MAX_CONFIG_BYTES))
+            given = json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise StageError(f"cannot read the configuration {origin}: {reason}") from error
@@ -179,7 +180,7 @@ def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | No
         return found
     folder = source["checkpoint"].rstrip("/")
     for name in _WEIGHTS:
-        if (project / folder / name).is_file():
+        if is_present(f"{folder}/{name}", project):
             return {"file": f"{folder}/{name}", "sha256": None}
     raise StageError(
         f"{folder} has neither {' nor '.join(_WEIGHTS)}",

@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 NET = "configs/models/net.yaml"
+COMMIT = "0123456789" * 4
 MANIFEST = "model: net\nsource: {{{source}}}\ninputs: {{x: {{shape: [1]}}}}\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'timm: resnet18, weights: {{file: "hf://timm/resnet18.a1_in1k@{COMMIT}/model.pth"}}',
+        f'transformers: AutoModel, checkpoint: "hf://a/b@{COMMIT}"',
+    ],
+)
+def test_a_commit_of_the_hub_is_accepted(project, source):
+    project.write(NET, MANIFEST.format(source=source))
+    assert project.load().models["net"].data["source"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +48,19 @@ MANIFEST = "model: net\nsource: {{{source}}}\ninputs: {{x: {{shape: [1]}}}}\n"
         (
             "transformers: AutoModel, config: 5",
             "source.config: expected a map of configuration fields, or a file, found 5",
+        ),
+        (
+            'timm: resnet18, weights: {file: "hf://timm/resnet18@main/model.safetensors"}',
+            'source.weights.file: expected hf://OWNER/NAME@COMMIT/FILE, found "hf://timm/resnet18@'
+            'main/model.safetensors"; a commit has 40 hexadecimal digits; a branch or tag may move',
+        ),
+        (
+            f'transformers: AutoModel, checkpoint: "hf://a/b@{COMMIT}/config.json"',
+            "source.checkpoint: expected hf://OWNER/NAME@COMMIT, found",
+        ),
+        (
+            f'timm: resnet18, weights: {{file: "hf://a/b@{COMMIT}/../c.pth"}}',
+            "expected hf://OWNER/NAME@COMMIT/FILE, found",
         ),
         ("onnx: w.pth, kwargs: {size: 3}", "source.kwargs: a file takes no arguments; remove it"),
         ("onnx: graph.py:mak", "graph.py does not define mak; did you mean make?"),

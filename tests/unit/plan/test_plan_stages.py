@@ -530,6 +530,7 @@ BERT = {"transformers": "AutoModel", "checkpoint": "bert/"}
         ({"transformers": "AutoModel", "config": {"model_type": "bert"}}, "transformers", []),
         ({"transformers": "AutoModel", "config": "c.json"}, "transformers", ["c.json"]),
         ({"exported_program": "net.pt2"}, "exported_program", ["net.pt2"]),
+        ({"transformers": "AutoModel", "checkpoint": f"hf://a/b@{'0' * 40}"}, "transformers", []),
         (
             BERT,
             "transformers",
@@ -549,7 +550,8 @@ def test_sources_of_libraries_have_their_files_and_versions_in_the_key(
         action = actions[target]
         assert [*action.weights] == files
         assert library in action.tools or library == "exported_program"
-        assert ("safetensors" in action.tools) is any("safetensors" in file for file in files)
+        has_tensors = "checkpoint" in source or any("safetensors" in file for file in files)
+        assert ("safetensors" in action.tools) is has_tensors
         assert f"buildsys.models.sources.{library}" in action.code
         assert "buildsys.models.sources.python" not in action.code
 

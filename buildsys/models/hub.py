@@ -1,0 +1,68 @@
+"""Files of the Hugging Face Hub, at a commit, through its own cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from buildsys.errors import StageError
+from buildsys.system.files import sha256_of
+from buildsys.system.hub_names import HUB, parse_hub_name
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def locate(name: str, project: Path) -> Path:
+    """Return the path of a project's file, or of a downloaded file of the Hub.
+
+    Raises: StageError: the Hub does not have it, or cannot be reached.
+    """
+    if not name.startswith(HUB):
+        return project / name
+    found = _download(name)
+    if found is None:
+        raise StageError(f"the Hub has no file {name}", "check the name and the commit")
+    return found
+
+
+def is_present(name: str, project: Path) -> bool:
+    """Check for a file of the project or the Hub, which is downloaded.
+
+    Raises: StageError: the Hub cannot be reached.
+    """
+    if name.startswith(HUB):
+        return _download(name) is not None
+    return (project / name).is_file()
+
+
+def _download(name: str) -> Path | None:
+    """Return the path in the cache, None if the repository has no such file."""
+    parts = parse_hub_name(name)
+    if parts is None:
+        raise StageError(f"{name} is no file of the Hub", "write hf://OWNER/NAME@COMMIT/FILE")
+    try:
+        from huggingface_hub import constants, hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise StageError(
+            f"{name} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
+        ) from error
+    repository, commit, path = parts
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    try:
+        file = Path(hf_hub_download(repository, path, revision=commit, endpoint=endpoint))
+    except Exception as error:  # of the HTTP library too
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            return None
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise StageError(
+            f"{name} is not in the cache, and {endpoint} did not give it"
+            f" ({type(error).__name__}: {first:.200})",
+            f"go online, or run `hf download {repository} {path} --revision {commit}` elsewhere and"
+            f" copy it to {constants.HF_HUB_CACHE}",
+        ) from error
+    digest = file.resolve().name  # large files are stored under their SHA-256
+    if _SHA256.fullmatch(digest) and sha256_of(file) != digest:
+        raise StageError(f"the cached file {file} of {name} is damaged", "delete it")
+    return file
