@@ -81,10 +81,11 @@ def _remote_name(url: str) -> str:
 
 
 @contextmanager
-def project_at(project: Project, revision: str) -> Iterator[Revision]:
+def project_at(project: Project, revision: str, *, leave_out: bool = False) -> Iterator[Revision]:
     """Yield the project as it was at a revision.
 
-    Files ignored by git (weights, data) are linked, as git has no other version of them.
+    Files ignored by git (weights, data) are linked, as git has no other version of them. With
+    ``leave_out``, broken manifests are left out.
 
     Raises: UsageError: no git repository, an unknown revision, or wrong manifests in it.
     """
@@ -118,7 +119,13 @@ def project_at(project: Project, revision: str) -> Iterator[Revision]:
         if not (configs / "models").is_dir():
             raise UsageError(f"{revision} has no manifests: no folder {relative_configs}/models")
         try:
-            old = load_project(root, remember=False, configs=configs, links_into=project.root)
+            old = load_project(
+                root,
+                remember=False,
+                configs=configs,
+                links_into=project.root,
+                leave_out=leave_out,
+            )
         except ManifestErrors as error:
             problem = f"{plural(len(error.errors), 'error')} in the manifests of {revision}"
             raise UsageError(f"{problem}\n{error}".replace(f"{root}{os.sep}", "")) from None

@@ -26,7 +26,9 @@ from buildsys.report.run_results import (
     NOISY,
     NOT_RUN,
     PASSED,
+    REFUSED,
     RESTORED,
+    RUNNING,
     UNAVAILABLE,
     UP_TO_DATE,
     BrokenManifest,
@@ -58,6 +60,14 @@ def check_files(files: Mapping[str, str]) -> dict[str, str]:
         if problem:
             raise InvalidCommand(printable(f"--{option} {name} {problem}"))
     return {option: str(typed_path(name).absolute()) for option, name in files.items()}
+
+
+def write_unfinished(files: Mapping[str, str], started: str, error: str = "") -> int:
+    """Write files about a run that goes on, or that an error refused; return 2 on a failure."""
+    status = REFUSED if error else RUNNING
+    error = error or "the run has not finished; if its process is gone, it was killed"
+    run = RunResults(started, 0.0, socket.gethostname(), status=status, error=error)
+    return write_files(files, run, "Build")
 
 
 def write_files(files: Mapping[str, str], run: RunResults, title: str, document: str = "") -> int:

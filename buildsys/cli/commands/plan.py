@@ -6,6 +6,7 @@ With ``--since REV``: which targets differ from a git revision, built or not.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ from buildsys.report.formatting import duration, first_names, plural
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import ReadOnlyStateDb
+from buildsys.system.printable import printable
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
@@ -168,11 +170,15 @@ def print_since(
 def changed_targets(now: Session, revision: str) -> list[str]:
     """Return the targets changed since a git revision, and those downstream.
 
-    Raises: UsageError: the revision is unknown, or its manifests are wrong.
+    Models of broken manifests in the revision count as changed.
+    Raises: UsageError: the revision is unknown, or its shared manifests are wrong.
     """
     from buildsys.cli.git_revision import project_at
 
-    with project_at(now.project, revision) as there:
+    with project_at(now.project, revision, leave_out=True) as there:
+        for file in there.project.broken:
+            text = f"{file} of {revision} is broken; its models count as changed"
+            sys.stderr.write(printable(f"buildsys: warning: {text}\n"))
         found = list(_differences(Session(there.project), now))
     return [one.target for one in found if one.state != REMOVED]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from doit import Globals
 from doit.cmd_run import Run as DoitRun
 from doit.dependency import SqliteDB
+from doit.exceptions import InvalidCommand, InvalidDodoFile
 from doit.runner import ERROR as TASK_ERROR
 
 from buildsys.cli.command import INTERRUPTED, TAG, option
@@ -92,9 +93,12 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
         if isinstance(params["outfile"], str):
             params["outfile"] = str(typed_path(params["outfile"]))
         if self._files:
-            from buildsys.cli.run_files import check_files
+            from buildsys.cli.run_files import check_files, write_unfinished
 
             self._files = check_files(self._files)
+            # not those of an earlier run, whatever happens
+            if code := write_unfinished(self._files, self.started):
+                return code
         Session.jobs, Session.always = max(1, params["num_process"]), params["always"]
         if Session.jobs > 1:
             from buildsys.system.devices import gpu_uuids
@@ -104,6 +108,10 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
         Run.requested = partial(self.request, params, args)
         try:
             return super().execute(params, args)
+        except (InvalidCommand, InvalidDodoFile) as error:
+            if self._files:
+                write_unfinished(self._files, self.started, str(error))
+            raise
         finally:
             Run.requested = None
 

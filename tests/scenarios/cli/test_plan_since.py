@@ -10,6 +10,10 @@ from command_answers import answer, commit, git, texts
 from project_folder import ProjectFolder
 from test_doit import TARGETS
 
+from buildsys.cli.commands.plan import changed_targets
+from buildsys.cli.session import Session
+from buildsys.plan.project_plan import model_of
+
 
 @pytest.fixture
 def versioned(project: ProjectFolder, tmp_path: Path) -> ProjectFolder:
@@ -246,6 +250,18 @@ def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:
     first, second = wrong.err.splitlines()
     assert first == "ERROR: 1 error in the manifests of HEAD"
     assert second.startswith("configs/models/lin.yaml:6:")
+
+
+def test_what_corrects_a_broken_revision_can_be_built(
+    versioned: ProjectFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
+    commit(versioned.root, "wrong")
+    versioned.edit("configs/models/lin.yaml", "opset: 99", "opset: 17")
+    changed = changed_targets(Session.read_only(versioned.root), "HEAD")
+    assert {model_of(target) for target in changed} == {"lin"}
+    warning = "configs/models/lin.yaml of HEAD is broken; its models count as changed"
+    assert capsys.readouterr().err == f"buildsys: warning: {warning}\n"
 
 
 def test_a_git_hook_may_ask(versioned: ProjectFolder) -> None:

@@ -318,6 +318,14 @@ def test_an_ordinary_run_writes_junit_and_a_summary(nightly: Doit) -> None:
     assert len(ElementTree.parse(nightly.root / "out/junit.xml").findall(".//failure")) == 1
 
 
+def test_a_refused_run_leaves_no_files_of_an_earlier_one(nightly: Doit) -> None:
+    files = ("--junit", "out/junit.xml", "--summary", "out/summary.md")
+    assert nightly(*files)[0] == 0
+    assert nightly("--tag", "nihgtly", *files)[0] == 3
+    assert "there is no tag 'nihgtly'" in (nightly.root / "out/summary.md").read_text()
+    assert len(ElementTree.parse(nightly.root / "out/junit.xml").findall(".//failure")) == 1
+
+
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(nightly: Doit) -> None:
     (nightly.root / "file").touch()
     for name, problem in (("file/junit.xml", "cannot be written"), (".", "is a folder")):
