@@ -126,6 +126,11 @@ def program_of(command: Command) -> str:
     return "buildsys" if command.bin_name == "buildsys" else "doit"  # not `__main__.py`
 
 
+def build_command(program: str, model: str) -> str:
+    """Return the command line that builds a model."""
+    return f"{program} build {model}" if program == "buildsys" else f"{program} build:{model}"
+
+
 def drop_unwritten() -> None:
     """Discard unwritable output; Python would complain about it at exit."""
     try:

@@ -7,10 +7,20 @@ Outside of our projects they are doit's commands, unchanged.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from doit import cmd_clean, cmd_forget, cmd_help, cmd_ignore, cmd_info, cmd_list, cmd_run
+from doit import (
+    cmd_clean,
+    cmd_forget,
+    cmd_help,
+    cmd_ignore,
+    cmd_info,
+    cmd_list,
+    cmd_run,
+    doit_cmd,
+)
 from doit.cmd_base import DodoTaskLoader
 
 from buildsys.cli.loader import Loader
@@ -45,12 +55,14 @@ class _Command:
         arguments = [name, *in_args]
         if name == "run" and in_args and in_args[0] in commands_of(program):
             arguments = in_args  # doit takes a command that it does not know for a target
-        if not self._in_root:
-            return run(arguments, program=program)
         given = self._options["opt_vals"].items()
         typed = [
             f"{_LOADER_OPTIONS[key]}={value}" for key, value in given if key in _LOADER_OPTIONS
         ]
+        if doit_cmd._CMDLINE_VARS:  # doit has removed all arguments with "="
+            typed, arguments = [], sys.argv[1:]
+        if not self._in_root:
+            return run(arguments, program=program)
         return Main(program=program, config=self._options["config"]).run([*typed, *arguments])
 
 

@@ -41,6 +41,8 @@ COMMANDS = {
     "pages": f"{_FOLDER}.pages:Pages",
     "ops": f"{_FOLDER}.ops:Ops",
     "init": f"{_FOLDER}.init.command:Init",
+    "new": f"{_FOLDER}.new:New",
+    "import": f"{_FOLDER}.new:Import",
     "doctor": f"{_FOLDER}.doctor.command:Doctor",
     "repro": f"{_FOLDER}.repro.command:Repro",
     "stress": f"{_FOLDER}.stress:Stress",
@@ -77,6 +79,10 @@ class Main(doit_cmd.DoitMain):  # type: ignore[misc]  # doit has no type informa
         for name in commands_of(self.BIN_NAME):
             found[name] = PluginEntry("COMMAND", name, COMMANDS[name])
         return found
+
+    def process_args(self, cmd_args: list[str]) -> list[str]:
+        """Keep arguments with "=", which doit takes for its variables."""
+        return cmd_args
 
     @staticmethod
     def print_version() -> None:

@@ -19,7 +19,7 @@ SECTIONS = {
     "Targets": ("list", "info", "explain", "plan", "resolve"),
     "Reports and history": ("pages", "history", "compare"),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
-    "Installation and caches": ("init", "doctor", "cache", "workers", "schema"),
+    "Installation and caches": ("init", "new", "import", "doctor", "cache", "workers", "schema"),
     "Others": ("help", "tabcompletion"),
 }
 _TARGETS = """\

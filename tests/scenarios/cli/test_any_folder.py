@@ -70,6 +70,7 @@ def test_doit_in_a_project_without_a_table_of_commands(project: Path) -> None:
         (("explain", "net"), "stale"),
         (("--version",), "buildsys 0.1.0"),
         (("-f", "dodo.py", "list"), "build:net"),
+        (("help", "new", "x=1"), "doit init"),  # two arguments: the overview
     ):
         ran = run(project, "doit", *arguments)
         assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from buildsys.cli.command import build_command
 from buildsys.cli.commands.doctor.machine import BROKEN, MISSING, Check
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
@@ -34,7 +35,7 @@ def _build(root: Path, program: str) -> str:
         session = Session.read_only(root)
         models = list(session.project.models)
         if not models:
-            return "describe a model in configs/models/NAME.yaml"
+            return f"{program} new MODEL --from SOURCE"
         explained = session.explain(session.actions).values()
     except (BuildsysError, OSError) as error:
         return f"{program} plan, which ends with: {error}"
@@ -47,5 +48,5 @@ def _build(root: Path, program: str) -> str:
     waiting = dict.fromkeys(model_of(one.target) for one in stale)
     never_built = len(waiting) == len(models) and all(one.last is None for one in stale)
     if len(waiting) == 1 or never_built:
-        return f"{program} build{' ' if program == 'buildsys' else ':'}{next(iter(waiting))}"
+        return build_command(program, next(iter(waiting)))
     return program

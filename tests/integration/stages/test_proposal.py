@@ -1,0 +1,137 @@
+"""Interfaces of models from trial runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from buildsys.errors import StageError
+from buildsys.stages.reference import proposal
+from buildsys.workers.job import Job
+
+NETWORKS = """\
+import torch
+from torch import nn
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+
+    def forward(self, ids):
+        found = self.embedding(ids)
+        return {"all": found, "mean": found.mean(1), "few": found[ids > 99]}
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(1, 2, 5), nn.Linear(2 * 24 * 24, 3)
+
+    def forward(self, image):
+        return self.linear(self.conv(image).flatten(1))
+
+
+class One(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        if len(x) > 2:
+            raise ValueError("one at a time")
+        return super().forward(x)
+
+
+class Sum(nn.Module):
+    def forward(self, a, b):
+        return a @ b
+
+
+class Text(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        return "text", x
+"""
+
+
+def propose(project: Path, inputs: Any = None, **source: Any) -> dict[str, Any]:
+    (project / "networks.py").write_text(NETWORKS)
+    defaults = {"seed": 0, "weights": None, "kwargs": {}, "randomize": False}
+    job = Job(
+        target="new:m",
+        stage="",
+        model="m",
+        variant="",
+        options={"source": {**defaults, **source}, "inputs": inputs or {}, "outputs": {}},
+        inputs={},
+        outputs={"result": project / "result.json"},
+        project=project,
+    )
+    return dict(proposal.run(job).figures)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "dims"),
+    [
+        ("mlp", {"input": ["batch", 16]}, {"output0": ["batch", 4]}, {"batch": [2, 3]}),
+        ("Tokens", {"ids": ["batch", 16]},
+         {"all": ["batch", 16, 4], "mean": ["batch", 4], "few": [None, 4]}, {"batch": [2, 3]}),
+        ("Small", {"image": ["batch", 1, 28, 28]}, {"output0": ["batch", 3]}, {"batch": [2, 3]}),
+        ("One", {"x": [1, 4]}, {"output0": [1, 4]}, {}),
+    ],
+)  # fmt: skip
+def test_inputs_follow_from_the_first_layer(
+    tmp_path: Path, name: str, inputs: Any, outputs: Any, dims: Any
+) -> None:
+    found = propose(tmp_path, python=f"networks.py:{name}")
+    assert {key: value["shape"] for key, value in found["inputs"].items()} == inputs
+    assert {key: value["shape"] for key, value in found["outputs"].items()} == outputs
+    assert found["dims"] == dims
+
+
+def test_inputs_can_be_given(tmp_path: Path) -> None:
+    given = {
+        "a": {"shape": ["batch", "width"], "dtype": "float32"},
+        "b": {"shape": ["width", 5], "dtype": "float32"},
+    }
+    found = propose(tmp_path, given, python="networks.py:Sum")
+    assert found["outputs"] == {"output0": {"shape": ["batch", 5], "dtype": "float32"}}
+    assert found["dims"].keys() == {"batch", "width"}
+    wrong = {**given, "b": {"shape": [7, 5], "dtype": "float32"}}
+    with pytest.raises(StageError, match="forward of Sum failed on a float32"):
+        propose(tmp_path, wrong, python="networks.py:Sum")
+
+
+def test_outputs_without_a_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="only tensors can be outputs") as caught:
+        propose(tmp_path, python="networks.py:Text")
+    assert caught.value.hint.startswith("let the callable of source.python return a module")
+
+
+def test_an_onnx_file(tmp_path: Path) -> None:
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, "h w", None]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+    ]
+    node = helper.make_node("GlobalAveragePool", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "net.onnx")
+    assert propose(tmp_path, onnx="net.onnx") == {
+        "inputs": {"x": {"shape": ["N", 3, "h_w", "x_3"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["N", 3, 1, 1], "dtype": "float32"}},
+        "dims": {"N": [2, 3], "h_w": [2, 3], "x_3": [2, 3]},
+    }
+    with pytest.raises(StageError, match=r"net\.onnx has no input z"):
+        propose(tmp_path, {"z": {"shape": [1], "dtype": "float32"}}, onnx="net.onnx")

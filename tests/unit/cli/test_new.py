@@ -1,0 +1,140 @@
+"""buildsys new and import: manifests from the figures of trial runs, or a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.cli import project_root
+from buildsys.cli.commands import new
+from buildsys.cli.main import run
+from buildsys.errors import StageError
+from buildsys.manifest.project import load_project
+
+FOUND: dict[str, Any] = {
+    "inputs": {"x:0": {"shape": ["N", 3, "h"], "dtype": "float32"}},
+    "outputs": {
+        "on": {"shape": ["N", None], "dtype": "int64"},
+        "y": {"shape": None, "dtype": "float32"},
+    },
+    "dims": {"N": [2, 3], "h": [16, 17]},
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new project with ONNX files; trial runs of `bad.onnx` fail."""
+
+    def try_(pool: object, project: object, model: str, source: Any, inputs: Any) -> Any:
+        if "bad" in source.get("onnx", ""):
+            raise StageError("ONNX Runtime cannot load it", "write another one")
+        return {**FOUND, "inputs": inputs or FOUND["inputs"]}
+
+    monkeypatch.setattr(project_root, "_started_in", [])
+    monkeypatch.setattr(new, "_try", try_)
+    monkeypatch.chdir(tmp_path)
+    assert run(["init"]) == 0
+    for name in ("bad.onnx", "a/net.onnx", "b/net.onnx", "a/1 (2).onnx"):
+        (tmp_path / "networks" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "networks" / name).touch()
+    (tmp_path / "plugins/net.py").write_text("def make(): ...")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [
+        ("networks/a/net.onnx", {"onnx": "networks/a/net.onnx"}),
+        ("plugins/net.py:make", {"python": "plugins/net.py:make"}),
+        ("torchvision:resnet18", {"torchvision": "resnet18"}),
+    ],
+)
+def test_a_manifest_is_valid_and_has_what_was_found(
+    project: Path, place: str, source: dict[str, str]
+) -> None:
+    assert run(["new", "first", "--from", place]) == 0
+    data = load_project(project).models["first"].data
+    assert source.items() <= data["source"].items()
+    assert {name: one["shape"] for name, one in data["inputs"].items()} == {"x:0": ["N", 3, "h"]}
+    assert {name: (one["shape"], one["dtype"]) for name, one in data["outputs"].items()} == {
+        "on": (["N", None], "int64"), "y": (None, "float32"),
+    }  # fmt: skip
+    ranges = {
+        name: [one[end] for end in ("min", "opt", "max")] for name, one in data["dims"].items()
+    }
+    assert ranges == {"N": [1, 4, 8], "h": [16, 16, 32]}
+    assert [engine["name"] for engine in data["engines"]] == ["ort-cpu"]
+
+
+def test_an_engine_is_written_out_without_its_preset(project: Path) -> None:
+    (project / "configs/engines.yaml").write_text("{}\n")
+    (project / "configs/project.yaml").unlink()
+    (project / "configs/models/resnet18.yaml").unlink()
+    assert run(["new", "first", "--from", "networks/a/net.onnx"]) == 0
+    (engine,) = load_project(project).models["first"].data["engines"]
+    assert (engine["name"], engine["backend"]) == ("ort-cpu", "onnxruntime")
+
+
+def test_inputs_can_be_described(project: Path) -> None:
+    arguments = ["--input", "N=N,3,h", "--input", "ids=7:int64", "--input", "scale="]
+    assert run(["new", "first", "--from", "plugins/net.py:make", *arguments]) == 0
+    inputs = load_project(project).models["first"].data["inputs"]
+    found = {name: (one["shape"], one["dtype"]) for name, one in inputs.items()}
+    assert found == {
+        "N": (["N", 3, "h"], "float32"), "ids": ([7], "int64"), "scale": ([], "float32"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["m"], 3, "new takes one name and --from; SOURCE is torchvision:NAME, "),
+        (["a/b", "--from", "networks/a/net.onnx"], 3, "'a/b' is not the name of a model; use let"),
+        (["resnet18", "--from", "torchvision:resnet18"], 3,
+         "configs/models/resnet18.yaml exists already; choose another name, or remove it"),
+        (["m", "--from", "networks/c.onnx"], 3, "there is no file networks/c.onnx"),
+        (["m", "--from", "net.txt"], 3, "--from net.txt is no source; write torchvision:NAME, "),
+        (["m", "--from", "/dev/x.onnx"], 3, "/dev/x.onnx is outside of the project"),
+        (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),
+        (["m", "--from", "networks/a/net.onnx", "--input", "x=1,b c"], 3,
+         "--input x=1,b c is not NAME=SHAPE[:DTYPE]; write for example --input image="),
+        (["m", "--from", "networks/a/net.onnx", "--input", "x=1,N,h:float"], 2,
+         "no manifest describes m: inputs.x.dtype: unknown value"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_one_sentence_and_writes_nothing(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    sentence: str,
+) -> None:
+    capsys.readouterr()
+    before = sorted((project / "configs").rglob("*"))
+    assert run(["new", *arguments]) == code
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"ERROR: {sentence}")
+    assert (printed.err.count("\n"), printed.out) == (1, "")
+    assert sorted((project / "configs").rglob("*")) == before
+
+
+def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["import", "networks"]) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote configs/models/1-2-.yaml",
+        "wrote configs/models/a-net.yaml",
+        "wrote configs/models/b-net.yaml",
+        "failed networks/bad.onnx: ONNX Runtime cannot load it",
+    ]
+    assert {"1-2-", "a-net", "b-net"} < set(load_project(project).models)
+    assert run(["import", "networks/a"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "kept configs/models/1-2-.yaml",
+        "wrote configs/models/net.yaml",
+    ]
+    for name in ("plugins", "nowhere"):
+        assert run(["import", name]) == 3
+        assert f"there are no ONNX files in {name}; name a folder" in capsys.readouterr().err
