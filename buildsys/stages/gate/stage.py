@@ -18,6 +18,7 @@ from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError
 from buildsys.history.gates import (
     CONFIRMING,
+    FLOOR,
     LEAST_EARLIER,
     LOOKS,
     Change,
@@ -252,13 +253,13 @@ def _check(
         "low": change.low, "high": change.high, "confidence": change.confidence,
     }  # fmt: skip
     word = "worse" if change.change >= 0 else "better"
-    interval = ""
+    interval, allowed = "", f"{tolerance:.1%} is allowed"
     if change.low is not None and change.high is not None:
+        allowed = f"{FLOOR * tolerance:.1%}, half the tolerance, is allowed"
         interval = f" ({_interval(change)} {change.low:+.1%} to {change.high:+.1%})"
     check["text"] = (
         f"{title} is {abs(change.change):.1%} {word}{interval} than {found.against}:"
-        f" {show(change.before)} before, {show(change.after)} now, {found.method};"
-        f" {tolerance:.1%} is allowed"
+        f" {show(change.before)} before, {show(change.after)} now, {found.method}; {allowed}"
     )
     if change.is_regression:
         check["status"] = FAILED
