@@ -192,7 +192,7 @@ class Backend(Protocol):
         operators: tuple[OperatorUse, ...],
         inputs: Mapping[str, Tensor],
     ) -> list[Figures]:
-        """Return the slowest layers in a session of their own, [] if ``describe`` has them.
+        """Measure the slowest layers separately, [] if ``describe`` has them.
 
         Raises: StageError: the engine does not run.
         """

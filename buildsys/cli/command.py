@@ -43,7 +43,7 @@ TAG = option("tag", "only models with this tag; may be repeated", type=list, def
 
 
 class PlainCommand(Command):  # type: ignore[misc]  # doit has no type information
-    """A command that needs no project."""
+    """A command without a project."""
 
     options: ClassVar[tuple[dict[str, Any], ...]] = ()
 
@@ -93,7 +93,7 @@ class ProjectCommand(PlainCommand):
         return (opt_dodo, *super().cmd_options)
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Do the work in a project, print to stdout and return the exit code."""
+        """Work in a project, print to stdout and return the exit code."""
         raise NotImplementedError
 
     def perform(self, names: Sequence[str], options: Options) -> int:
@@ -122,7 +122,7 @@ def options_first(command: Any, arguments: Sequence[str]) -> list[str]:
 
 
 def program_of(command: Command) -> str:
-    """Return the program that runs a command."""
+    """Return the program of a command."""
     return "buildsys" if command.bin_name == "buildsys" else "doit"  # not `__main__.py`
 
 

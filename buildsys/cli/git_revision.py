@@ -235,7 +235,7 @@ def builds_of(
 
 
 def recorded_builds(ledger: Ledger, store: Store) -> RecordsOf:
-    """Return a function for the passed builds of a target, recorded or stored, newest first."""
+    """Return a lookup of a target's passed builds, newest first."""
     stored: dict[str, list[ActionRecord]] = {}
     for one in store.actions():
         stored.setdefault(one.record.target, []).append(one.record)

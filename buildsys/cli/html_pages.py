@@ -109,7 +109,7 @@ def write_pages(session: Session, models: Iterable[str]) -> Path | None:
 
 
 def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> Iterator[Path]:
-    """Remove the pages of ``models`` from the folder and the index; yield removed files.
+    """Remove the pages of ``models`` and their index entries; yield removed files.
 
     With ``dry_run`` nothing is removed.
     """

@@ -1,4 +1,4 @@
-"""The loader of dodo files for plain ``doit``, with our version and help.
+"""Loader of dodo files for plain ``doit``, with our version and help.
 
 doit makes the loader before it does anything else. It has no other place to change the output of
 ``doit --version`` and ``doit --help``: it calls its own functions for both.

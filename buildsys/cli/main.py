@@ -125,7 +125,7 @@ def run(arguments: Sequence[str], *, program: str = PROGRAM) -> int:
 
 
 def _runs_anywhere(arguments: Sequence[str]) -> bool:
-    """Check for commands that need no project."""
+    """Check for commands without a project."""
     if arguments[:1] == ["help"]:
         return not arguments[1:] or arguments[1] in COMMANDS
     return arguments[:1] in (["--version"], ["init"])

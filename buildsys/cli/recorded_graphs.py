@@ -28,7 +28,7 @@ _ORDER = ("export", "surgery:after_export", "simplify", "surgery:after_simplify"
 
 @dataclass(frozen=True)
 class StageGraphs:
-    """The graphs that a stage made in two builds."""
+    """The graphs of a stage in two builds."""
 
     stage: str  # "export", "convert:fp16", "engine:ort"
     state: str  # EQUAL, DIFFERENT, UNKNOWN, ONLY_FIRST or ONLY_SECOND
@@ -45,7 +45,7 @@ class GraphComparison:
 
     @property
     def changed(self) -> list[StageGraphs]:
-        """The stages with graphs that are not known to be equal."""
+        """The stages with graphs not known to be equal."""
         return [one for one in self.stages if one.state != EQUAL]
 
     def as_json(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class GraphComparison:
 def compare_graphs(
     store: Store, sides: tuple[Side, Side], manifests: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> GraphComparison:
-    """Compare the graphs of all stages of two builds, in the order of the stages."""
+    """Compare the graphs of two builds, in the order of stages."""
     first, second = (_graphs(*one) for one in zip(sides, manifests, strict=True))
     stages: list[StageGraphs] = []
     compared, difference = "", None

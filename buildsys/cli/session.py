@@ -174,7 +174,7 @@ class Session(TargetNames):
         )
 
     def _keys_at_revision(self, revision: str, target: str) -> frozenset[str]:
-        """Return the keys of all builds with a target's inputs at a git revision."""
+        """Return the keys of builds with a target's inputs at a revision."""
         from buildsys.cli.git_revision import builds_of, recorded_builds
         from buildsys.execution.build_cache import store_folder
         from buildsys.store.object_store import Store

@@ -42,7 +42,7 @@ KeysAtRevision = Callable[[str, str], frozenset[str]]
 
 
 class _Commit(NamedTuple):
-    """The commit of a pinned revision, or why there is none."""
+    """The commit of a pinned revision, or the reason for its absence."""
 
     name: str
     problem: str = ""
@@ -152,7 +152,7 @@ class Baselines:
         return [one for one in records if not _differences(_ENVIRONMENT, one.parts, parts)]
 
     def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
-        """Return why there is no baseline, and what gives one."""
+        """Return the reason for a missing baseline, and its remedy."""
         assert action.baseline is not None
         pin, next_one = action.baseline.revision, "the next build is compared with this one"
         if pin:
@@ -186,7 +186,7 @@ class Baselines:
         return _Commit("", f"git knows no revision {revision}", hint)
 
     def _pinned(self, action: Action, parts: Parts, *, thorough: bool) -> Build | None:
-        """Return the best build of the pinned revision: one that runs here, then the newest.
+        """Return the pinned revision's best build: runnable here, then the newest.
 
         A ``thorough`` search also finds builds of another revision with the same inputs: a target
         that was up to date at the pinned one was not built there.
@@ -210,7 +210,7 @@ class Baselines:
         return [b for b in builds if b.status == PASSED and "engine" in b.outputs]
 
     def _nearest(self, builds: list[Build], action: Action, parts: Parts) -> Build | None:
-        """Return the newest of the builds whose environment differs least."""
+        """Return the newest build with the fewest differences in environment."""
         changes = self._changes(builds, action, parts)
         order = sorted(range(len(builds)), key=lambda n: tuple(map(bool, changes[n])))
         return builds[order[0]] if order else None
@@ -268,7 +268,7 @@ class Baselines:
         return {k: float(v) for k, v in found.items() if isinstance(v, (int, float))}
 
     def _pinned_options(self, build: Build) -> Mapping[str, Any] | None:
-        """Return the options that the engine was built with, None if they are not readable."""
+        """Return the options of the engine's build, None if not readable."""
         from buildsys.plan.model_plan import ModelPlan
 
         with suppress(LookupError, TypeError, ValueError, AttributeError):
@@ -285,7 +285,7 @@ def _rebuild(action: Action) -> str:
 
 
 def _build_of(action: Action, parts: Parts) -> tuple[str, dict[str, str]]:
-    """Return what makes a build another one: its engine and the libraries that run it."""
+    """Return the identity of a build: its engine and runtime libraries."""
     return _engine(action, parts), {k: v for k, v in parts.items() if k.startswith(_LIBRARIES)}
 
 
@@ -297,7 +297,7 @@ def _engine(action: Action, parts: Parts) -> str:
 def _differences(
     prefixes: tuple[str, ...], then: Parts, now: Parts, *, common: bool = False
 ) -> list[str]:
-    """Return the names of parts that differ, with ``common`` among those of both."""
+    """Return the names of different parts, with ``common`` among shared ones."""
     labels = then.keys() & now.keys() if common else then.keys() | now.keys()
     changed = (one for one in labels if then.get(one) != now.get(one))
     return sorted(one.partition(":")[2] for one in changed if one.startswith(prefixes))

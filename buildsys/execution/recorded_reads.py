@@ -178,7 +178,7 @@ def undeclared(reads: Reads, parts: Mapping[str, str]) -> dict[str, str]:
 
 
 def forbidden(reads: Reads) -> StageError:
-    """Return the error of reads that ``strict_reads`` forbids."""
+    """Return the error of reads forbidden by ``strict_reads``."""
     texts = list(describe(reads, strict=True))
     more = f" (and {len(texts) - 1} more lines)" if len(texts) > 1 else ""
     return StageError(f"{texts[0]}, which strict_reads forbids{more}", _remedy(reads))

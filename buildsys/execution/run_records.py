@@ -30,7 +30,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class RunRecords:
-    """Records how runs of targets end.
+    """Records ends of targets' runs.
 
     ``make_recorder`` returns the recorder of the history, None to keep no history.
     """
@@ -59,7 +59,7 @@ class RunRecords:
         files: Iterable[str] | None = None,
         figures: Mapping[str, Any] = _NONE,
     ) -> None:
-        """Add a run that nothing can be restored from; ``files`` are those of the target."""
+        """Add a run without restorable outputs; ``files`` are the target's."""
         self._ledger.add_run(run, files)
         self._add_to_history(action, key, run, figures)
 
@@ -73,7 +73,7 @@ class RunRecords:
         *,
         restored: bool = False,
     ) -> None:
-        """Add a build that is up to date from now on."""
+        """Add a build, up to date from now on."""
         self._ledger.add(record, restored=restored, why=why, reads=key.reads)
         started, how = (utc_now(), RESTORED) if restored else (record.started, _RAN)
         ended = record.status, started, record.seconds, record.reason, why

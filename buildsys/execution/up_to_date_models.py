@@ -226,7 +226,7 @@ def action_in(line: str) -> tuple[Action, Reads]:
 
 
 def _plain_stamp(path: str) -> tuple[int, ...]:
-    """Return the fields of a ``Stamp``, without the time of making and formatting thousands."""
+    """Return the fields of a ``Stamp``: making and formatting thousands takes time."""
     try:
         found = os.stat(path)  # noqa: PTH116 - a Path costs three times as much
     except (OSError, ValueError):

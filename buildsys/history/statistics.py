@@ -73,7 +73,7 @@ def signed_rank_bound(differences: Sequence[float], confidence: float = CONFIDEN
 
 
 def robust_sigma(values: Sequence[float]) -> float:
-    """Return the standard deviation as outliers do not change it: from the median deviation."""
+    """Return a standard deviation robust against outliers: from the median deviation."""
     center = median(values)
     return _MAD_TO_SIGMA * median([abs(one - center) for one in values])
 

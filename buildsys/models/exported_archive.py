@@ -63,11 +63,11 @@ _MAX_DEPTH = 200
 
 
 class UnsafeError(Exception):
-    """A part of an archive that could execute code."""
+    """A part of an archive able to execute code."""
 
 
 def check_archive(file: Path, shown: str) -> Mapping[str, Any]:
-    """Return the program of an archive, as JSON, if nothing in it can execute code.
+    """Return an archive's program as JSON, if it cannot execute code.
 
     Raises: StageError: the file is no such archive, newer than torch, or unsafe.
     """
@@ -168,7 +168,7 @@ def _check_operator(name: str) -> None:
 
 
 def _check_expression(text: str) -> None:
-    """Check the size of a tensor, which torch evaluates as Python."""
+    """Check a tensor's size: torch evaluates it as Python."""
     known = {*_SYMPY.split(), *sympy_functions.__all__}
     position = 0
     while position < len(text):
@@ -215,7 +215,7 @@ def _check_tree(tree: Mapping[str, Any], keys: re.Pattern[str], depth: int) -> N
 
 
 def _check_guard(text: str) -> None:
-    """Check a condition on sizes, which torch executes as Python."""
+    """Check a condition on sizes: torch executes it as Python."""
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except SyntaxError as error:

@@ -239,7 +239,7 @@ def _type(value: Any) -> str:
 
 
 def _family(value: Any) -> str:
-    """Return the kind of numbers within which a conversion keeps the meaning."""
+    """Return the kind of numbers; conversions within it keep the meaning."""
     if not isinstance(value, torch.Tensor) or value.is_quantized:
         return _type(value)
     if value.dtype == torch.bool:

@@ -93,7 +93,7 @@ def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
 
 
 def _sources(layer: SlowLayer, engine: EngineResult) -> list[str]:
-    """Return the nodes of the ONNX graph in a node of ONNX Runtime, [] if unknown."""
+    """Return the ONNX graph's nodes in an engine node, [] if unknown."""
     name = layer.get("name", "")
     return engine["source_nodes"].get(name, [name]) if "source_nodes" in engine else []
 

@@ -46,7 +46,7 @@ def gpu_facts() -> Mapping[str, str]:
 
 
 def equal_gpus(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
-    """Return UUIDs of the visible GPUs if they are equal: a job may run on any of them.
+    """Return UUIDs of equal visible GPUs: a job may run on any.
 
     Empty for fewer than two, and if ``variables`` of a toolchain select its GPU.
     """
@@ -59,7 +59,7 @@ def equal_gpus(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
 
 
 def gpu_uuids(variables: Iterable[tuple[str, str]] = (), *, here: bool = True) -> tuple[str, ...]:
-    """Return UUIDs of CUDA's possible GPUs with further variables, and ``here`` without them."""
+    """Return UUIDs of CUDA's possible GPUs with ``variables``, and ``here`` without."""
     found: list[str] = []
     for environment in (*([os.environ] if here else []), {**os.environ, **dict(variables)}):
         gpus, unordered = _find_gpus(

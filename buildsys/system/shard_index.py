@@ -1,4 +1,4 @@
-"""Indices of weights that are split into several safetensors files."""
+"""Indices of weights split into several safetensors files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_index(path: Path) -> dict[str, set[str]]:
 
 
 def shards_of(path: Path) -> list[Path]:
-    """Return the shards of an index in its order, none of another or a damaged file."""
+    """Return the shards of an index in order, none of other files."""
     if not path.name.endswith(INDEX_SUFFIX):
         return []
     try:

@@ -232,7 +232,7 @@ def slowest_layers(
     operators: tuple[OperatorUse, ...],
     inputs: Mapping[str, Tensor],
 ) -> list[Figures]:
-    """Return the slowest nodes, [] on a GPU: the profiler sees launches there."""
+    """Return the slowest nodes, [] on a GPU: its profiler sees launches."""
     from buildsys.backends.onnxruntime.layer_times import read_layers
 
     if options["provider"] != "cpu":

@@ -23,7 +23,7 @@ _LARGEST_BYTES = 64 << 20  # of a profile
 
 
 def read_layers(profile: Path) -> list[Figures]:
-    """Return the slowest nodes, with the median time of all runs but the first.
+    """Return the slowest nodes with their median times, without the first run.
 
     [] for a profile that is too large. Raises: OSError, ValueError: it cannot be read.
     """
@@ -64,7 +64,7 @@ def read_layers(profile: Path) -> list[Figures]:
 
 
 def _precision(arguments: Mapping[str, Any]) -> str | None:
-    """Return the narrowest type of inputs and outputs that can hold activations or weights."""
+    """Return the narrowest type of activations or weights among inputs and outputs."""
     outputs = list(_types(arguments.get("output_type_shape", ())))
     found = {*outputs, *_types(arguments.get("input_type_shape", ()))}
     return next((one for one in _NARROWEST_FIRST if one in found), next(iter(outputs), None))

@@ -21,7 +21,7 @@ _FARTHEST = 8  # inserted nodes in a row
 
 
 def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
-    """Return node of the engine -> nodes of ``source``, without nodes that are unchanged.
+    """Return engine node -> nodes of ``source``, without unchanged nodes.
 
     Both are ONNX graphs; nodes inside of their subgraphs are left out.
     """
@@ -36,7 +36,7 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
 
 
 class _Matches:
-    """Nodes of two graphs that belong together; those of the source by their index."""
+    """Matching nodes of two graphs; source nodes by their index."""
 
     def __init__(self, source: Sequence[Any], engine: Any) -> None:
         self._source = source
@@ -65,7 +65,7 @@ class _Matches:
         ]
 
     def _same(self, node: Any) -> list[int]:
-        """Return the source node of the same name, or those of a blocked convolution."""
+        """Return the source node of this name, or a blocked convolution's nodes."""
         n = self._named.get(node.name)
         if n is not None and self._source[n].op_type == node.op_type:
             return self._take(n)
@@ -96,7 +96,7 @@ class _Matches:
         return [n]
 
     def _take_before(self, starts: Sequence[int], mine: list[int]) -> None:
-        """Add the nodes before ``starts`` up to tensors that the engine has as well."""
+        """Add the nodes before ``starts`` up to tensors of the engine."""
         waiting, seen = list(starts), set()
         while waiting:
             n = waiting.pop()
@@ -108,7 +108,7 @@ class _Matches:
             waiting += [self._producers[name] for name in names if name in self._producers]
 
     def _of_next(self, n: int, own: Sequence[list[int]], readers: Mapping[str, int]) -> list[int]:
-        """Return the source nodes of a node, or of the nearest one after it with any."""
+        """Return the source nodes of a node or its nearest successor."""
         for _ in range(_FARTHEST):
             if own[n]:
                 break

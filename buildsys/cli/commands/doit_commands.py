@@ -172,7 +172,7 @@ class Clean(DoitCommand, DoitClean):  # type: ignore[misc]
 
     @wraps(DoitClean._execute)  # doit reads the options from its signature
     def _execute(self, **options: Any) -> Any:
-        """Remove the files, and the pages of models whose report is removed."""
+        """Remove the files, and the pages of models with removed reports."""
         code = super()._execute(**options)
         session: Session | None = next((task.session for task in self.task_list), None)
         names = [target.split(":", 2) for target in session.cleaned] if session else []

@@ -34,7 +34,7 @@ class ManifestView:
         refused: Iterable[FieldPath] = (),
         data: dict[str, Any] | None = None,
     ) -> None:
-        """Prepare; ``data`` is the tree as plain data, which may be changed."""
+        """Prepare; ``data`` is the tree as plain data, and may be changed."""
         self._tree = tree
         self._file = file
         self.data: dict[str, Any] = plain(tree) if data is None else data

@@ -1,1 +1,1 @@
-"""Kinds of ``source`` in a manifest, one module each, named like the manifest's field."""
+"""Kinds of ``source`` in a manifest; modules are named like fields."""

@@ -64,7 +64,7 @@ def _load(file: Path) -> torch.export.ExportedProgram:
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Let torch.load refuse pickled objects, also where its caller allows them."""
+    """Let torch.load refuse pickled objects, even against its caller's wish."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
     os.environ.update(_VARIABLES)
     try:

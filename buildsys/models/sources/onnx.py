@@ -1,4 +1,4 @@
-"""ONNX models: files, and callables that make one."""
+"""ONNX models: files, and callables returning one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STATUS_TEXTS = {
 
 
 def load_templates() -> None:
-    """Compile the templates, which takes longer than rendering them."""
+    """Compile the templates: it takes longer than rendering them."""
     for name in (MODEL, INDEX):
         environment().get_template(name)
 
@@ -60,7 +60,7 @@ def _source(name: str) -> Markup:
 
 
 def _csp_hash(name: str) -> str:
-    """Return the hash of a script: a second guard, after escaping, against any other one."""
+    """Return a script's hash: besides escaping, a guard against other scripts."""
     return "sha256-" + base64.b64encode(hashlib.sha256(_source(name).encode()).digest()).decode()
 
 

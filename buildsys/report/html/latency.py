@@ -24,7 +24,7 @@ Samples = Mapping[tuple[str, str, str], Sequence[float]]  # of engine, case and 
 def distributions(
     report: Report, samples: Samples
 ) -> list[tuple[str, str, list[tuple[str, Chart]]]]:
-    """Return cases with their sizes and a chart per engine, the recommendation's case first."""
+    """Return cases, sizes and charts per engine, the recommendation's case first."""
     first = report.recommendation.case if report.recommendation else ""
     colors, found = _colors(report), []
     for case in sorted(
@@ -51,7 +51,7 @@ def distributions(
 
 
 def contenders(report: Report) -> list[tuple[TimingLine, str, bool, str]]:
-    """Return every contender with its name, a mark for the fastest, and its ratio.
+    """Return every contender with name, mark for the fastest, and ratio.
 
     The ratio is that of its median to the engine's of the same benchmark and case.
     """
@@ -74,7 +74,7 @@ def contenders(report: Report) -> list[tuple[TimingLine, str, bool, str]]:
 
 
 def by_batch(report: Report) -> list[tuple[str, Chart]]:
-    """Return latency and throughput against batch size, [] for a single batch size."""
+    """Return latency and throughput by batch size, [] for a single size."""
     names, colors = _names(report), _colors(report)
 
     def drawn(title: str, figure: str) -> Chart | None:
@@ -106,7 +106,7 @@ def by_batch(report: Report) -> list[tuple[str, Chart]]:
 
 
 def _colors(report: Report) -> dict[tuple[str, str], str]:
-    """Return the class of each contender: engines k0 and on, baselines by name."""
+    """Return each contender's CSS class: engines by number, baselines by name."""
     engines = [engine.name for engine in report.engines]
     found = {}
     for line in report.bench:

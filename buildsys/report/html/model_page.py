@@ -1,4 +1,4 @@
-"""The page of one model, from the same data as the other reports.
+"""The page of one model, from the other reports' data.
 
 A page is one file without external resources: it opens from a disk, in a mail or as an artifact of
 a CI system. Everything works without scripts; they add sorting, filters, zoom and relative times.
@@ -39,7 +39,7 @@ class PipelineRow:
 
 @dataclass(frozen=True)
 class GraphPicture:
-    """The picture of a graph: shapes inside the page, or a link to a large file."""
+    """The picture of a graph: inline shapes, or a link if large."""
 
     title: str
     svg: str = ""
@@ -71,7 +71,7 @@ class ModelPage:
 
 
 def page_name(model: str) -> str:
-    """Return the file name of a model's page; no two names are equal."""
+    """Return the unique file name of a model's page."""
     return f"{model}.html" if model.lower() != "index" else f"{model},model.html"
 
 
@@ -116,7 +116,7 @@ def render_model(page: ModelPage) -> str:
 def _problems(
     pipeline: Iterable[PipelineRow],
 ) -> list[tuple[str, str, str, list[PipelineRow]]]:
-    """Return status, reason, hint and targets of everything that has not passed."""
+    """Return status, reason, hint and targets of everything not passed."""
     found: dict[tuple[str, str, str], list[PipelineRow]] = {}
     for row in pipeline:
         line = row.line
@@ -127,7 +127,7 @@ def _problems(
 
 
 def _error_chart(check: Check) -> Chart | None:
-    """Return the errors of a check, relative ones if those are limited or nothing else is."""
+    """Draw a check's errors: absolute if only these are limited, otherwise relative."""
     limit = check.limits.get("rtol")
     name, measure = "relative", "relative error"
     if limit is None and "atol" in check.limits:
@@ -171,7 +171,7 @@ def _trend(one: EngineHistory) -> Chart | None:
 
 
 def _changes(history: Iterable[EngineHistory], engine: str) -> list[Change]:
-    """Return what the last builds changed, the recommended engine first."""
+    """Return changes by the last builds, the recommended engine first."""
     found: dict[str, Change] = {}  # reasons are much the same for several engines
     for one in sorted(history, key=lambda one: one.engine != engine):
         for change in changes(one.engine, one.built, one.verified, one.timed):

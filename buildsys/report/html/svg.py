@@ -42,7 +42,7 @@ def bar(share: float | None, kind: str = "k0") -> Markup:
 
 
 def tick_mark(at: float, height: float, label: str, *, with_line: bool = True) -> str:
-    """Return a label below a chart and its grid line, ``at`` percent of the width."""
+    """Return a label and grid line ``at`` percent of the width."""
     anchor = "start" if at < 5 else "end" if at > 95 else "middle"
     line = f'<line class="grid" x1="{short(at)}%" x2="{short(at)}%" y1="0" y2="{short(height)}"/>'
     return (
@@ -69,7 +69,7 @@ def framed(parts: Iterable[str], height: float, label: str) -> Markup:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return escaped text of at most ``longest`` characters, the whole text as a tooltip."""
+    """Return escaped text of at most ``longest`` characters, with a tooltip."""
     line = printable_line(text)
     shown = f"{line[: longest - 1]}…" if len(line) > longest else line
     title = f"<title>{escape(line)}</title>" if shown != line and longest <= 30 else ""

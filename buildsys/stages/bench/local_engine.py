@@ -74,7 +74,7 @@ class LocalEngine:
         }
 
     def slowest_layers(self, case: Path) -> list[Figures]:
-        """Return the slowest layers on the golden inputs of ``case``, in a new session.
+        """Return the slowest layers on inputs of ``case``, in a new session.
 
         The timed one is closed before.
         """

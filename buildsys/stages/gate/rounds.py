@@ -52,7 +52,7 @@ def measure_rounds(
     numbers: range,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of one process per side and round: side -> figure -> one per round.
+    """Return side -> figure -> values, a process per side and round.
 
     ``numbers`` are those of the rounds; the order of the sides alternates.
 

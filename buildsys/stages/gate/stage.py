@@ -180,7 +180,7 @@ def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
 
 
 def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Rounds:
-    """Continue to ``count`` rounds of this build, next to the baseline if it can run here."""
+    """Continue to ``count`` rounds of this build and a runnable baseline."""
     options, gpu = job.options, job.options.get("gpu")
     backend = options["engine"]["backend"]
     uses = implementation_of(job, backend).uses

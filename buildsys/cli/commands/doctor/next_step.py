@@ -30,7 +30,7 @@ def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
 
 
 def _build(root: Path, program: str) -> str:
-    """Return the command that builds or explains what is stale, "" if nothing is."""
+    """Return the command to build or explain stale targets, "" without any."""
     try:
         session = Session.read_only(root)
         models = list(session.project.models)

@@ -1,4 +1,4 @@
-"""buildsys init: make the current folder a project, without touching what is there."""
+"""buildsys init: make the current folder a project, without changing existing files."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _editor_files(root: Path) -> dict[str, bytes]:
 
 
 def _check_folder(root: Path, program: str) -> None:
-    """Check that a folder can become a project.
+    """Check a folder for its use as a project.
 
     Raises: UsageError: it is one, belongs to one, or uses doit for something else.
     """
