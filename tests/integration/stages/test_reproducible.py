@@ -28,7 +28,7 @@ from buildsys.onnx_graphs.inspection.first_difference import (
 from buildsys.stages.export.origins import strip_traces
 
 SUPPORT = ROOT / "tests" / "integration"
-NAMES = ("linear", "two_heads", "conv_bn_relu", "flatten_head", "token_scorer")
+NAMES = ("two_heads", "conv_bn_relu", "flatten_head", "token_scorer")
 EXPORTERS = {"torchscript": "{opset: 17}", "dynamo": "{exporter: dynamo, opset: 18}"}
 MORE = {  # special exports: model and export section
     "functions": ("flatten_head", "{opset: 17, export_modules_as_functions: true}"),
