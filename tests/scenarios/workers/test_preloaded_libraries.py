@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.workers.client import pool as pool_module
+from buildsys.workers import server_kinds
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import LIGHT, TORCH
@@ -31,7 +31,9 @@ def pool(project: Path) -> Iterator[WorkerPool]:
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(
-            pool_module, "server_kind_of", lambda job: {"torch": TORCH, "light": LIGHT}[job.variant]
+            server_kinds,
+            "server_kind_of",
+            lambda job: {"torch": TORCH, "light": LIGHT}[job.variant],
         )
         yield pool
 

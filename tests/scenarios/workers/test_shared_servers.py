@@ -20,8 +20,7 @@ from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 
 from buildsys.errors import StageError, UsageError, WorkerDied
 from buildsys.system.processes import Process
-from buildsys.workers import registry
-from buildsys.workers.client import pool as pool_module
+from buildsys.workers import registry, server_kinds
 from buildsys.workers.client import server_handle, status
 from buildsys.workers.client.environment import server_modules
 from buildsys.workers.client.pool import WorkerPool
@@ -189,7 +188,7 @@ def test_a_change_starts_another_server(
 def test_the_fingerprint_covers_all_loaded_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "server_kind_of", lambda job: LIGHT)
+    monkeypatch.setattr(server_kinds, "server_kind_of", lambda job: LIGHT)
     loaded = set(run(tmp_path, "list_own_modules")["files"])
     assert str(ROOT / "buildsys/workers/server/server.py") in loaded
     assert loaded <= set(server_modules())
@@ -304,7 +303,7 @@ def test_a_server_without_its_library_is_not_kept(
     (tmp_path / "broken_torch.py").write_text("raise ImportError('no libcudart.so')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(tmp_path))))
     monkeypatch.setattr(
-        pool_module, "server_kind_of", lambda _: ServerKind("broken", ("broken_torch",))
+        server_kinds, "server_kind_of", lambda _: ServerKind("broken", ("broken_torch",))
     )
     with pytest.raises(
         StageError, match=r"cannot import broken_torch: ImportError: no libcudart\.so"

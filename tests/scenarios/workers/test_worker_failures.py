@@ -25,7 +25,7 @@ from pool_project import (
 from project_folder import TIMEOUT_S, wait_until
 
 from buildsys.errors import StageError, WorkerDied
-from buildsys.workers.client import pool as pool_module
+from buildsys.workers import server_kinds
 from buildsys.workers.client import server_handle
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.server_kinds import ServerKind
@@ -45,7 +45,7 @@ def project(
 
 
 def use_kind(monkeypatch: pytest.MonkeyPatch, name: str, *preload: str) -> None:
-    monkeypatch.setattr(pool_module, "server_kind_of", lambda _: ServerKind(name, preload))
+    monkeypatch.setattr(server_kinds, "server_kind_of", lambda _: ServerKind(name, preload))
 
 
 def use_slow_library(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,13 +228,13 @@ def test_a_server_survives_the_thread_that_started_it(project: PoolProject) -> N
 ORCHESTRATOR = """
 import sys, threading
 from pathlib import Path
-from buildsys.workers.client import pool as pool_module
+from buildsys.workers import server_kinds
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import ServerKind
 
 if sys.argv[3] == "slow":
-    pool_module.server_kind_of = lambda _: ServerKind("slow", ("slow_library",))
+    server_kinds.server_kind_of = lambda _: ServerKind("slow", ("slow_library",))
 project = Path(sys.argv[1])
 pool = WorkerPool(project / ".buildsys")
 options, outputs = {"do": sys.argv[2]}, {"result": project / "result.json"}
