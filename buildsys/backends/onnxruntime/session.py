@@ -35,6 +35,7 @@ _FAILURES = (
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (Load model from .*? failed: ?)?")
 _FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)")
 _CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
+_FLOAT32 = "most kernels are for float32: convert the network and its inputs"
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '([^']*)'")
 
 T = TypeVar("T")
@@ -163,7 +164,8 @@ def _call(what: str, function: Callable[[], T]) -> T:
         elif failed:
             text = f"{failed[1]} ({node}) failed: {_CPP_PLACE.sub('', failed[3])}"
         text = text if kernel or len(text) <= 400 else text[:400] + "…"
-        raise StageError(f"ONNX Runtime {what}: {text}") from error
+        hint = _FLOAT32 if kernel else ""
+        raise StageError(f"ONNX Runtime {what}: {text}", hint) from error
 
 
 def _port(argument: Any) -> Port:

@@ -334,3 +334,12 @@ def test_a_node_that_fails_at_run_time_is_named() -> None:
         StageError, match=r"Reshape \(node fold\) failed: The input tensor cannot be reshaped"
     ):
         graph.run({"x": tensor_of(np.zeros(2, np.float32))})
+
+
+def test_a_missing_kernel_names_node_and_remedy() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="c")
+    shape = (TensorProto.DOUBLE, [1, 1, 4])
+    model = make_model([node], {"x": shape}, {"y": shape}, {"w": np.ones((1, 1, 1), np.float64)})
+    message = r"no kernel for Conv\(11\) with these types \(node c\); most kernels are for float32"
+    with pytest.raises(StageError, match=message):
+        OrtGraph(model.SerializeToString(), session_options(severity=4))
