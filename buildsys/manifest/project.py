@@ -188,7 +188,6 @@ class _Load:
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
     ambiguous: set[str] = field(default_factory=set)  # names of several models
     are_shared_files_broken: bool = False
-    _is_project_valid: bool = False  # project.yaml, as the cache knows
 
     def files(self) -> list[str]:
         """Return the shared files and the manifests."""
@@ -202,7 +201,6 @@ class _Load:
         files = self.files()
         cache = read_cache(cache_file, str(configs))
         valid = cache.valid_entries(root)
-        self._is_project_valid = self.shown(files[0]) in valid
         entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             name = self.shown(file)
@@ -243,8 +241,7 @@ class _Load:
         from buildsys.manifest.resolve import Resolver
         from buildsys.manifest.workspace import Workspace
 
-        workspace = Workspace(self._project.root, self._project.configs, self._links_into)
-        return Resolver(workspace, is_project_valid=self._is_project_valid)
+        return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
 
     def _is_wanted(self, file: str) -> bool:
         if self._wanted is None:

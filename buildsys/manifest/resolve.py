@@ -33,17 +33,13 @@ _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
 
 
 class Resolver:
-    """Resolve manifests one by one with shared project.yaml and engines.yaml.
+    """Resolve manifests one by one with shared project.yaml and engines.yaml."""
 
-    A valid project.yaml is not checked again, which takes 35 ms.
-    """
-
-    def __init__(self, workspace: Workspace, *, is_project_valid: bool = False) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.project_file = workspace.configs / "project.yaml"
         self.engines_file = workspace.configs / "engines.yaml"
         self._toolchains: ValueNode | None = None  # None: project.yaml is broken
-        self._is_project_valid = is_project_valid
         self._defaults, self._project_errors = self._read_project()
         self._presets, self._engine_errors = self._read_presets()
 
@@ -129,7 +125,7 @@ class Resolver:
             document = self.workspace.document(self.project_file)
         except ManifestError as error:
             return empty, [error]
-        problems = [] if self._is_project_valid else _validate(document, ProjectSpec)
+        problems = _validate(document, ProjectSpec)
         problems += toolchain_problems(document.get("toolchains") or empty)
         defaults = document.get("defaults") or empty
         for name in _NOT_SHARED:

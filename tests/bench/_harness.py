@@ -146,7 +146,9 @@ def doit_command(*arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return the environment of both sides' processes."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BUILDSYS_")}
+    # without bytecode every process would compile its modules, as no installed one does
+    dropped = ("BUILDSYS_", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     # servers live until the next run, but do not disturb later measurements
     return {**kept, "PYTHONPATH": str(ROOT), "BUILDSYS_WORKER_IDLE": "30s"}
 
