@@ -108,6 +108,11 @@ def _export(view: ManifestView) -> Problems:
     exporter = view.map("export").get("exporter", "torchscript")
     if exporter not in ("torchscript", "dynamo"):
         return
+    if "exported_program" in view.map("source") and exporter == "torchscript":
+        text = "the torchscript exporter would fix the dynamic sizes of a saved program"
+        hint = "write export: {exporter: dynamo, opset: 18}"
+        yield view.problem(("export", "exporter"), text, hint)
+        return
     for option, hint in _IGNORED_BY[exporter].items():
         if view.get("export", option) is not None:
             text = f"ignored by exporter {exporter}"

@@ -62,6 +62,11 @@ def test_a_commit_of_the_hub_is_accepted(project, source):
             f'timm: resnet18, weights: {{file: "hf://a/b@{COMMIT}/../c.pth"}}',
             "expected hf://OWNER/NAME@COMMIT/FILE, found",
         ),
+        (
+            "exported_program: w.pth",
+            "export.exporter: the torchscript exporter would fix the dynamic sizes of a saved "
+            "program; write export: {exporter: dynamo, opset: 18}",
+        ),
         ("onnx: w.pth, kwargs: {size: 3}", "source.kwargs: a file takes no arguments; remove it"),
         ("onnx: graph.py:mak", "graph.py does not define mak; did you mean make?"),
         ("onnx: grap.py:make", "file grap.py does not exist; did you mean graph.py?"),
