@@ -108,9 +108,9 @@ def _graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, d
 
 
 def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
-    """Return the targets of a recorded manifest in build order, {} if it cannot be planned.
+    """Return the targets of a recorded manifest in build order.
 
-    Those of one engine are it and what it is built from.
+    For one engine, only those it is built from. {}: another version recorded the manifest.
     """
     planned: dict[str, Action] = {}
     # of another version of buildsys

@@ -265,7 +265,7 @@ def _check(
         check["status"] = FAILED
     elif change.is_unconfirmed:
         check["status"] = NOISY
-        check["text"] += f", and it takes {CONFIRMING} nights to tell that from a bad one"
+        check["text"] += f", and {CONFIRMING} nights have to confirm it"
     elif change.may_hide_one:
         check["status"] = NOISY
         check["text"] = (

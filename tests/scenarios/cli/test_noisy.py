@@ -14,7 +14,7 @@ REASON = "engine, case opt: the median is only known to be between"
 
 
 def test_it_is_measured_by_every_run_and_never_up_to_date(ready: ReadyProject) -> None:
-    ready.edit(MANIFEST, "noise: null", "noise: {interval: 1.0e-9, budget: 0}")
+    ready.edit(MANIFEST, "noise: null", "noise: {interval: 1.0e-9, other_load: null, budget: 0}")
     first = ready.doit()
     assert first.code == 0
     assert "7 passed, 1 noisy in" in first.out
@@ -37,6 +37,6 @@ def test_it_is_measured_by_every_run_and_never_up_to_date(ready: ReadyProject) -
     assert f"1 noisy: {BENCH}" in report
     shutil.rmtree(ready.root / "build")
     assert BENCH not in ready.doit().restored
-    ready.edit(MANIFEST, "noise: {interval: 1.0e-9, budget: 0}", "noise: null")
+    ready.edit(MANIFEST, "noise: {interval: 1.0e-9, other_load: null, budget: 0}", "noise: null")
     assert "passed" in ready.doit(BENCH).out
     assert ready.doit(BENCH).out.startswith("everything is up to date")

@@ -297,7 +297,7 @@ def test_changed_libraries_are_compared_by_nights(run: RunGate) -> None:
     assert run(LATENCY, baseline=CHANGED).status == "passed"
     first = run(LATENCY, baseline=CHANGED, slower=0.1)
     assert first.status == "noisy"
-    assert first.reason.endswith("and it takes 3 nights to tell that from a bad one")
+    assert first.reason.endswith("and 3 nights have to confirm it")
     assert first.figures["baseline"]["method"] == "nights"
     nights = {**CHANGED["nights"], "recent": {"latency": [0.0022, 0.00221]}}
     third = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
