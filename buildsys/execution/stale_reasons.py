@@ -38,7 +38,7 @@ TEXTS = {
     UNAVAILABLE: "required, but unavailable: {subject}",
     UNREADABLE: "{subject}",
     UNTRUSTED: "restored from a shared cache without a trusted signature",
-    ASKED_FOR: "asked for",
+    ASKED_FOR: "requested",
     REBUILD: "rebuild of {subject} requested",
     UNDECLARED: "{subject}",
     UPSTREAM: "upstream: {subject} {new}",

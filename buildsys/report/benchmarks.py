@@ -27,7 +27,7 @@ _TITLES = {
     ENGINE_CUDA_GRAPH: "engine, CUDA graph",
     "torch_cuda_graph": "torch, CUDA graph",
     "torch_compile": "torch.compile",
-    "onnxruntime": "ONNX Runtime",
+    "onnxruntime": "ONNX Runtime (defaults)",
 }
 
 

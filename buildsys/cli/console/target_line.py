@@ -10,7 +10,7 @@ from buildsys.report.formatting import duration
 from buildsys.system.printable import printable_line
 
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
-OBVIOUS = ("never built", "asked for")  # reasons in the executor's words, not repeated
+OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
 _TAIL_BYTES = 4096  # of a log
 
 

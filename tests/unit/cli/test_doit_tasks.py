@@ -114,7 +114,7 @@ def test_always_forces_what_is_fresh(doit: Doit) -> None:
     code, out = doit("-a", "-s", "export:net")
     assert code == 0
     assert doit.executor.forced == ["export:net"]
-    assert "asked for" in out
+    assert "requested" in out
 
 
 def test_a_damaged_database_of_doit_is_renamed_with_one_line(doit: Doit) -> None:

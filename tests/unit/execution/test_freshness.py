@@ -109,7 +109,7 @@ def test_a_forced_run_of_a_fresh_target_has_that_reason(root: Path) -> None:
     executor.run(EXPORT, force=True)
     found = examine(root, EXPORT).last
     assert found is not None
-    assert [str(reason) for reason in decode_reasons(found.why)] == ["asked for"]
+    assert [str(reason) for reason in decode_reasons(found.why)] == ["requested"]
 
 
 @pytest.mark.parametrize(
