@@ -40,7 +40,7 @@ def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
     provide_old_names()
     torch.manual_seed(source["seed"])
     kind = next(kind for kind in TORCH_KINDS if kind in source)
-    # by name, so that a key has the code of its own kind only
+    # imported by name: a static import would put the code of every kind into the key
     made: SourceModule = import_module(f"buildsys.models.sources.{kind}").make(source, project)
     made.module.eval()
     return made

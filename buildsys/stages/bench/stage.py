@@ -58,7 +58,7 @@ def run(job: Job) -> StageResult:
                 figures["left_out"] = baselines.left_out
             if engine.versions:
                 figures["engine_toolchain"] = dict(engine.versions)
-        # in a session of its own, when nothing is timed any more
+        # profiling slows a session down, so it gets a separate one after the timing
         job.progress("timing the engine's layers")
         case = _MAIN_CASE if _MAIN_CASE in figures["cases"] else next(iter(figures["cases"]), "")
         with suppress(StageError):  # a benchmark is complete without them

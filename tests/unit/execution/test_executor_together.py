@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +31,19 @@ from tiny_project import (
 import buildsys
 from buildsys.errors import StageError
 from buildsys.execution import action_key, stage_job
+from buildsys.execution.executor import Executor
 from buildsys.plan.action import Action
 from buildsys.store.locks import Locks
 from buildsys.workers.job import Job
+
+
+def run_together(executor: Executor, targets: Iterable[str]) -> None:
+    """Run each target in its own thread."""
+    threads = [threading.Thread(target=executor.run, args=(name,)) for name in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
 
 
 def test_a_source_edited_while_the_stage_runs_is_a_failure_that_names_it(root: Path) -> None:
@@ -302,11 +313,7 @@ def test_equal_gpus_are_used_at_the_same_time_each_by_one_target(
             both.wait(60)
 
     pool.meanwhile = enter
-    threads = [threading.Thread(target=executor.run, args=(name,)) for name in graph]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(executor, graph)
     assert sorted(pool.ran) == list(graph)
     assert sorted(used[:2]) == ["GPU-1", "GPU-2"]
 
@@ -326,10 +333,6 @@ def test_no_more_than_n_stages_run_at_a_time(root: Path) -> None:
         running.remove(job.target)
 
     pool.meanwhile = enter
-    threads = [threading.Thread(target=executor.run, args=(name,)) for name in graph]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(executor, graph)
     assert sorted(pool.ran) == list(graph)
     assert max(most) == 2
