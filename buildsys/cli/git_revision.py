@@ -24,7 +24,7 @@ from buildsys.plan.project_plan import ProjectPlan, model_of
 from buildsys.report.formatting import plural
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger
 from buildsys.store.object_store import Store
-from buildsys.system.git import run_git
+from buildsys.system.git import commit_query, run_git
 
 
 class Revision(NamedTuple):
@@ -65,8 +65,8 @@ def commits_until(root: Path, revision: str) -> list[str]:
     """
     git = _Git(root)
     problem = f"there is no model, engine, build or git revision {revision!r}"
-    verify = ("--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    commit = git.text("rev-parse", *verify, problem=problem, hint="`doit history` lists builds")
+    hint = "`doit history` lists builds"
+    commit = git.text(*commit_query(revision), problem=problem, hint=hint)
     return git.text("rev-list", "--max-count=1000", commit, problem=problem).splitlines()
 
 
@@ -93,7 +93,7 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
         raise UsageError("`--since` needs git, which is not installed")
     git = _Git(project.root)
     commit = git.text(
-        *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"),
+        *commit_query(revision),
         problem=f"git knows no revision {revision!r}",
         hint="`git log` and `git tag` list revisions",
     )

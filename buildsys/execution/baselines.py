@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from buildsys.plan.action import Action
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
-from buildsys.system.git import run_git
+from buildsys.system.git import commit_query, run_git
 
 if TYPE_CHECKING:
     from buildsys.history.builds import Build
@@ -173,9 +173,8 @@ class Baselines:
         return {"missing": "there is no earlier build", "hint": next_one}
 
     def _commit(self, revision: str) -> _Commit:
-        verify = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         try:
-            done = run_git(self._project, *verify)
+            done = run_git(self._project, *commit_query(revision))
         except OSError:
             return _Commit("", f"revision {revision} needs git, which is not installed")
         if done.returncode == 0:

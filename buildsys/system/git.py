@@ -10,6 +10,11 @@ from pathlib import Path
 _VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 
+def commit_query(revision: str) -> tuple[str, ...]:
+    """Return the arguments of git that print the commit of a revision, and fail without one."""
+    return "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
+
+
 def run_git(
     folder: Path, *arguments: str, index: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
