@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from buildsys.errors import EngineError
+    from buildsys.runtime.load import load_engine
     from buildsys.system.compatibility.check import can_run
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "can_run"]
+__all__ = ["EngineError", "__version__", "can_run", "load_engine"]
+
+_MODULES = {
+    "EngineError": "errors",
+    "can_run": "system.compatibility.check",
+    "load_engine": "runtime.load",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``can_run`` on first use. Its name is computed: no stage's key may depend on it."""
-    if name != "can_run":
+    """Import a public name on first use. Its module is computed: no stage's key depends on it."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module(f"{__name__}.system.compatibility.check").can_run
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -104,5 +104,10 @@ class Unavailable(StageError):
 
 
 @dataclass(eq=False)
+class EngineError(StageError):
+    """A built engine that cannot be loaded, or run as requested."""
+
+
+@dataclass(eq=False)
 class WorkerDied(StageError):
     """A worker process ended without a result."""

@@ -120,8 +120,27 @@ def raise_refused(
     )
 
 
+@dataclass(frozen=True)
+class Port:
+    """An input or output of an engine; a dynamic size is a name, None or -1."""
+
+    name: str
+    dtype: str  # with ONNX's name
+    shape: tuple[int | str | None, ...]
+
+
 class Session(Protocol):
     """A loaded engine."""
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Return the inputs in the order of the graph."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Return the outputs in the order of the graph."""
+        ...
 
     @property
     def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
@@ -146,9 +165,22 @@ class Session(Protocol):
         """
         ...
 
+    def duplicate(self) -> Session:
+        """Return a session of this engine for another thread, itself if it is thread-safe.
+
+        Must be unloaded before this one.
+        Raises: StageError: the engine cannot run twice at the same time.
+        """
+        ...
+
 
 class Backend(Protocol):
     """The functions of a backend module."""
+
+    @property
+    def RUN_OPTIONS(self) -> Options:  # noqa: N802 (a constant of the module)
+        """Return the options of ``load`` that a user may change, with their defaults."""
+        ...
 
     def prepare(self, options: Options) -> None:
         """Check the options against the library and this machine.

@@ -35,13 +35,13 @@ BIT_DTYPES = {
     # one element per byte
     **dict.fromkeys(("float4e2m1", "int4", "uint4", "int2", "uint2"), "uint8"),
 }
-_ML_DTYPES = {
+ML_DTYPES = {  # the same names as in torch, which has no types below 8 bits
     "bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn", "float8e4m3fnuz": "float8_e4m3fnuz",
     "float8e5m2": "float8_e5m2", "float8e5m2fnuz": "float8_e5m2fnuz",
     "float8e8m0": "float8_e8m0fnu", "float4e2m1": "float4_e2m1fn",
     "int4": "int4", "uint4": "uint4", "int2": "int2", "uint2": "uint2",
 }  # fmt: skip
-_NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in _ML_DTYPES.items()}
+_NAME_OF_ML_DTYPE = {theirs: ours for ours, theirs in ML_DTYPES.items()}
 _INTEGER_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 _CHUNK = 1 << 18  # elements; temporaries fit the cache: ten times faster for large weights
 _DTYPES_KEY, _FLOAT_TYPE = "__dtypes__", "float_type"
@@ -80,6 +80,13 @@ class Tensor:
             values = values.view(_ml_dtype(self.dtype)).astype(np.float32)
         return values
 
+    def typed(self) -> Array:
+        """Return the elements in their own type, a type of ``ml_dtypes`` for bits; no copy.
+
+        Raises: StageError: ``ml_dtypes`` is needed and not installed.
+        """
+        return self.array.view(_ml_dtype(self.dtype)) if self.dtype in BIT_DTYPES else self.array
+
     def non_finite(self) -> int:
         """Return the number of NaN and infinite elements."""
         values = self.values()
@@ -113,7 +120,7 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
             raise StageError(problem)
         return Tensor(np.array(words, dtype=np.str_).reshape(values.shape), dtype)
     if dtype in BIT_DTYPES:
-        if values.dtype.name == _ML_DTYPES[dtype]:
+        if values.dtype.name == ML_DTYPES[dtype]:
             bits = values.view(BIT_DTYPES[dtype])
         elif dtype == "bfloat16":
             bits = _bfloat16_bits(values.astype(np.float32))
@@ -216,5 +223,5 @@ def _ml_dtype(dtype: str) -> np.dtype[Any]:
     except ImportError as error:
         problem = f"{dtype} values need the package ml_dtypes"
         raise StageError(problem, "pip install ml_dtypes") from error
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_DTYPES[dtype]))
     return found

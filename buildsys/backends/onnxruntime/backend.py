@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
     _CONFORMS: Backend = _this_module
 
+RUN_OPTIONS: Options = {
+    "intra_op_threads": 0, "inter_op_threads": 1, "spinning": True, "session_config": {},
+}  # fmt: skip
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _INLINE_LIMIT_BYTES = 1_800_000_000  # an ONNX file is one protobuf message, limited to 2 GiB
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
@@ -81,6 +84,10 @@ class OrtSession(OrtGraph):
             binding.synchronize_outputs()
 
         return run
+
+    def duplicate(self) -> OrtSession:
+        """Return this session: ONNX Runtime runs it in several threads at once."""
+        return self
 
 
 def prepare(options: Options) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from buildsys.backends.interface import Port
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 
@@ -39,15 +39,6 @@ _FLOAT32 = "most kernels are for float32: convert the network and its inputs"
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '([^']*)'")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Port:
-    """An input or output; a dynamic size is a name or None."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str | None, ...]
 
 
 class OrtGraph:
@@ -82,23 +73,30 @@ class OrtGraph:
         self._shown = shown
         self.inputs = tuple(_port(argument) for argument in self.session.get_inputs())
         self.outputs = tuple(_port(argument) for argument in self.session.get_outputs())
+        self._input_names = {port.name for port in self.inputs}
+        self._names = [port.name for port in self.outputs]
+        self._returns_bits = any(port.dtype in BIT_DTYPES for port in self.outputs)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs by name; unknown input tensors are ignored.
 
         Raises: StageError: an input is missing or does not fit, or a node failed.
         """
-        missing = [port.name for port in self.inputs if port.name not in inputs]
+        missing = self._input_names - inputs.keys()
         if missing:
+            first = next(port.name for port in self.inputs if port.name in missing)
             given = ", ".join(inputs) or "none"
-            raise StageError(f"the graph needs the input {missing[0]}, and only {given} is given")
-        names = [port.name for port in self.outputs]
-        feeds = {port.name: _feed(inputs[port.name]) for port in self.inputs}
+            raise StageError(f"the graph needs the input {first}, and only {given} is given")
+        names = self._names
+        feeds = {name: _feed(inputs[name]) for name in self._input_names}
         what = f"cannot run {self._shown}"
-        if not any(port.dtype in BIT_DTYPES for port in self.outputs):
-            found = _call(what, lambda: self.session.run(names, feeds))
+        if not self._returns_bits:
+            try:
+                found = self.session.run(names, feeds)
+            except _FAILURES as error:
+                raise _explained(what, error) from error
             return {
-                port.name: tensor_of(value, port.dtype)
+                port.name: tensor_of(value) if port.dtype == "string" else Tensor(value, port.dtype)
                 for port, value in zip(self.outputs, found, strict=True)
             }
         # with OrtValues: ``run`` cannot return types unknown to numpy
@@ -155,17 +153,20 @@ def _call(what: str, function: Callable[[], T]) -> T:
     try:
         return function()
     except _FAILURES as error:
-        text = " ".join(_PREFIX.sub("", str(error)).split())
-        kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
-        if found := kernel or failed:
-            node = f"node {found[2]}" if found[2] else "a node without a name"
-        if kernel:
-            text = f"ONNX Runtime has no kernel for {kernel[1]} with these types ({node})"
-        elif failed:
-            text = f"{failed[1]} ({node}) failed: {_CPP_PLACE.sub('', failed[3])}"
-        text = text if kernel or len(text) <= 400 else text[:400] + "…"
-        hint = _FLOAT32 if kernel else ""
-        raise StageError(f"ONNX Runtime {what}: {text}", hint) from error
+        raise _explained(what, error) from error
+
+
+def _explained(what: str, error: BaseException) -> StageError:
+    text = " ".join(_PREFIX.sub("", str(error)).split())
+    kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
+    if found := kernel or failed:
+        node = f"node {found[2]}" if found[2] else "a node without a name"
+    if kernel:
+        text = f"ONNX Runtime has no kernel for {kernel[1]} with these types ({node})"
+    elif failed:
+        text = f"{failed[1]} ({node}) failed: {_CPP_PLACE.sub('', failed[3])}"
+    text = text if kernel or len(text) <= 400 else text[:400] + "…"
+    return StageError(f"ONNX Runtime {what}: {text}", _FLOAT32 if kernel else "")
 
 
 def _port(argument: Any) -> Port:

@@ -13,11 +13,12 @@ from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
 
 if TYPE_CHECKING:
-    from buildsys.backends.interface import Backend
+    from buildsys.backends.interface import Backend, Options
     from buildsys.backends.tensorrt import backend as _this_module
 
     _CONFORMS: Backend = _this_module
 
+RUN_OPTIONS: Options = {}
 _LIBRARY = library_of(tensorrt)
 _BACKEND = TensorRtBackend(_LIBRARY)
 

@@ -46,7 +46,7 @@ class TimedSession(TensorRtSession):
             self.bind(inputs)()  # includes one-time work of a context
             while len(sessions) < timing.in_flight:
                 try:
-                    sessions.append(self._duplicate())
+                    sessions.append(self.duplicate())
                 except StageError as failure:
                     raise StageError(
                         f"there cannot be {timing.in_flight} inferences in flight:"
@@ -75,11 +75,11 @@ class TimedSession(TensorRtSession):
         self._timed.close()
         super().close()
 
-    def _duplicate(self) -> TimedSession:
-        """Return a session of this engine with its own context.
+    def duplicate(self) -> TimedSession:
+        """Return a session of this engine with its own context, stream and buffers.
 
-        It must be closed before this one. Raises: StageError: there is no memory for another
-        context.
+        It must be closed before this one.
+        Raises: StageError: there is no memory for another context, or no profile.
         """
         other = copy(self)
         other.gpu, other._stack, other._timed = Device(0), ExitStack(), ExitStack()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from buildsys.backends.cuda.device import Buffer, Device
-from buildsys.backends.interface import Figures, Run
+from buildsys.backends.interface import Figures, Port, Run
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
 from buildsys.backends.tensorrt.inspector import precision_facts, read_layers
@@ -60,6 +60,16 @@ class TensorRtSession:
             name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names
         }
         self._reset_buffers()
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Return the inputs in the order of the network."""
+        return tuple(map(self._port, self._inputs))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Return the outputs in the order of the network."""
+        return tuple(map(self._port, self._outputs))
 
     @property
     def profiles(self) -> list[Profile]:
@@ -255,6 +265,9 @@ class TensorRtSession:
             text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
             raise StageError(text)
         return dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
+
+    def _port(self, name: str) -> Port:
+        return Port(name, self._dtype(name)[0], tuple(self._engine.get_tensor_shape(name)))
 
     def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
         try:

@@ -61,6 +61,15 @@ class CompatibilityResult:
         return {**facts, "reasons": reasons, "notes": list(self.notes)}
 
 
+def engine_file(engine: str | os.PathLike[str]) -> Path:
+    """Return the engine file of a path to it or to its folder."""
+    path = Path(engine)
+    if not path.is_dir():
+        return path
+    existing = (path / name for name in _ENGINES if (path / name).is_file())
+    return next(existing, path / _ENGINES[0])
+
+
 def can_run(
     engine: str | os.PathLike[str],
     *,
@@ -74,11 +83,7 @@ def can_run(
     registered are looked for in the engine's folder and below ``project``.
     Never raises for a bad engine: that is a result.
     """
-    path = Path(engine)
-    if path.is_dir():
-        existing = (path / name for name in _ENGINES if (path / name).is_file())
-        path = next(existing, path / _ENGINES[0])
-    name = str(engine)
+    path, name = engine_file(engine), str(engine)
     try:
         if not path.is_file():
             # the record may say that no engine could be built

@@ -1,0 +1,130 @@
+"""Arrays of numpy, torch and other libraries as an engine's inputs and outputs.
+
+Arrays in host memory are taken through DLPack, without a copy. Results are arrays of the inputs'
+library. No library but numpy is imported: a caller with an array of another one has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from buildsys.backends.interface import Port
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Tensor, tensor_of
+
+NUMPY, TORCH = "numpy", "torch"
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # device types of DLPack
+_TORCH_BITS = {f"torch.{name}": dtype for dtype, name in ML_DTYPES.items() if "int" not in dtype}
+_SIGNED = {"uint8": "uint8", "uint16": "int16"}  # torch's numpy bridge has no uint16 before 2.3
+
+
+class InputReader:
+    """Conversion of the arrays for one input to tensors, and the checks of them."""
+
+    def __init__(self, engine: str, port: Port) -> None:
+        """Read arrays for ``port``; ``engine`` is its name for messages."""
+        self.port = port
+        self._shown = f"the input {port.name} of {engine}"
+        is_native = port.dtype not in BIT_DTYPES and port.dtype != "string"
+        self._dtype = np.dtype(port.dtype) if is_native else None
+        self._rank = len(port.shape)
+        self._fixed = [
+            (axis, size)
+            for axis, size in enumerate(port.shape)
+            if isinstance(size, int) and size >= 0
+        ]
+
+    def read(self, value: Any) -> Tensor:
+        """Return an array in host memory as a tensor, without a copy if its type fits.
+
+        Raises: StageError: it has another type or shape, or is no array in host memory.
+        """
+        if isinstance(value, np.ndarray) and value.dtype == self._dtype:
+            tensor = Tensor(value, self.port.dtype)
+        else:
+            tensor = self._fitting(self._host_tensor(value))
+        shape = tensor.array.shape
+        if len(shape) != self._rank or any(shape[axis] != size for axis, size in self._fixed):
+            problem = f"{self._shown} has the shape {list(shape)}"
+            raise StageError(f"{problem}, and the engine takes {format_shape(self.port)}")
+        return tensor
+
+    def _host_tensor(self, value: Any) -> Tensor:
+        if isinstance(value, np.ndarray | np.generic):
+            if value.dtype.kind == "O" and not all(isinstance(x, str | bytes) for x in value.flat):
+                problem = f"{self._shown} is an array of Python objects"
+                raise StageError(problem, "convert it to an array of numbers")
+            if not value.dtype.isnative:
+                problem = f"{self._shown} has the byte order of another machine ({value.dtype.str})"
+                hint = f"convert it, e.g. {self.port.name}.astype({self.port.dtype!r})"
+                raise StageError(problem, hint)
+            return tensor_of(value)
+        if not hasattr(value, "__dlpack_device__"):
+            problem = f"{self._shown} is a value of type {type(value).__name__}, which is no array"
+            raise StageError(problem, "pass an array of numpy, torch or cupy")
+        if getattr(value, "requires_grad", False):
+            raise StageError(f"{self._shown} requires gradients", "pass it with .detach()")
+        try:
+            device, index = value.__dlpack_device__()
+            if device not in (_CPU, _CUDA_HOST):
+                is_gpu = device in (_CUDA, _CUDA_MANAGED)
+                where = f"on GPU {index}" if is_gpu else "on another device"
+                problem = f"{self._shown} is {where}, and this engine takes arrays in host memory"
+                raise StageError(problem, "copy it to the host first")
+            dtype = _TORCH_BITS.get(str(getattr(value, "dtype", "")))
+            if dtype is None:
+                return tensor_of(np.from_dlpack(value))
+            stored = BIT_DTYPES[dtype]
+            signed = value.view(getattr(sys.modules[TORCH], _SIGNED[stored]))
+            return Tensor(np.from_dlpack(signed).view(stored), dtype)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise StageError(f"{self._shown} cannot be read: {reason}") from error
+
+    def _fitting(self, given: Tensor) -> Tensor:
+        """Return a tensor in the engine's type; only integers are converted."""
+        wanted = self.port.dtype
+        if given.dtype == wanted:
+            return given
+        # TensorRT 8.6 has no int64: its engines of such graphs take int32
+        if (given.dtype, wanted) == ("int64", "int32"):
+            values = given.array.astype(np.int32)
+            if np.array_equal(values, given.array):
+                return Tensor(values, wanted)
+            raise StageError(f"{self._shown} has values beyond int32, the engine's type")
+        hint = f"convert it, e.g. {self.port.name}.astype({wanted!r})"
+        if wanted in BIT_DTYPES:
+            hint = f"pass it as ml_dtypes.{ML_DTYPES[wanted]}"
+            hint += f" or torch.{ML_DTYPES[wanted]}" if "int" not in wanted else ""
+        elif wanted == "string":
+            hint = "pass an array of strings"
+        raise StageError(f"{self._shown} is {given.dtype}, and the engine takes {wanted}", hint)
+
+
+def library_of(value: object) -> str:
+    """Return the name of an array's library."""
+    return type(value).__module__.partition(".")[0]
+
+
+def as_array(tensor: Tensor, library: str) -> Any:
+    """Return a result as an array of torch, or of numpy for any other library; no copy.
+
+    Raises: StageError: numpy has no such type, and ``ml_dtypes`` is not installed.
+    """
+    if library != TORCH or tensor.dtype == "string":
+        return tensor.typed()
+    torch = sys.modules[TORCH]
+    if tensor.dtype not in BIT_DTYPES:
+        return torch.from_numpy(tensor.array)
+    if "int" in tensor.dtype:
+        return tensor.typed()
+    signed = torch.from_numpy(tensor.array.view(_SIGNED[BIT_DTYPES[tensor.dtype]]))
+    return signed.view(getattr(torch, ML_DTYPES[tensor.dtype]))
+
+
+def format_shape(port: Port) -> str:
+    """Return the shape of a port, ``[batch, 3, ?, ?]``."""
+    return f"[{', '.join('?' if size in (None, -1) else str(size) for size in port.shape)}]"

@@ -1,0 +1,137 @@
+"""A loaded engine: inputs by name in, outputs by name out, from any thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from buildsys.backends.interface import Backend, Port, Session
+from buildsys.errors import EngineError, StageError
+from buildsys.runtime.arrays import NUMPY, InputReader, as_array, library_of
+from buildsys.runtime.session_pool import SessionPool
+from buildsys.system.compatibility.engine_files import Record
+from buildsys.system.suggestions import nearest
+
+AnyArray = TypeVar("AnyArray")
+
+
+class Engine:
+    """A built engine in this process, made by ``load_engine``.
+
+    Threads may call it at the same time. A fork of the process must load its own. ``close``, or
+    the end of a ``with`` block, frees the engine and its memory; it waits for running calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: Path,
+        record: Record,
+        notes: tuple[str, ...],
+        backend: Backend,
+        session: Session,
+        concurrency: int | None,
+    ) -> None:
+        """Take over a loaded session."""
+        self.name = name  # "resnet18:ort-cpu", for messages
+        self.file = file
+        self.backend = record.backend
+        self.record = record.figures  # engine.json
+        self.notes = notes  # facts worth knowing, from can_run
+        self.inputs: tuple[Port, ...] = session.inputs  # name, dtype, shape in the graph's order
+        self.outputs: tuple[Port, ...] = session.outputs
+        # shape ranges of each optimization profile, [] if the shapes of the inputs are the limits
+        self.profiles = session.profiles
+        self._readers = {port.name: InputReader(name, port) for port in self.inputs}
+        self._pool = SessionPool(name, backend, session, concurrency)
+        self._process = os.getpid()
+
+    def __call__(
+        self, inputs: Mapping[str, AnyArray] | None = None, /, **arrays: AnyArray
+    ) -> dict[str, AnyArray]:
+        """Return the outputs for inputs given by keyword, or in a mapping, or both.
+
+        A mapping is for names that are no identifiers. See ``run``.
+        """
+        return self.run({**inputs, **arrays} if inputs else arrays)
+
+    def run(
+        self, inputs: Mapping[str, AnyArray], *, profile: int | None = None
+    ) -> dict[str, AnyArray]:
+        """Return the outputs by name, in the order of ``outputs``.
+
+        Inputs are arrays of numpy, torch or any library with DLPack, in host memory, with the
+        types of ``inputs`` and a shape that fits. They are not copied if they are contiguous, and
+        not kept. ``int64`` is taken for ``int32`` if no value is out of range. ``profile`` is an
+        index into ``profiles``; the default is the first that fits.
+        Outputs are new arrays that belong to the caller: of torch if all inputs are, else of numpy.
+        Types unknown to numpy, such as bfloat16, are those of ``ml_dtypes``.
+
+        Raises: EngineError: an input is missing, unknown or does not fit; the engine is closed, or
+        was loaded before a fork; the computation failed.
+        """
+        if os.getpid() != self._process:
+            problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
+            raise EngineError(problem, "load the engine in the process that runs it")
+        if inputs.keys() != self._readers.keys():
+            raise self._wrong_names(inputs)
+        try:
+            libraries = {library_of(value) for value in inputs.values()}
+            library = libraries.pop() if len(libraries) == 1 else NUMPY
+            tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
+            session = self._pool.acquire()
+            try:
+                results = session.run(tensors, profile)
+            finally:
+                self._pool.release(session)
+            return {name: as_array(tensor, library) for name, tensor in results.items()}
+        except EngineError:
+            raise
+        except StageError as error:
+            raise EngineError(error.problem, error.hint) from error
+
+    def close(self) -> None:
+        """Free the engine after the calls that are running; later ones fail.
+
+        Closing twice is no error. In a fork of the process it does nothing.
+        """
+        if os.getpid() == self._process:
+            self._pool.close()
+
+    def __enter__(self) -> Engine:
+        """Return the engine itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the engine."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return the name, the backend and the inputs and outputs."""
+
+        def shown(ports: tuple[Port, ...]) -> str:
+            return ", ".join(f"{port.name}: {port.dtype}{list(port.shape)}" for port in ports)
+
+        ports = f"{shown(self.inputs)} -> {shown(self.outputs)}"
+        return f"<Engine {self.name}, {self.backend}, {ports}>"
+
+    def _wrong_names(self, inputs: Mapping[str, object]) -> EngineError:
+        known = list(self._readers)
+        unknown = [name for name in inputs if name not in known]
+        missing = [name for name in known if name not in inputs]
+        if unknown:
+            similar = nearest(str(unknown[0]), missing or known, count=1)
+            hint = f"did you mean {similar[0]}?" if similar else ""
+            problem = f"{self.name} has no input {unknown[0]!r}, it has {', '.join(known)}"
+            return EngineError(problem, hint)
+        given = ", ".join(inputs) or "none"
+        problem = f"{self.name} needs the input {', '.join(missing)}, and {given} is given"
+        return EngineError(problem, "pass all inputs by name")

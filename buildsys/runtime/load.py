@@ -1,0 +1,97 @@
+"""Loading of a built engine after the check of ``can_run``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from buildsys.backends import load_backend
+from buildsys.backends.interface import OperatorUse, Options
+from buildsys.errors import EngineError, StageError
+from buildsys.runtime.engine import Engine
+from buildsys.system.compatibility.check import can_run, engine_file
+from buildsys.system.compatibility.engine_files import Reason, Record, is_file_name, read_record
+from buildsys.system.suggestions import nearest
+
+
+def load_engine(
+    engine: str | os.PathLike[str],
+    *,
+    digest: bool = True,
+    project: str | os.PathLike[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    concurrency: int | None = None,
+) -> Engine:
+    """Load a built engine to run it in this process.
+
+    ``engine`` is an engine file or its folder, with its ``engine.json``. It is checked by
+    ``can_run`` first; ``digest`` and ``project`` are for that check, and plugins in Python are
+    loaded from the engine's folder or below ``project``.
+    ``options`` replace recorded options that do not change results: ``intra_op_threads`` (0: one
+    per core), ``inter_op_threads``, ``spinning`` and ``session_config`` of ONNX Runtime,
+    ``runtime_cache`` of TensorRT-RTX.
+    ``concurrency`` limits the calls that run at the same time, and with them the memory: calls of
+    TensorRT each need an execution context. More calls wait. Without it there is no limit.
+
+    Raises: EngineError: the engine cannot run here, or an argument is wrong; one sentence with the
+    remedy.
+    """
+    if concurrency is not None and concurrency < 1:
+        raise EngineError(f"concurrency is {concurrency}", "pass a number from 1 on, or None")
+    result = can_run(engine, digest=digest, project=project)
+    if not result:
+        first, *others = result.reasons
+        more = f" (and {len(others)} more, which can_run lists)" if others else ""
+        raise EngineError(f"{engine} cannot run here: {first.problem}{more}", first.remedy)
+    file = engine_file(engine)
+    record = read_record(file)
+    if isinstance(record, Reason):  # removed since the check
+        raise EngineError(f"{engine} cannot run here: {record.problem}", record.remedy)
+    names = [str(record.figures.get(name) or "") for name in ("model", "variant")]
+    shown = ":".join(filter(None, names)) or file.name
+    try:
+        backend = load_backend(record.backend)
+        chosen = _options(record, backend.RUN_OPTIONS, options or {})
+        session = backend.load(file, chosen, tuple(_operators(record, file, project)))
+    except StageError as error:
+        raise EngineError(f"{shown} cannot be loaded: {error.problem}", error.hint) from error
+    return Engine(shown, file, record, result.notes, backend, session, concurrency)
+
+
+def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> Options:
+    """Return the recorded options with the given ones instead."""
+    for name, value in given.items():
+        if name not in changeable:
+            similar = nearest(name, changeable, count=1)
+            hint = f"did you mean {similar[0]}?" if similar else ""
+            names = ", ".join(changeable) or "none"
+            problem = f"{record.backend} has no option {name!r} for running, it has {names}"
+            raise StageError(problem, hint)
+        kind = type(changeable[name])
+        fits = type(value) is kind or (kind is dict and isinstance(value, Mapping))
+        if not fits or (kind is int and value < 0):
+            wanted = {int: "a number from 0 on", bool: "True or False", dict: "a mapping"}[kind]
+            raise StageError(f"the option {name} is {value!r}", f"pass {wanted}")
+    return {**changeable, **record.map("portability"), **record.map("settings"), **given}
+
+
+def _operators(
+    record: Record, engine: Path, project: str | os.PathLike[str] | None
+) -> Iterator[OperatorUse]:
+    """Yield the libraries and plugins of the recorded custom operators."""
+    root = engine.parent if project is None else Path(project)
+    files = {
+        str(plugin["operator"]): str(plugin["file"])
+        for plugin in record.figures.get("plugins") or ()
+        if isinstance(plugin, Mapping) and {"operator", "file"} <= plugin.keys()
+    }
+    for op, use in record.map("operators").items():
+        kind, _, name = str(use).partition(" ")
+        if not is_file_name(name):
+            raise StageError(f"engine.json names {name!r} for {op}, which is no file of its folder")
+        path = engine.with_name(name)
+        if not path.is_file():  # can_run has found it in the project
+            path = root / files.get(op, name)
+        yield OperatorUse(op, kind, path, root)

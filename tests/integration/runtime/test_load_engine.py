@@ -1,0 +1,242 @@
+"""Engines loaded with the public API, on ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from built_engines import copied, edit
+
+import buildsys
+from buildsys import EngineError, load_engine
+from buildsys.runtime.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def engine(built: Path) -> Iterator[Engine]:
+    with load_engine(built) as engine:
+        yield engine
+
+
+def x_of(batch: int = 2, seed: int = 0) -> np.ndarray:
+    shape = (batch, 3, 8, 8)
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_the_outputs_are_those_of_the_bare_runtime(built: Path, engine: Engine) -> None:
+    bare = ort.InferenceSession(built, providers=["CPUExecutionProvider"])
+    for batch in (1, 2, 5):
+        x = x_of(batch)
+        found = engine(x=x)
+        assert list(found) == ["y"]
+        np.testing.assert_array_equal(found["y"], bare.run(None, {"x": x})[0])
+    np.testing.assert_array_equal(engine({"x": x})["y"], found["y"])
+
+
+def test_an_engine_describes_itself(built: Path, engine: Engine) -> None:
+    (x,), (y,) = engine.inputs, engine.outputs
+    assert (x.name, x.dtype, x.shape) == ("x", "float32", ("batch", 3, 8, 8))
+    assert (y.name, y.shape) == ("y", ("batch", 5))
+    assert (engine.name, engine.backend, engine.file) == ("m:e", "onnxruntime", built)
+    assert engine.record["model"] == "m"
+    assert engine.profiles == []
+    assert repr(engine).startswith("<Engine m:e, onnxruntime, x: float32[")
+    with load_engine(built.parent) as other:  # the folder will do
+        assert other.file == built
+
+
+def test_an_output_belongs_to_the_caller(engine: Engine) -> None:
+    first = engine(x=x_of())["y"]
+    before = first.copy()
+    engine(x=x_of(seed=1))
+    np.testing.assert_array_equal(first, before)
+    first[:] = 0
+    np.testing.assert_array_equal(engine(x=x_of())["y"], before)
+
+
+def test_strided_arrays_give_the_same_outputs(engine: Engine) -> None:
+    x = x_of(4)
+    np.testing.assert_array_equal(engine(x=x[::2])["y"], engine(x=x[::2].copy())["y"])
+    backwards = x[:, :, ::-1]
+    np.testing.assert_array_equal(engine(x=backwards)["y"], engine(x=backwards.copy())["y"])
+    assert not backwards.flags.c_contiguous
+
+
+class Exported:
+    """An array of a library that numpy does not know."""
+
+    def __init__(self, array: np.ndarray, device: tuple[int, int] = (1, 0)) -> None:
+        self.array = array
+        self.device = device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__()
+
+
+def test_arrays_with_dlpack_are_taken(engine: Engine) -> None:
+    found = engine(x=Exported(x_of()))  # type: ignore[type-var]
+    np.testing.assert_array_equal(found["y"], engine(x=x_of())["y"])
+
+
+def test_torch_tensors_give_torch_tensors(engine: Engine) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(x_of())
+    found = engine(x=x)["y"]
+    assert isinstance(found, torch.Tensor)
+    np.testing.assert_array_equal(found.numpy(), engine(x=x.numpy())["y"])
+    weights = torch.nn.Parameter(x)
+    with pytest.raises(EngineError, match=r"x of m:e requires gradients; pass it with \.detach"):
+        engine(x=weights)
+    with pytest.raises(EngineError, match="x of m:e cannot be read: Unknown device type meta"):
+        engine(x=x.to("meta"))
+
+
+WRONG = {
+    "no input": ({}, "m:e needs the input x, and none is given; pass all inputs by name"),
+    "another name": ({"X": x_of()}, "m:e has no input 'X', it has x; did you mean x?"),
+    "one too many": ({"x": x_of(), "mask": x_of()}, "m:e has no input 'mask', it has x"),
+    "float64": (
+        {"x": x_of().astype(np.float64)},
+        "the input x of m:e is float64, and the engine takes float32; convert it, e.g."
+        " x.astype('float32')",
+    ),
+    "strings": ({"x": np.array(["a"])}, "the input x of m:e is string, and the engine takes"),
+    "bytes of another machine": (
+        {"x": x_of().astype(">f4")},
+        "the input x of m:e has the byte order of another machine (>f4); convert it",
+    ),
+    "objects": (
+        {"x": x_of().astype(object)},
+        "the input x of m:e is an array of Python objects; convert it to an array of numbers",
+    ),
+    "a list": (
+        {"x": [1.0, 2.0]},
+        "the input x of m:e is a value of type list, which is no array; pass an array of numpy",
+    ),
+    "rank": (
+        {"x": x_of()[0]},
+        "the input x of m:e has the shape [3, 8, 8], and the engine takes [batch, 3, 8, 8]",
+    ),
+    "a fixed size": ({"x": x_of()[:, :2]}, "the input x of m:e has the shape [2, 2, 8, 8]"),
+    "a GPU": (
+        {"x": Exported(x_of(), (2, 1))},
+        "the input x of m:e is on GPU 1, and this engine takes arrays in host memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("inputs_and_sentence", WRONG.values(), ids=WRONG.keys())
+def test_wrong_inputs_are_refused(engine: Engine, inputs_and_sentence: tuple[Any, str]) -> None:
+    inputs, sentence = inputs_and_sentence
+    with pytest.raises(EngineError) as refused:
+        engine(inputs)
+    assert str(refused.value).startswith(sentence)
+    assert "\n" not in str(refused.value)
+    engine(x=x_of())  # still works
+
+
+def test_threads_share_an_engine(engine: Engine) -> None:
+    inputs = [x_of(1 + number % 3, number) for number in range(24)]
+    with ThreadPoolExecutor(6) as threads:
+        together = list(threads.map(lambda x: engine(x=x)["y"], inputs))
+    for x, found in zip(inputs, together, strict=True):
+        np.testing.assert_array_equal(found, engine(x=x)["y"])
+
+
+def test_a_closed_engine_refuses_calls(built: Path) -> None:
+    with load_engine(built) as engine:
+        pass
+    engine.close()
+    with pytest.raises(EngineError, match="m:e is closed; load it again"):
+        engine(x=x_of())
+
+
+def test_a_fork_must_load_its_own_engine(engine: Engine) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            engine(x=x_of())
+        except EngineError as error:
+            os.write(write, str(error).encode())
+        finally:
+            engine.close()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        sentence = pipe.read()
+    os.waitpid(child, 0)
+    assert sentence == (
+        f"m:e was loaded in process {os.getpid()}, and this is a fork of it;"
+        " load the engine in the process that runs it"
+    )
+    engine(x=x_of())
+
+
+def test_an_engine_that_cannot_run_is_refused(built: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot run here: there is no engine file"):
+        load_engine(tmp_path)
+    file = copied(built, tmp_path)
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(EngineError, match=r"cannot run here: engine\.onnx is not the file"):
+        load_engine(file)
+    built_with = {"onnxruntime": "99.1", "instructions": []}
+    edit(file, lambda record: record["built_with"].update(built_with))
+    with pytest.raises(EngineError, match=r"recorded one is .* \(and 1 more, which can_run lists"):
+        load_engine(file)
+    file.with_name("engine.json").unlink()
+    with pytest.raises(EngineError, match=r"engine\.json is missing"):
+        load_engine(file, digest=False)
+
+
+def test_options_for_running_are_checked(built: Path) -> None:
+    with load_engine(built, options={"intra_op_threads": 1}, concurrency=1) as engine:
+        assert engine(x=x_of())["y"].shape == (2, 5)
+    for options, sentence in (
+        ({"intra_op_thread": 1}, "has no option 'intra_op_thread' for running, it has intra_op_"),
+        ({"intra_op_threads": "4"}, "the option intra_op_threads is '4'; pass a number from 0 on"),
+        ({"spinning": 1}, "the option spinning is 1; pass True or False"),
+        ({"provider": "cuda"}, "onnxruntime has no option 'provider' for running"),
+    ):
+        with pytest.raises(EngineError, match=sentence):
+            load_engine(built, options=options)
+    with pytest.raises(EngineError, match="concurrency is 0; pass a number from 1 on"):
+        load_engine(built, concurrency=0)
+
+
+def test_close_waits_for_running_calls(built: Path) -> None:
+    engine = load_engine(built, concurrency=1)
+    session = engine._pool.acquire()  # a call that runs
+    closing = threading.Thread(target=engine.close)
+    waiting = ThreadPoolExecutor(1)
+    refused = waiting.submit(engine, x=x_of())
+    closing.start()
+    with pytest.raises(EngineError, match="is closed"):
+        refused.result(60)
+    assert closing.is_alive()
+    engine._pool.release(session)
+    closing.join(60)
+    assert not closing.is_alive()
+    waiting.shutdown()
+
+
+def test_importing_buildsys_loads_nothing_else() -> None:
+    code = "import buildsys, sys; print([name for name in sys.modules if 'buildsys.' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError, match="no attribute 'load_engin'"):
+        _ = buildsys.load_engin
