@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
@@ -129,6 +129,19 @@ class Port:
     shape: tuple[int | str | None, ...]
 
 
+@dataclass(frozen=True)
+class DeviceTensor:
+    """A contiguous array in the memory of the first GPU."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str  # with ONNX's name
+    array: Any = field(repr=False)  # keeps the memory alive
+
+
+Allocate = Callable[[str, tuple[int, ...]], DeviceTensor]  # by type and shape
+
+
 class Session(Protocol):
     """A loaded engine."""
 
@@ -170,6 +183,31 @@ class Session(Protocol):
 
         Must be unloaded before this one.
         Raises: StageError: the engine cannot run twice at the same time.
+        """
+        ...
+
+
+@runtime_checkable
+class DeviceSession(Protocol):
+    """A session that takes and returns arrays in GPU memory."""
+
+    @property
+    def stream(self) -> int:
+        """Return the CUDA stream of calls without another one."""
+        ...
+
+    def enqueue(
+        self,
+        inputs: Mapping[str, Tensor | DeviceTensor],
+        allocate: Allocate,
+        stream: int | None = None,
+        profile: int | None = None,
+    ) -> dict[str, DeviceTensor]:
+        """Put an inference on a CUDA stream; return the outputs, in memory from ``allocate``.
+
+        Without ``stream`` the outputs are complete on return, else as soon as the stream gets
+        there. Until then the caller keeps inputs and outputs alive.
+        Raises: StageError: an input does not fit or must be in host memory.
         """
         ...
 

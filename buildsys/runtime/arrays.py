@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.backends.interface import Port
+from buildsys.backends.interface import DeviceTensor, Port
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Tensor, tensor_of
+from buildsys.runtime.device_arrays import TORCH, is_on_gpu, read_memory
+from buildsys.runtime.dlpack import CPU, CUDA_HOST
 
-NUMPY, TORCH = "numpy", "torch"
-_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # device types of DLPack
+NUMPY = "numpy"
 _TORCH_BITS = {f"torch.{name}": dtype for dtype, name in ML_DTYPES.items() if "int" not in dtype}
 _SIGNED = {"uint8": "uint8", "uint16": "int16"}  # torch's numpy bridge has no uint16 before 2.3
 
@@ -46,11 +47,38 @@ class InputReader:
             tensor = Tensor(value, self.port.dtype)
         else:
             tensor = self._fitting(self._host_tensor(value))
-        shape = tensor.array.shape
+        self._check_shape(tensor.array.shape)
+        return tensor
+
+    def read_on_gpu(self, value: Any, stream: int) -> Tensor | DeviceTensor:
+        """Return an array as a tensor where it is; work on ``stream`` finds it complete.
+
+        Raises: StageError: it does not fit, or is not contiguous, or on another GPU.
+        """
+        if not is_on_gpu(value):
+            return self.read(value)
+        try:
+            memory = read_memory(value, stream)
+        except StageError as error:
+            raise StageError(f"{self._shown} {error.problem}", error.hint) from error
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise self._unreadable(error) from error
+        if memory.dtype != self.port.dtype:
+            problem = f"{self._shown} is {memory.dtype}, and the engine takes {self.port.dtype}"
+            raise StageError(problem, "convert it on the GPU")
+        self._check_shape(memory.shape)
+        if not memory.is_contiguous:
+            problem = f"{self._shown} is not contiguous in GPU memory"
+            raise StageError(problem, "make it contiguous, e.g. with torch's .contiguous()")
+        return DeviceTensor(memory.address, memory.shape, memory.dtype, memory.owner)
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) != self._rank or any(shape[axis] != size for axis, size in self._fixed):
             problem = f"{self._shown} has the shape {list(shape)}"
             raise StageError(f"{problem}, and the engine takes {format_shape(self.port)}")
-        return tensor
+
+    def _unreadable(self, error: Exception) -> StageError:
+        return StageError(f"{self._shown} cannot be read: {' '.join(str(error).split())}")
 
     def _host_tensor(self, value: Any) -> Tensor:
         if isinstance(value, np.ndarray | np.generic):
@@ -62,18 +90,18 @@ class InputReader:
                 hint = f"convert it, e.g. {self.port.name}.astype({self.port.dtype!r})"
                 raise StageError(problem, hint)
             return tensor_of(value)
+        if is_on_gpu(value):
+            problem = f"{self._shown} is in GPU memory, and this engine takes arrays in host memory"
+            raise StageError(problem, "copy it to the host first")
         if not hasattr(value, "__dlpack_device__"):
             problem = f"{self._shown} is a value of type {type(value).__name__}, which is no array"
             raise StageError(problem, "pass an array of numpy, torch or cupy")
         if getattr(value, "requires_grad", False):
             raise StageError(f"{self._shown} requires gradients", "pass it with .detach()")
         try:
-            device, index = value.__dlpack_device__()
-            if device not in (_CPU, _CUDA_HOST):
-                is_gpu = device in (_CUDA, _CUDA_MANAGED)
-                where = f"on GPU {index}" if is_gpu else "on another device"
-                problem = f"{self._shown} is {where}, and this engine takes arrays in host memory"
-                raise StageError(problem, "copy it to the host first")
+            if value.__dlpack_device__()[0] not in (CPU, CUDA_HOST):
+                problem = f"{self._shown} is on a device that this engine does not run on"
+                raise StageError(problem, "copy it to host memory first")
             dtype = _TORCH_BITS.get(str(getattr(value, "dtype", "")))
             if dtype is None:
                 return tensor_of(np.from_dlpack(value))
@@ -81,8 +109,7 @@ class InputReader:
             signed = value.view(getattr(sys.modules[TORCH], _SIGNED[stored]))
             return Tensor(np.from_dlpack(signed).view(stored), dtype)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise StageError(f"{self._shown} cannot be read: {reason}") from error
+            raise self._unreadable(error) from error
 
     def _fitting(self, given: Tensor) -> Tensor:
         """Return a tensor in the engine's type; only integers are converted."""

@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from buildsys.backends.interface import Backend, Port, Session
+from buildsys.backends.interface import Backend, DeviceSession, Port, Session
 from buildsys.errors import EngineError, StageError
 from buildsys.runtime.arrays import NUMPY, InputReader, as_array, library_of
+from buildsys.runtime.device_arrays import allocator_of, is_on_gpu, stream_handle
 from buildsys.runtime.session_pool import SessionPool
 from buildsys.system.compatibility.engine_files import Record
 from buildsys.system.suggestions import nearest
@@ -47,6 +48,7 @@ class Engine:
         self.profiles = session.profiles
         self._readers = {port.name: InputReader(name, port) for port in self.inputs}
         self._pool = SessionPool(name, backend, session, concurrency)
+        self._takes_gpu_memory = isinstance(session, DeviceSession)
         self._process = os.getpid()
 
     def __call__(
@@ -59,16 +61,22 @@ class Engine:
         return self.run({**inputs, **arrays} if inputs else arrays)
 
     def run(
-        self, inputs: Mapping[str, AnyArray], *, profile: int | None = None
+        self, inputs: Mapping[str, AnyArray], *, profile: int | None = None, stream: Any = None
     ) -> dict[str, AnyArray]:
         """Return the outputs by name, in the order of ``outputs``.
 
-        Inputs are arrays of numpy, torch or any library with DLPack, in host memory, with the
-        types of ``inputs`` and a shape that fits. They are not copied if they are contiguous, and
-        not kept. ``int64`` is taken for ``int32`` if no value is out of range. ``profile`` is an
-        index into ``profiles``; the default is the first that fits.
-        Outputs are new arrays that belong to the caller: of torch if all inputs are, else of numpy.
-        Types unknown to numpy, such as bfloat16, are those of ``ml_dtypes``.
+        Inputs are arrays of numpy, torch, cupy or any library with DLPack, with the types of
+        ``inputs`` and a shape that fits. They are not copied if they are contiguous; those in GPU
+        memory must be. ``int64`` in host memory is taken for ``int32`` if no value is out of range.
+        ``profile`` is an index into ``profiles``; the default is the first that fits.
+
+        Outputs are new arrays that belong to the caller. If an input is in GPU memory, they are in
+        GPU memory too, as arrays of its library for torch and cupy and as ``DeviceArray`` for
+        others; else in host memory, of torch if all inputs are, and of numpy otherwise. Types
+        unknown to numpy, such as bfloat16, are those of ``ml_dtypes``.
+
+        Outputs are complete on return. With ``stream``, a CUDA stream of torch or cupy or its
+        number, they are complete as soon as the stream gets there; keep the inputs until then.
 
         Raises: EngineError: an input is missing, unknown or does not fit; the engine is closed, or
         was loaded before a fork; the computation failed.
@@ -79,19 +87,41 @@ class Engine:
         if inputs.keys() != self._readers.keys():
             raise self._wrong_names(inputs)
         try:
-            libraries = {library_of(value) for value in inputs.values()}
-            library = libraries.pop() if len(libraries) == 1 else NUMPY
+            on_gpu = [value for value in inputs.values() if is_on_gpu(value)]
+            if self._takes_gpu_memory and on_gpu:
+                return self._run_on_gpu(inputs, library_of(on_gpu[0]), profile, stream)
             tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
+            if stream is not None:
+                problem = f"{self.name} has no input in GPU memory, so it cannot use a stream"
+                raise EngineError(problem, "leave out the stream")
             session = self._pool.acquire()
             try:
                 results = session.run(tensors, profile)
             finally:
                 self._pool.release(session)
+            libraries = {library_of(value) for value in inputs.values()}
+            library = libraries.pop() if len(libraries) == 1 else NUMPY
             return {name: as_array(tensor, library) for name, tensor in results.items()}
         except EngineError:
             raise
         except StageError as error:
             raise EngineError(error.problem, error.hint) from error
+
+    def _run_on_gpu(
+        self, inputs: Mapping[str, AnyArray], library: str, profile: int | None, stream: Any
+    ) -> dict[str, AnyArray]:
+        chosen = None if stream is None else stream_handle(stream)
+        session: Any = self._pool.acquire()
+        try:
+            handle = session.stream if chosen is None else chosen
+            tensors = {
+                name: self._readers[name].read_on_gpu(value, handle)
+                for name, value in inputs.items()
+            }
+            results = session.enqueue(tensors, allocator_of(library), chosen, profile)
+        finally:
+            self._pool.release(session)
+        return {name: result.array for name, result in results.items()}
 
     def close(self) -> None:
         """Free the engine after the calls that are running; later ones fail.

@@ -58,6 +58,10 @@ class Stream(Resource):
         else:
             super().__init__(None, cuda.CUstream(handle))
 
+    def wait_for(self, event: Event) -> None:
+        """Let later work on the stream wait for an event on another one."""
+        call(cuda.cuStreamWaitEvent, self.handle, event.handle, 0)
+
     def synchronize(self) -> None:
         """Wait for all work on the stream.
 
@@ -139,6 +143,11 @@ class Buffer(Resource):
         """Put a copy to host memory on ``stream``."""
         if self._has_room(size_bytes):
             call(cuda.cuMemcpyDtoHAsync, address, self.handle, size_bytes, stream.handle)
+
+    def copy_on_device(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """Put a copy to other device memory on ``stream``."""
+        if self._has_room(size_bytes):
+            call(cuda.cuMemcpyDtoDAsync, address, self.handle, size_bytes, stream.handle)
 
     def _has_room(self, size_bytes: int) -> bool:
         if size_bytes > self.size_bytes:

@@ -100,7 +100,8 @@ class TensorRtBackend:
         if options.get("runtime_cache"):
             folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             kernels = folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
-        return TimedSession(self.library, engine, kernels)
+        host_code = bool(options.get("version_compatible"))
+        return TimedSession(self.library, engine, kernels, host_code=host_code)
 
     def slowest_layers(
         self,

@@ -83,6 +83,7 @@ class TimedSession(TensorRtSession):
         """
         other = copy(self)
         other.gpu, other._stack, other._timed = Device(0), ExitStack(), ExitStack()
+        other._finished = other._running_on = None
         other._reset_buffers()
         with other.gpu.current(), self.log.collected() as messages:
             other._context = self._engine.create_execution_context()

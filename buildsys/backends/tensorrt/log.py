@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,16 +82,19 @@ class Log:
     """The logger of a library in this process, with recent messages."""
 
     def __init__(self, library: Library) -> None:
-        self.messages = Messages()
+        self.messages = Messages()  # of the block entered last
+        self._of_thread = threading.local()
         self.on_detail: Callable[[str], None] | None = None  # gets all less severe messages
         log, trt = self, library.trt
 
         class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
             def log(self, severity: Any, msg: str) -> None:
+                # the builder also logs in threads of its own
+                messages = getattr(log._of_thread, "messages", None) or log.messages
                 if severity <= trt.ILogger.ERROR:
-                    log.messages.errors.append(clean_message(msg))
+                    messages.errors.append(clean_message(msg))
                 elif severity == trt.ILogger.WARNING:
-                    log.messages.warnings.append(clean_message(msg))
+                    messages.warnings.append(clean_message(msg))
                 else:
                     _LOG.debug("%s", msg)
                     if log.on_detail is not None:
@@ -100,11 +104,16 @@ class Log:
 
     @contextmanager
     def collected(self) -> Iterator[Messages]:
-        """Collect the messages logged inside the block, without earlier ones."""
-        before, self.messages = self.messages, Messages()
+        """Collect the messages logged inside the block, without earlier ones.
+
+        Blocks of several threads at the same time get the messages of their own thread.
+        """
+        outer, before = getattr(self._of_thread, "messages", None), self.messages
+        messages = self.messages = self._of_thread.messages = Messages()
         try:
-            yield self.messages
+            yield messages
         finally:
+            self._of_thread.messages = outer
             self.messages = before
 
 

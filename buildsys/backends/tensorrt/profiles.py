@@ -54,6 +54,13 @@ def resolve_profiles(
     return profiles if any(profiles) else []
 
 
+def format_ranges(ranges: Profile) -> str:
+    """Return a profile as in ``x [1, 3] to [8, 3]``."""
+    return ", ".join(
+        f"{name} {list(span['min'])} to {list(span['max'])}" for name, span in ranges.items()
+    )
+
+
 def check_against_graph(
     profiles: Sequence[Profile],
     shapes: Mapping[str, Sequence[int]],

@@ -132,7 +132,7 @@ WRONG = {
     "a fixed size": ({"x": x_of()[:, :2]}, "the input x of m:e has the shape [2, 2, 8, 8]"),
     "a GPU": (
         {"x": Exported(x_of(), (2, 1))},
-        "the input x of m:e is on GPU 1, and this engine takes arrays in host memory",
+        "the input x of m:e is in GPU memory, and this engine takes arrays in host memory",
     ),
 }
 

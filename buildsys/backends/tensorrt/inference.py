@@ -1,0 +1,361 @@
+"""Inference of one execution context: profile, shapes, memory, streams.
+
+The shapes and memory of a call stay for the next one with the same shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from buildsys.backends.cuda.device import Buffer, Device, Event, Stream
+from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
+from buildsys.backends.tensorrt import version_adapter
+from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
+from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.log import Log, Messages, log_of
+from buildsys.backends.tensorrt.outputs import Output, ValueShapedOutput
+from buildsys.backends.tensorrt.profiles import Profile, Shape, format_ranges
+from buildsys.backends.tensorrt.tensor_layouts import LINEAR, packed, packed_shape, unpacked
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
+
+AnyTensor = Tensor | DeviceTensor
+_PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
+
+
+class Inference:
+    """An engine with one execution context, its stream and its buffers."""
+
+    # kind of memory, profile and shapes of the present inference
+    _prepared: tuple[str, int | None, dict[str, Shape]] | None
+    # the last inference on a caller's stream
+    _finished: Event | None = None
+    _running_on: int | None = None
+
+    def __init__(self, library: Library, gpu: Device, engine: Any, context: Any) -> None:
+        """Take over an engine and a context of it."""
+        self.log: Log = log_of(library)
+        self.gpu = gpu
+        self._library = library
+        self._engine = engine
+        self._context = context
+        modes = library.trt.TensorIOMode
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        self._inputs = [name for name in names if engine.get_tensor_mode(name) == modes.INPUT]
+        self._outputs = [name for name in names if engine.get_tensor_mode(name) == modes.OUTPUT]
+        self._dtypes = DTYPES.words(library)
+        formats = FORMATS.words(library)
+        self._layouts = {
+            name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names
+        }
+        on_host = library.trt.TensorLocation.HOST  # inputs whose values decide shapes
+        self._on_host = {n for n in self._inputs if engine.get_tensor_location(n) == on_host}
+        self.profiles = self._read_profiles()
+        self._reset_buffers()
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Return the inputs in the order of the network."""
+        return tuple(map(self._port, self._inputs))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Return the outputs in the order of the network."""
+        return tuple(map(self._port, self._outputs))
+
+    @property
+    def stream(self) -> int:
+        """Return the CUDA stream of calls without another one."""
+        return int(self.gpu.main_stream.handle)
+
+    def _read_profiles(self) -> list[Profile]:
+        """Return the shape ranges of all inputs per optimization profile."""
+        engine, found = self._engine, []
+        for number in range(engine.num_optimization_profiles):  # one if all shapes are fixed
+            profile: Profile = {}
+            for name in self._inputs:
+                low, usual, high = map(tuple, engine.get_tensor_profile_shape(name, number))
+                span = {"min": low, "opt": usual, "max": high}
+                values = version_adapter.profile_values(self._library, engine, name, number) or []
+                points = list(zip(span, values, strict=False))
+                # TensorRT 8.6 returns one value of several
+                if all(len(given) == np.prod(span[point]) for point, given in points):
+                    span.update({f"{point}_values": given for point, given in points})
+                profile[name] = span
+            found.append(profile)
+        return found
+
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
+        """Return the outputs by name; default is the first fitting profile."""
+        stream, found = self.gpu.main_stream, {}
+        with self.gpu.current(), self.log.collected() as messages:
+            self._prepare(inputs, profile, messages)
+            self._start(stream, messages)
+            for name in self._outputs:
+                output, (dtype, stored) = self.results[name], self._dtype(name)
+                if isinstance(output, ValueShapedOutput):
+                    stream.synchronize()  # its shape is known now
+                target = np.empty(packed_shape(output.shape, self._layouts[name]), stored)
+                output.buffer.copy_to(target.ctypes.data, target.nbytes, stream)
+                found[name] = Tensor(target, dtype)
+            stream.synchronize()
+        for name, layout in self._layouts.items():
+            if layout != LINEAR and name in found:
+                target, shape = found[name].array, self.results[name].shape
+                found[name] = Tensor(unpacked(target, layout, shape), found[name].dtype)
+        return found
+
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
+        """Upload the inputs; return a call to compute without copies."""
+        with self.gpu.current(), self.log.collected() as messages:
+            self._prepare(inputs, profile, messages)
+            self.gpu.main_stream.synchronize()
+        return self._execute
+
+    def enqueue(
+        self,
+        inputs: Mapping[str, Tensor | DeviceTensor],
+        allocate: Allocate,
+        stream: int | None = None,
+        profile: int | None = None,
+    ) -> dict[str, DeviceTensor]:
+        """Put an inference on a stream; return the outputs, in memory from ``allocate``.
+
+        Without ``stream`` the outputs are complete on return, else as soon as the stream gets
+        there. Inputs whose values decide shapes must be in host memory.
+        """
+        queue = self.gpu.main_stream if stream is None else Stream(stream)
+        with self.gpu.current(), self.log.collected() as messages:
+            self._prepare_on_device(inputs, profile, queue, messages)
+            found = {}
+            for name, shape in self._output_shapes.items():
+                found[name] = allocate(self._dtype(name)[0], shape)
+                self._set_address(name, found[name].address)
+            self._start(queue, messages)
+            for name, output in self.results.items():  # of value-dependent shapes
+                queue.synchronize()  # its shape is known now
+                dtype, stored = self._dtype(name)
+                found[name] = allocate(dtype, output.shape)
+                size = int(np.prod(output.shape, dtype=np.int64)) * stored.itemsize
+                output.buffer.copy_on_device(found[name].address, size, queue)
+            if stream is None:
+                queue.synchronize()
+            else:
+                self._finished = self._finished or self.gpu.new_event()
+                self._finished.record(queue)
+                self._running_on = stream
+        return {name: found[name] for name in self._outputs}
+
+    def _execute(self) -> None:
+        with self.gpu.current(), self.log.collected() as messages:
+            self._start(self.gpu.main_stream, messages)
+            self.gpu.main_stream.synchronize()
+
+    def _start(self, stream: Stream, messages: Messages) -> None:
+        if not self._context.execute_async_v3(int(stream.handle)):
+            for output in self.results.values():
+                if output.failure:
+                    raise output.failure
+            reason = messages.error_text("TensorRT gives no reason")
+            raise StageError(f"the engine did not run: {reason}")
+
+    def _prepare(
+        self, inputs: Mapping[str, Tensor], profile: int | None, messages: Messages
+    ) -> None:
+        """Set profile, shapes and memory, unless they are those of the last call; upload."""
+        stream = self.gpu.main_stream
+        self._follow(stream)
+        given = {name: self._in_own_type(name, inputs[name]) for name in self._given(inputs)}
+        arrays = {
+            name: np.asarray(packed(given[name].array, self._layouts[name]), order="C")
+            for name in self._inputs
+        }
+        shapes = ("buffers", profile, {name: value.shape for name, value in given.items()})
+        if shapes != self._prepared or self._on_host:
+            self._free_buffers()
+            self._set_shapes(given, profile, messages)
+            for name in self._inputs:
+                if name not in self._on_host:
+                    buffer = self._new_buffer(name, arrays[name].nbytes)
+                    self.input_buffers[name] = buffer, arrays[name]
+                    self._set_address(name, buffer.address)
+            for name, shape in self._output_shapes.items():
+                elements = np.prod(packed_shape(shape, self._layouts[name]), dtype=np.int64)
+                buffer = self._new_buffer(name, int(elements) * self._dtype(name)[1].itemsize)
+                self.results[name] = Output(buffer, shape)
+                self._set_address(name, buffer.address)
+            self._prepared = shapes
+        for name, (buffer, _) in self.input_buffers.items():
+            self.input_buffers[name] = buffer, arrays[name]  # alive until it is uploaded
+            buffer.copy_from(arrays[name].ctypes.data, arrays[name].nbytes, stream)
+
+    def _prepare_on_device(
+        self,
+        inputs: Mapping[str, Tensor | DeviceTensor],
+        profile: int | None,
+        stream: Stream,
+        messages: Messages,
+    ) -> None:
+        """Set profile and shapes, unless they are those of the last call, and the addresses."""
+        self._follow(stream)
+        given = {}
+        for name in self._given(inputs):
+            value = inputs[name]
+            if isinstance(value, Tensor):
+                value = self._in_own_type(name, value)
+            elif name in self._on_host:
+                problem = f"the values of the input {name} decide shapes"
+                raise StageError(problem, "pass it as an array in host memory")
+            given[name] = value
+        for name, layout in self._layouts.items():
+            if layout != LINEAR:
+                problem = f"{name} is stored as {layout}, unlike arrays of other libraries"
+                raise StageError(problem, "pass arrays in host memory, or build without `io`")
+        shapes = ("addresses", profile, {name: value.shape for name, value in given.items()})
+        if shapes != self._prepared or self._on_host:
+            self._free_buffers()
+            self._set_shapes(given, profile, messages)
+            self._prepared = shapes
+        for name, value in given.items():
+            if isinstance(value, DeviceTensor):
+                self._set_address(name, value.address)
+            elif name not in self._on_host:
+                array = np.asarray(value.array, order="C")
+                if name not in self.input_buffers:
+                    self.input_buffers[name] = self._new_buffer(name, array.nbytes), array
+                buffer = self.input_buffers[name][0]
+                self.input_buffers[name] = buffer, array
+                buffer.copy_from(array.ctypes.data, array.nbytes, stream)
+                self._set_address(name, buffer.address)
+
+    def _follow(self, stream: Stream) -> None:
+        """Let a stream wait for an inference that may still run on another one."""
+        if self._finished is not None and self._running_on not in (None, int(stream.handle)):
+            stream.wait_for(self._finished)
+            self._running_on = None
+
+    def _given(self, inputs: Mapping[str, object]) -> list[str]:
+        missing = [name for name in self._inputs if name not in inputs]
+        if missing:
+            raise StageError(f"the engine's input {', '.join(missing)} is not given")
+        return self._inputs
+
+    def _set_shapes(
+        self, inputs: Mapping[str, AnyTensor], profile: int | None, messages: Messages
+    ) -> None:
+        """Set the profile, the shapes and the inputs in host memory; find the output shapes."""
+        self._choose_profile(inputs, profile)
+        for name, value in inputs.items():
+            if not self._context.set_input_shape(name, value.shape):
+                problem = f"the engine's input {name} cannot have the shape {list(value.shape)}"
+                raise StageError(problem)
+            if name in self._on_host and isinstance(value, Tensor):
+                self._host[name] = np.array(value.array, order="C")
+                self._set_address(name, self._host[name].ctypes.data)
+        unknown = self._context.infer_shapes()
+        if unknown:
+            reason = messages.error_text(", ".join(unknown))
+            raise StageError(f"the engine cannot infer its shapes: {reason}")
+        for name in self._outputs:
+            shape = tuple(self._context.get_tensor_shape(name))
+            if all(size >= 0 for size in shape):
+                self._output_shapes[name] = shape
+                continue
+            output = ValueShapedOutput(self._library, self.gpu, self._dtype(name)[1].itemsize)
+            self.results[name] = output
+            if not self._context.set_output_allocator(name, output.allocator):
+                raise StageError(f"the engine does not take memory for {name} while it runs")
+
+    def _choose_profile(self, inputs: Mapping[str, AnyTensor], wanted: int | None) -> None:
+        profiles = self.profiles
+        fitting = [number for number, ranges in enumerate(profiles) if _fits(ranges, inputs)]
+        shapes = {name: given.shape for name, given in inputs.items()}
+        known = "; ".join(
+            f"profile {number}: {format_ranges(ranges)}" for number, ranges in enumerate(profiles)
+        )
+        if wanted is not None and not 0 <= wanted < len(profiles):
+            text = f"the engine has no optimization profile {wanted}, only {len(profiles)}"
+            raise StageError(text, known)
+        if wanted is not None and wanted not in fitting:
+            text = f"the optimization profile {wanted} of the engine does not hold the shapes"
+            raise StageError(f"{text} {shapes}", known)
+        if not fitting:
+            text = f"no optimization profile of the engine holds the shapes {shapes}"
+            raise StageError(text, known)
+        chosen = fitting[0] if wanted is None else wanted
+        if chosen != self._context.active_optimization_profile:
+            stream = self.gpu.main_stream
+            if not self._context.set_optimization_profile_async(chosen, int(stream.handle)):
+                raise StageError(f"the engine's optimization profile {chosen} cannot be chosen")
+            stream.synchronize()
+
+    def _in_own_type(self, name: str, value: Tensor) -> Tensor:
+        """Return an input in the engine's type."""
+        dtype = self._dtype(name)[0]
+        if value.dtype == dtype:
+            return value
+        # TensorRT has no float64, and 8.6 no int64
+        given = value.values()
+        converted = tensor_of(given, dtype)
+        if given.dtype.kind in "iu" and not np.array_equal(converted.array, given):
+            raise StageError(
+                f"the input {name} has values beyond {dtype}, the engine's type for {value.dtype}",
+                "use smaller numbers, or build with a later TensorRT",
+            )
+        return converted
+
+    def _set_address(self, name: str, address: int) -> None:
+        if not self._context.set_tensor_address(name, address):
+            raise StageError(f"the engine does not take the memory for {name}")
+
+    def _dtype(self, name: str) -> tuple[str, np.dtype[np.generic]]:
+        """Return a tensor's type, and the type of its storage."""
+        dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
+        if dtype in _PACKED:
+            text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
+            raise StageError(text)
+        return dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
+
+    def _port(self, name: str) -> Port:
+        return Port(name, self._dtype(name)[0], tuple(self._engine.get_tensor_shape(name)))
+
+    def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
+        try:
+            return self.gpu.allocate(size_bytes)
+        except StageError as failure:
+            text = f"there is no memory for {name}: {failure.problem}"
+            raise StageError(text, failure.hint) from failure
+
+    def _free_buffers(self) -> None:
+        if self._finished is not None:  # an inference may still use them, and the present shapes
+            self._finished.wait()
+        for buffer, _ in self.input_buffers.values():
+            self.gpu.free(buffer)
+        for output in self.results.values():
+            self.gpu.free(output.buffer)
+        self._reset_buffers()
+
+    def _reset_buffers(self) -> None:
+        self._prepared = None
+        self._host: dict[str, Array] = {}  # keeps inputs in host memory alive
+        self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape
+        self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
+        self.results: dict[str, Output] = {}
+
+
+def _fits(ranges: Profile, inputs: Mapping[str, AnyTensor]) -> bool:
+    for name, given in inputs.items():
+        span = ranges[name]
+        checks = [(given.shape, span["min"], span["max"])]
+        if "min_values" in span and isinstance(given, Tensor):
+            values = tuple(int(value) for value in np.ravel(given.array))
+            checks.append((values, span["min_values"], span["max_values"]))
+        for sizes, low, high in checks:
+            if len(low) != len(sizes) or not all(
+                a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
+            ):
+                return False
+    return True

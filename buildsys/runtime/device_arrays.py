@@ -1,0 +1,177 @@
+"""Arrays in GPU memory: those of callers as an engine's inputs, and new ones for its outputs."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from buildsys.backends.interface import Allocate, DeviceTensor
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Array, Tensor
+from buildsys.runtime.dlpack import CUDA, CUDA_MANAGED, Memory, make_capsule, read_capsule
+
+if TYPE_CHECKING:
+    from buildsys.backends.cuda.device import Device
+
+CUPY, TORCH = "cupy", "torch"
+_INTERFACE = "__cuda_array_interface__"
+_LEGACY_STREAM = 1  # DLPack's number of the default stream
+
+
+class DeviceArray:
+    """A contiguous array in GPU memory, freed with its last reference.
+
+    Any library with DLPack or the CUDA array interface takes it without a copy, e.g.
+    ``torch.from_dlpack(array)`` or ``cupy.asarray(array)``.
+    """
+
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+        """Allocate memory on the first GPU; ``dtype`` is ONNX's name of a type.
+
+        Raises: StageError: too little memory is left.
+        """
+        from buildsys.backends.cuda.device import Buffer
+
+        self.dtype = dtype
+        self.shape = shape
+        self._stored = np.dtype(BIT_DTYPES.get(dtype, dtype))
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * self._stored.itemsize
+        self._gpu = _shared_gpu()
+        with self._gpu.current():
+            self._buffer = Buffer(self.nbytes, self._gpu.main_stream)
+        self.address = self._buffer.address
+
+    @classmethod
+    def from_host(cls, array: Array) -> DeviceArray:
+        """Return a copy of an array of numpy."""
+        new = cls(array.dtype.name, array.shape)
+        with new._gpu.current():
+            new._buffer.upload(array)
+        return new
+
+    def numpy(self) -> Array:
+        """Return a copy in host memory, of ``ml_dtypes``' types for those unknown to numpy."""
+        target = np.empty(self.shape, self._stored)
+        with self._gpu.current():
+            self._buffer.download(target)
+        return Tensor(target, self.dtype).typed()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Return the memory for libraries with numba's protocol."""
+        if self.dtype in BIT_DTYPES:
+            raise AttributeError(f"numpy has no type {self.dtype}; use DLPack")
+        place = {"data": (self.address, False), "shape": self.shape, "strides": None}
+        return {**place, "typestr": self._stored.str, "stream": None, "version": 3}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the type and the number of the device."""
+        return CUDA, self._gpu.index
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Return the memory for libraries with DLPack; it is complete, whatever the stream."""
+        return make_capsule(self.address, self.shape, self.dtype, self.__dlpack_device__(), self)
+
+    def __del__(self) -> None:
+        """Free the memory, after all work on the GPU."""
+        if hasattr(self, "_buffer"):
+            with suppress(StageError), self._gpu.current():
+                self._buffer.release()
+
+    def __repr__(self) -> str:
+        """Return type, shape and address."""
+        return f"<DeviceArray {self.dtype}{list(self.shape)} at {self.address:#x}>"
+
+
+@cache
+def _shared_gpu() -> Device:
+    """Return the first GPU, which outlives all engines: arrays may."""
+    from buildsys.backends.cuda.device import Device
+
+    return Device(0)
+
+
+def is_on_gpu(value: object) -> bool:
+    """Check for an array in GPU memory."""
+    if isinstance(value, np.ndarray):
+        return False
+    with suppress(Exception):  # libraries raise errors of their own for unusual devices
+        if hasattr(value, "__dlpack_device__"):
+            return value.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED)
+    return hasattr(value, _INTERFACE)
+
+
+def read_memory(value: Any, stream: int) -> Memory:
+    """Return the GPU memory of an array; work on ``stream`` finds it complete.
+
+    Raises: StageError: the array is on another GPU or cannot be shared.
+    """
+    if isinstance(value, DeviceArray):
+        return Memory(value.address, value.shape, value.dtype, is_contiguous=True, owner=value)
+    if hasattr(value, "__dlpack__"):
+        index = value.__dlpack_device__()[1]
+        if index != 0:
+            raise StageError(f"is on GPU {index}, and the engine on GPU 0", "copy it there")
+        return read_capsule(value.__dlpack__(stream=stream or _LEGACY_STREAM))
+    facts = getattr(value, _INTERFACE)
+    dtype = np.dtype(facts["typestr"])
+    strides = facts.get("strides")
+    if facts.get("stream"):  # of the work that fills it
+        from buildsys.backends.cuda.device import Stream
+
+        with _shared_gpu().current():
+            Stream(facts["stream"]).synchronize()
+    is_contiguous = (
+        not strides
+        or (
+            np.lib.stride_tricks.as_strided(np.empty(0, dtype), facts["shape"], strides)
+        ).flags.c_contiguous
+    )
+    return Memory(facts["data"][0], tuple(facts["shape"]), dtype.name, is_contiguous, value)
+
+
+def allocator_of(library: str) -> Allocate:
+    """Return a function for new arrays of a library; the default is ``DeviceArray``."""
+    if library == TORCH:
+        return _new_torch_tensor
+    return _new_cupy_array if library == CUPY else _new_device_array
+
+
+def _new_torch_tensor(dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+    torch = sys.modules[TORCH]
+    array = torch.empty(shape, dtype=getattr(torch, ML_DTYPES.get(dtype, dtype)), device="cuda:0")
+    return DeviceTensor(array.data_ptr(), shape, dtype, array)
+
+
+def _new_cupy_array(dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+    if dtype in BIT_DTYPES:
+        return _new_device_array(dtype, shape)
+    cupy = sys.modules[CUPY]
+    with cupy.cuda.Device(0):
+        array = cupy.empty(shape, dtype)
+    return DeviceTensor(array.data.ptr, shape, dtype, array)
+
+
+def _new_device_array(dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+    array = DeviceArray(dtype, shape)
+    return DeviceTensor(array.address, shape, dtype, array)
+
+
+def stream_handle(stream: Any) -> int:
+    """Return the number of a CUDA stream of torch, cupy, cuda-python or the driver.
+
+    Raises: StageError: it is none.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for attribute in ("cuda_stream", "ptr"):  # of torch, of cupy
+        if isinstance(getattr(stream, attribute, None), int):
+            return int(getattr(stream, attribute))
+    problem = f"{stream!r} is no CUDA stream"
+    raise StageError(problem, "pass a stream of torch or cupy, or its number")
