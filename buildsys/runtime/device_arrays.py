@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import suppress
 from functools import cache
@@ -39,7 +40,7 @@ class DeviceArray:
         self.dtype = dtype
         self.shape = shape
         self._stored = np.dtype(BIT_DTYPES.get(dtype, dtype))
-        self.nbytes = int(np.prod(shape, dtype=np.int64)) * self._stored.itemsize
+        self.nbytes = math.prod(shape) * self._stored.itemsize
         self._gpu = _shared_gpu()
         with self._gpu.current():
             self._buffer = Buffer(self.nbytes, self._gpu.main_stream)
@@ -78,9 +79,12 @@ class DeviceArray:
 
     def __del__(self) -> None:
         """Free the memory, after all work on the GPU."""
-        if hasattr(self, "_buffer"):
-            with suppress(StageError), self._gpu.current():
-                self._buffer.release()
+        if hasattr(self, "_buffer"):  # else its allocation has failed
+            try:
+                with self._gpu.current():
+                    self._buffer.release()
+            except StageError:  # the GPU has failed before
+                pass
 
     def __repr__(self) -> str:
         """Return type, shape and address."""
@@ -99,6 +103,8 @@ def is_on_gpu(value: object) -> bool:
     """Check for an array in GPU memory."""
     if isinstance(value, np.ndarray):
         return False
+    if isinstance(value, DeviceArray):
+        return True
     with suppress(Exception):  # libraries raise errors of their own for unusual devices
         if hasattr(value, "__dlpack_device__"):
             return value.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED)
