@@ -10,6 +10,7 @@ from typing import Any
 
 from buildsys.cli.command import unknown_name
 from buildsys.cli.console.rows import time_ago
+from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.history.builds import Build
@@ -74,10 +75,10 @@ class BuildNames:
         self._history = history
         self._builds: dict[str, list[Build]] = {}
 
-    def pairs(self, names: Sequence[str]) -> list[tuple[Side, Side]]:
+    def pairs(self, names: Sequence[str], only: ModelFilter) -> list[tuple[Side, Side]]:
         """Return the pairs of sides to compare, one per model.
 
-        Raises: UsageError: an unknown name, or nothing is recorded of it.
+        Raises: UsageError: an unknown name, or nothing is recorded of it; ``only`` with a model.
         """
         if not all(names):
             raise UsageError("the name of a build is empty", "`doit help compare` explains them")
@@ -87,10 +88,13 @@ class BuildNames:
             given = [(scope, point or PREVIOUS), (scope, LAST)]
         (first, start), (second, end) = given or [("", PREVIOUS), ("", LAST)]
         first, second = first or second, second or first
+        if first and only:
+            raise UsageError(f"compare takes {first} or {only}, not both", "name one of them")
         if first:
             first, second = self._with_engine(first, second), self._with_engine(second, first)
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
-        models = [m for m in self._history.models() if m in self._session.project.models]
+        known = set(only.models(self._session.project.models))
+        models = [model for model in self._history.models() if model in known]
         found, problem = [], UsageError("the history has no builds", "`doit` builds every model")
         for model in models:
             try:

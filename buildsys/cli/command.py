@@ -39,7 +39,6 @@ def positive_integer(name: str, given: str) -> int:
 
 
 JSON = option("json", "print one JSON document", flag=True)
-TAG = option("tag", "only models with this tag; may be repeated", type=list, default=[])
 
 
 class PlainCommand(Command):  # type: ignore[misc]  # doit has no type information

@@ -6,19 +6,19 @@ engine, MODEL and ``build:MODEL`` a whole model, STAGE that stage of all models.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from buildsys.cli.command import unknown_name
+from buildsys.cli.model_filter import ModelFilter
 from buildsys.errors import UsageError
 from buildsys.plan.project_plan import ProjectPlan, model_of
-from buildsys.report.formatting import first_names
 
 if TYPE_CHECKING:
-    from buildsys.manifest.project import Project, ResolvedModel
+    from buildsys.manifest.project import Project
 
-_SHOWN = 12  # tags or models
+_EVERY_MODEL = ModelFilter()
 STAGE_DOCS = {
     "build": "everything of every model (the default)",
     "operators": "build functions and libraries of custom operators",
@@ -38,7 +38,7 @@ STAGE_DOCS = {
 
 
 class TargetNames:
-    """The targets of a project by name and tag. Models are planned when they are first needed."""
+    """The targets of a project by name. Models are planned when they are first needed."""
 
     def __init__(self, project: Project, actions: ProjectPlan) -> None:
         self.project = project
@@ -85,16 +85,16 @@ class TargetNames:
         ]
 
     def select(
-        self, names: Sequence[str], *others: TargetNames, tags: Sequence[str] = ()
+        self, names: Sequence[str], *others: TargetNames, only: ModelFilter = _EVERY_MODEL
     ) -> set[str]:
-        """Return the targets of names and tags, here or in other projects.
+        """Return the targets of names and of matching models, here or in other projects.
 
-        Raises: UsageError: a name is ambiguous or matches nothing, or a tag is unknown.
+        Raises: UsageError: a name is ambiguous or matches nothing, or ``only`` matches no model.
         """
         chosen: set[str] = set()
         projects = (self, *others)
-        tagged = _tagged_models(tags, [one.project.models for one in projects])
-        everything = [f"build:{model}" for model in tagged] if tags else ["build"]
+        matching = only.models(*(one.project.models for one in projects)) if only else []
+        everything = [f"build:{model}" for model in matching] if only else ["build"]
         for name in names or everything:
             found = {target for one in projects for target in one.targets_of(name)}
             if not found and name != "build":
@@ -107,7 +107,7 @@ class TargetNames:
                     known |= dict.fromkeys(("build", *groups, *one.actions, *stages, *models))
                 listed = "`doit list --all` lists all targets"
                 raise unknown_name("target", name, known, listed)
-            chosen |= _with_tags(found, tagged, tags, name) if tags else found
+            chosen |= only.kept(found, matching, name) if only else found
         return chosen
 
     def targets_of(self, name: str) -> list[str]:
@@ -127,18 +127,18 @@ class TargetNames:
         """
         return full_name(name, self.project.models, self.actions)
 
-    def full_names(self, names: Iterable[str], tags: Sequence[str] = ()) -> list[str]:
+    def full_names(self, names: Iterable[str], only: ModelFilter = _EVERY_MODEL) -> list[str]:
         """Return names for doit: patterns as targets, unknown names unchanged.
 
-        Raises: UsageError: a name is ambiguous, a pattern matches nothing, or a tag is unknown.
+        Raises: UsageError: a name is ambiguous, or a pattern or ``only`` matches nothing.
         """
         found: dict[str, None] = {}
         for name in names:
-            if tags and name == "build":
-                models = _tagged_models(tags, [self.project.models])
+            if only and name == "build":
+                models = only.models(self.project.models)
                 found |= dict.fromkeys(f"build:{model}" for model in models)
-            elif tags:
-                found |= dict.fromkeys(self.in_order(self.select([name], tags=tags)))
+            elif only:
+                found |= dict.fromkeys(self.in_order(self.select([name], only=only)))
             elif "*" in name:
                 found |= dict.fromkeys(self.targets_of(name) or self.select([name]))
             else:
@@ -218,37 +218,4 @@ def matching(pattern: str, actions: ProjectPlan) -> list[str]:
         spellings += [f"{model}:{variant}"] if stage == "engine" else []
         if any(fnmatchcase(one, pattern) for one in spellings):
             found.append(target)
-    return found
-
-
-def _tagged_models(
-    tags: Sequence[str], projects: Iterable[Mapping[str, ResolvedModel]]
-) -> dict[str, None]:
-    """Return the models with one of ``tags``. Raises: UsageError: no model has a tag."""
-    if not tags:
-        return {}
-    found: dict[str, None] = {}
-    used: set[str] = set()
-    for models in projects:
-        for name, model in models.items():
-            own = model.data["tags"]
-            used.update(own)
-            found |= {} if set(tags).isdisjoint(own) else {name: None}
-    for tag in tags:
-        if tag not in used:
-            listed = (
-                f"tags: {first_names(sorted(used), _SHOWN)}" if used else "no manifest has tags"
-            )
-            raise unknown_name("tag", tag, sorted(used), listed)
-    return found
-
-
-def _with_tags(
-    targets: Iterable[str], tagged: Collection[str], tags: Sequence[str], name: str
-) -> set[str]:
-    """Return the targets of ``tagged`` models. Raises: UsageError: there are none."""
-    found = {target for target in targets if model_of(target) in tagged}
-    if not found:
-        hint = f"models with it: {first_names(list(tagged), _SHOWN)}"
-        raise UsageError(f"nothing of {name!r} has the tag {' or '.join(tags)}", hint)
     return found

@@ -61,7 +61,7 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
         _connect_database(session)
         names = DoitCommand.names
         try:
-            names[:] = session.full_names(names, DoitCommand.tags)
+            names[:] = session.full_names(names, DoitCommand.only)
             if DoitCommand.since:
                 names[:] = _changed(session, names, DoitCommand.since)
         except UsageError as error:

@@ -13,6 +13,7 @@ from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, prin
 from buildsys.cli.commands.diff import diff_lines
 from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
+from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.recorded_graphs import (
     DIFFERENT,
     UNKNOWN,
@@ -94,7 +95,7 @@ class Compare(ProjectCommand):
         "a model or an engine (MODEL:ENGINE); MODEL@REV and MODEL:ENGINE@previous combine two of\n"
         "them; the default is previous and last"
     )
-    options = (JSON,)
+    options = (JSON, *filter_options())
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print the differences; the exit code is 0 with or without any."""
@@ -102,7 +103,7 @@ class Compare(ProjectCommand):
             raise UsageError("compare takes at most two names", "`doit help compare` explains them")
         session = Session.of_history(root)
         history = History.read_only(history_file(session.project.state))
-        pairs = BuildNames(session, history).pairs(names)
+        pairs = BuildNames(session, history).pairs(names, ModelFilter.of(options))
         compared = [_compare(session, history, *pair) for pair in pairs]
         if options["json"]:
             print_json({"schema": SCHEMA, "comparisons": [one.as_json() for one in compared]})

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +24,8 @@ from doit.cmd_list import List as DoitList
 from doit.dependency import DatabaseException
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
-from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, TAG, drop_unwritten, options_first
+from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, options_first
+from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.errors import BuildsysError
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
@@ -32,13 +34,16 @@ if TYPE_CHECKING:
     from buildsys.cli.session import Session
 
 
+_EVERYTHING = ("cleanall", "forget_all")  # doit's options that ignore the names
+
+
 class DoitCommand:
     """Mixin for doit's commands: errors of at most one line."""
 
     dep_manager: Any  # doit's; None until its database is open
     # on the command line; replaced by full names once the project is loaded
     names: ClassVar[list[str]] = []
-    tags: ClassVar[list[str]] = []  # of ``--tag``
+    only: ClassVar[ModelFilter] = ModelFilter()
     since: ClassVar[str] = ""  # of ``doit run --since``
 
     def other_names(self) -> Sequence[str]:
@@ -52,10 +57,13 @@ class DoitCommand:
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """Run the command; suggest the nearest names for an unknown one."""
-        DoitCommand.names, DoitCommand.tags = args, params.get("tag") or []
+        DoitCommand.names, DoitCommand.only = args, ModelFilter.of(params)
         DoitCommand.since = params.get("since") or ""
-        if (DoitCommand.tags or DoitCommand.since) and not args:
+        if (DoitCommand.only or DoitCommand.since) and not args:
             args.append("build")  # replaced by what is selected
+        for everything in _EVERYTHING if DoitCommand.only else ():
+            if everything in params:
+                params[everything] = False
         try:
             return super().execute(params, args)  # type: ignore[misc]  # of doit, next in the bases
         except KeyboardInterrupt:
@@ -82,8 +90,18 @@ class DoitCommand:
             hint = f"nearest: {', '.join(near)}" if near else hint
             raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
         finally:
-            DoitCommand.names, DoitCommand.tags, DoitCommand.since = [], [], ""
+            DoitCommand.names, DoitCommand.only, DoitCommand.since = [], ModelFilter(), ""
         return self.execute(params, args)  # with a new database
+
+
+class FilteredCommand(DoitCommand):
+    """Mixin for commands on targets of several models."""
+
+    @property
+    def cmd_options(self) -> tuple[dict[str, Any], ...]:
+        """Doit's options, and the filter."""
+        command: Any = super()
+        return (*command.cmd_options, *filter_options())
 
 
 def _set_aside(path: Path, error: BaseException) -> None:
@@ -114,20 +132,15 @@ def _set_aside(path: Path, error: BaseException) -> None:
     sys.stderr.write(f"buildsys: warning: {warning}: only the marks of `doit ignore` are lost\n")
 
 
-class List(DoitCommand, DoitList):  # type: ignore[misc]
+class List(FilteredCommand, DoitList):  # type: ignore[misc]
     """doit list."""
 
     doc_purpose = "list models and stages, or all targets"
     groups_only: ClassVar[bool] = False  # while it lists neither targets nor their state
 
-    @property
-    def cmd_options(self) -> tuple[dict[str, Any], ...]:
-        """Doit's options, and ours."""
-        return (*DoitList.cmd_options, {**TAG, "default": []})
-
     def execute(self, params: Any, args: list[str]) -> Any:
         """List groups without making a task of every target."""
-        if params["tag"] and params["subtasks"] and not args:
+        if ModelFilter.of(params) and params["subtasks"] and not args:
             args.append("*")
         List.groups_only = not (args or params["subtasks"] or params["status"])
         try:
@@ -165,7 +178,7 @@ class Info(DoitCommand, DoitInfo):  # type: ignore[misc]
         return code
 
 
-class Clean(DoitCommand, DoitClean):  # type: ignore[misc]
+class Clean(FilteredCommand, DoitClean):  # type: ignore[misc]
     """doit clean."""
 
     doc_purpose = "remove the files of targets"
@@ -185,13 +198,19 @@ class Clean(DoitCommand, DoitClean):  # type: ignore[misc]
         return code
 
 
-class Forget(DoitCommand, DoitForget):  # type: ignore[misc]
+class Forget(FilteredCommand, DoitForget):  # type: ignore[misc]
     """doit forget."""
 
     doc_purpose = "drop the records of targets, to build them again"
 
 
-class Ignore(DoitCommand, DoitIgnore):  # type: ignore[misc]
+class Ignore(FilteredCommand, DoitIgnore):  # type: ignore[misc]
     """doit ignore."""
 
     doc_purpose = "skip targets and everything downstream until they are forgotten"
+
+    @wraps(DoitIgnore._execute)  # doit reads the options from its signature
+    def _execute(self, pos_args: Sequence[str]) -> Any:
+        """Mark the targets of each name: to doit, those of a model are no subtasks of it."""
+        members = (self.task_list[0].session.members(name) or [name] for name in pos_args)
+        return super()._execute(list(dict.fromkeys(chain.from_iterable(members))))

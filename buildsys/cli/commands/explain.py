@@ -8,8 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import JSON, TAG, Options, ProjectCommand, print_json
+from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
 from buildsys.cli.console.rows import Row, print_rows, time_ago
+from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.session import Session
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import (
@@ -30,12 +31,13 @@ class Explain(ProjectCommand):
 
     doc_purpose = "explain why targets are stale, or when and why they were built"
     doc_usage = "[TARGET ...]"
-    options = (JSON, TAG)
+    options = (JSON, *filter_options())
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print one explanation per target; without names, those of all targets."""
-        session = Session.read_only(root, () if options["tag"] else names)
-        chosen = session.select(names, tags=options["tag"])
+        only = ModelFilter.of(options)
+        session = Session.read_only(root, () if only else names)
+        chosen = session.select(names, only=only)
         found = [one for one in session.explain(chosen).values() if one.target in chosen]
         if options["json"]:
             print_json({"schema": SCHEMA, "targets": [explanation_json(one) for one in found]})

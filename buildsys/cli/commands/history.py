@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +24,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.plot import plot_lines
 from buildsys.cli.console.rows import format_table, time_ago
+from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -58,20 +59,28 @@ class HistoryCommand(ProjectCommand):
         "without a name: the recorded models; `import` adds the builds in the file history.db of\n"
         "another machine"
     )
-    options = (JSON, option("count", "number of builds to show", long="", short="n", default="10"))
+    options = (
+        JSON,
+        option("count", "number of builds to show", long="", short="n", default="10"),
+        *filter_options(),
+    )
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print builds, newest first. Having none is no error."""
         count = positive_integer("-n", options["count"])
         session = Session.of_history(root)
         file = history_file(session.project.state)
+        only = ModelFilter.of(options)
+        if only and names:
+            raise UsageError(f"history takes {names[0]} or {only}, not both", "name one of them")
         if len(names) == 2 and names[0] == _IMPORT:
             return _import(session, file, typed_path(names[1]), options)
         if len(names) > 1:
             raise UsageError("history takes one name", "`doit help history` explains it")
         history = History.read_only(file)
         if not names:
-            overview = _overview(history)
+            known = only.models(session.project.models) if only else history.models()
+            overview = _overview(history, known)
             document = {"schema": SCHEMA, "file": str(file), "models": overview}
             print_answer(options, document, _overview_lines(overview, history))
             return 0
@@ -211,10 +220,10 @@ def _target_lines(builds: Sequence[Build]) -> Iterator[str]:
     yield from format_table(titles, rows)
 
 
-def _overview(history: History) -> list[dict[str, Any]]:
-    """Return the recorded models with the number of their builds."""
+def _overview(history: History, models: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the recorded ones of models with the number of their builds."""
     found = []
-    for model in history.models():
+    for model in filter(history.models().__contains__, models):
         builds = history.builds(model=model)
         engines = {build.variant for build in builds if build.stage in ENGINE_STAGES}
         found.append(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from buildsys.cli.command import Options, ProjectCommand, print_lines
+from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.session import Session
 from buildsys.plan.project_plan import model_of
 
@@ -16,14 +17,15 @@ class Pages(ProjectCommand):
 
     doc_purpose = "write the HTML pages of models and their index, without building anything"
     doc_usage = "[MODEL ...]"
+    options = filter_options()
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Write the pages and print the path of the index."""
         from buildsys.cli.html_pages import write_pages
 
-        del options
         session = Session.read_only(root)
-        chosen = {model_of(target) for target in session.select(names)}
+        selected = session.select(names, only=ModelFilter.of(options))
+        chosen = set(map(model_of, selected))
         index = write_pages(session, [name for name in session.project.models if name in chosen])
         print_lines([f"pages: {os.path.relpath(index)}" if index else "no model has a page"])
         return 0

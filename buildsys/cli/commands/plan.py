@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from buildsys.cli.command import (
     JSON,
-    TAG,
     Options,
     ProjectCommand,
     option,
@@ -22,6 +21,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.session import Session
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
@@ -56,20 +56,20 @@ class Plan(ProjectCommand):
     doc_usage = "[TARGET ...]"
     options = (
         JSON,
-        TAG,
+        *filter_options(),
         option("since", "compare with a git revision", default=None),
         option("jobs", "number of targets at a time", long="", short="n", default="1"),
     )
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Print the targets of the next run, or differences from a revision."""
+        only = ModelFilter.of(options)
         if options["since"] is not None:
-            tags, as_json = options["tag"], options["json"]
-            print_since(root, names, options["since"], tags=tags, as_json=as_json)
+            print_since(root, names, options["since"], only=only, as_json=options["json"])
             return 0
         jobs = positive_integer("-n", options["jobs"])
-        session = Session.read_only(root, () if options["tag"] else names)
-        explained = session.explain(session.select(names, tags=options["tag"]))
+        session = Session.read_only(root, () if only else names)
+        explained = session.explain(session.select(names, only=only))
         print_plan(session, list(explained.values()), jobs=jobs, as_json=options["json"])
         return 0
 
@@ -138,7 +138,7 @@ def _summary(steps: Sequence[Explanation], times: Mapping[str, Any], jobs: int) 
 
 
 def print_since(
-    root: Path, names: Sequence[str], revision: str, *, tags: Sequence[str] = (), as_json: bool
+    root: Path, names: Sequence[str], revision: str, *, only: ModelFilter, as_json: bool
 ) -> None:
     """Print the targets with differences since a git revision.
 
@@ -149,7 +149,7 @@ def print_since(
     now = Session.read_only(root)
     with project_at(now.project, revision) as there:
         before = Session(there.project)
-        chosen = now.select(names, before, tags=tags)
+        chosen = now.select(names, before, only=only)
         found = [one for one in _differences(before, now) if one.target in chosen]
     if as_json:
         states = {DOWNSTREAM: "behind"}  # its name in JSON since the first version

@@ -14,8 +14,8 @@ from doit.dependency import SqliteDB
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 from doit.runner import ERROR as TASK_ERROR
 
-from buildsys.cli.command import INTERRUPTED, TAG, option
-from buildsys.cli.commands.doit_commands import DoitCommand
+from buildsys.cli.command import INTERRUPTED, option
+from buildsys.cli.commands.doit_commands import FilteredCommand
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.interruption import on_interruption
 from buildsys.cli.project_root import typed_path
@@ -40,7 +40,7 @@ class Requested(NamedTuple):
     every_task: bool  # targets that are up to date must become tasks as well
 
 
-class Run(DoitCommand, DoitRun):  # type: ignore[misc]
+class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
     """doit's run, with our exit codes and safe interruption."""
 
     name = "run"
@@ -52,7 +52,7 @@ class Run(DoitCommand, DoitRun):  # type: ignore[misc]
     @property
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
         """Doit's options, and ours."""
-        return (*DoitRun.cmd_options, {**TAG, "default": []}, SINCE, JUNIT, SUMMARY)
+        return (*super().cmd_options, SINCE, JUNIT, SUMMARY)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -42,7 +42,7 @@ class ModelSpec(Spec):
     model: Name = Field(description="Name of the model in targets and paths.")
     description: str = Field("", description="One sentence about the model, for the report.")
     owner: str = Field(
-        "", max_length=200, description="Person or team to ask, for reports and nightly runs."
+        "", max_length=200, description="Person or team to ask; `--owner` selects models by it."
     )
     tags: tuple[Name, ...] = Field((), description="Labels that `--tag` selects models by.")
     source: Source = Field(

@@ -167,6 +167,7 @@ class Doit:
         self.reasons: dict[str, str] = {}
         self.models: tuple[str, ...] = ("net",)
         self.tags: dict[str, list[str]] = {}  # by model
+        self.owners: dict[str, str] = {}  # by model
         self.flaky: dict[str, list[str]] = {}
         self.runs: dict[str, list[HistoryEntry]] = {}  # in the ledger, by target
 
@@ -175,6 +176,8 @@ class Doit:
         self.session, self.executor = make_session(self.root, *self.models)
         for model, tags in self.tags.items():
             self.session.project.models[model].data["tags"] = tags
+        for model, owner in self.owners.items():
+            self.session.project.models[model].data["owner"] = owner
         for model, stages in self.flaky.items():
             self.session.project.models[model].data["flaky"] = stages
         self.executor.runs = self.runs

@@ -85,8 +85,10 @@ def recorded(tmp_path: Path) -> Recorded:
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    def printed(command: type[Any], *names: str, as_json: bool = False, count: str = "10") -> str:
-        assert command().run(tmp_path, names, {"json": as_json, "count": count}) == 0
+    def printed(
+        command: type[Any], *names: str, as_json: bool = False, count: str = "10", **only: list[str]
+    ) -> str:
+        assert command().run(tmp_path, names, {"json": as_json, "count": count, **only}) == 0
         return capsys.readouterr().out
 
     return printed
@@ -134,6 +136,23 @@ def test_the_number_of_builds_is_limited(recorded: Recorded, run: Run) -> None:
     assert [one["target"] for one in found["builds"]] == ["bench:m:ort"] * 2
     assert found["builds"][0]["measurements"][0]["p50_ms"] == 1.0
     assert found["environments"][found["builds"][0]["environment"]] == ENVIRONMENT
+
+
+def test_a_filter_keeps_the_models_of_a_tag_and_an_owner(recorded: Recorded, run: Run) -> None:
+    for model, text in (("m", "tags: [nightly]\nowner: Ann\n"), ("other", "tags: [weekly]\n")):
+        file = recorded.root / "configs/models" / f"{model}.yaml"
+        file.write_text(MANIFEST.format(model) + text)
+        recorded.add_run(1, 1.0, model=model)
+        recorded.add_run(2, 2.0, model=model)
+    found = json.loads(run(HistoryCommand, as_json=True, tag=["weekly"]))
+    assert [one["model"] for one in found["models"]] == ["other"]
+    found = json.loads(run(Compare, as_json=True, tag=["nightly"], owner=["Ann"]))
+    assert [one["first"]["model"] for one in found["comparisons"]] == ["m"]
+    with pytest.raises(UsageError, match="there is no tag 'weekyl'; nearest: weekly"):
+        run(HistoryCommand, tag=["weekyl"])
+    for command in (HistoryCommand, Compare):
+        with pytest.raises(UsageError, match=r"takes m or the tag weekly, not both; name one"):
+            run(command, "m", tag=["weekly"])
 
 
 def test_single_targets_and_the_overview(recorded: Recorded, run: Run) -> None:

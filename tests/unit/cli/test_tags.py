@@ -1,4 +1,4 @@
-"""Selection of models by tag, for runs and queries."""
+"""Selection of models by tag and owner, for runs and queries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from cli_doubles import Doit, make_session
 
+from buildsys.cli import html_pages
+from buildsys.cli.commands.doctor.engines import _EngineChecker
+from buildsys.cli.commands.pages import Pages
+from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.plan.project_plan import model_of
@@ -14,11 +18,15 @@ from buildsys.plan.project_plan import model_of
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    """Models a and b with tags, and c without."""
+    """Models a and b with tags and owners, and c without."""
     session, _ = make_session(tmp_path, "a", "b", "c")
-    session.project.models["a"].data["tags"] = ["nightly", "vision"]
-    session.project.models["b"].data["tags"] = ["nightly"]
+    session.project.models["a"].data |= {"tags": ["nightly", "vision"], "owner": "Ann"}
+    session.project.models["b"].data |= {"tags": ["nightly"], "owner": "the B team"}
     return session
+
+
+def only(*tags: str, owners: tuple[str, ...] = ()) -> ModelFilter:
+    return ModelFilter(tags, owners)
 
 
 def models(targets: set[str]) -> set[str]:
@@ -26,9 +34,15 @@ def models(targets: set[str]) -> set[str]:
 
 
 def test_a_tag_selects_all_targets_of_its_models_and_plans_no_other(session: Session) -> None:
-    assert session.select([], tags=["vision"]) == set(session.targets_of("a"))
+    assert session.select([], only=only("vision")) == set(session.targets_of("a"))
     assert list(session.actions._planned) == ["a"]
-    assert models(session.select([], tags=["vision", "nightly"])) == {"a", "b"}
+    assert models(session.select([], only=only("vision", "nightly"))) == {"a", "b"}
+
+
+def test_an_owner_selects_models_and_with_a_tag_both_must_match(session: Session) -> None:
+    assert models(session.select([], only=only(owners=("Ann",)))) == {"a"}
+    assert models(session.select([], only=only(owners=("Ann", "the B team")))) == {"a", "b"}
+    assert models(session.select([], only=only("nightly", owners=("the B team",)))) == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -41,36 +55,53 @@ def test_a_tag_selects_all_targets_of_its_models_and_plans_no_other(session: Ses
     ],
 )
 def test_names_and_tags_select_what_both_name(session: Session, name: str, full: list[str]) -> None:
-    assert session.full_names([name], ["nightly"]) == full
+    assert session.full_names([name], only("nightly")) == full
 
 
 @pytest.mark.parametrize(
-    ("names", "tags", "message"),
+    ("names", "chosen", "message"),
     [
-        ([], ["nigthly"], "there is no tag 'nigthly'; nearest: nightly"),
-        ([], ["nightly", "x"], "there is no tag 'x'; tags: nightly, vision"),
-        (["c"], ["nightly"], "nothing of 'c' has the tag nightly; models with it: a, b"),
-        (["d"], ["nightly"], "there is no target 'd'; `doit list --all` lists all targets"),
+        ([], only("nigthly"), "there is no tag 'nigthly'; nearest: nightly"),
+        ([], only("nightly", "x"), "there is no tag 'x'; tags: nightly, vision"),
+        ([], only(owners=("Anna",)), "there is no owner 'Anna'; nearest: Ann"),
+        ([], only(owners=("",)), "there is no owner ''; owners: Ann, the B team"),
+        (
+            [],
+            only("vision", owners=("the B team",)),
+            "no model has the tag vision and the owner the B team; with the tag vision: a",
+        ),
+        (["c"], only("nightly"), "nothing of 'c' has the tag nightly; models with it: a, b"),
+        (["d"], only("nightly"), "there is no target 'd'; `doit list --all` lists all targets"),
     ],
 )
 def test_an_impossible_selection_is_one_sentence(
-    session: Session, names: list[str], tags: list[str], message: str
+    session: Session, names: list[str], chosen: ModelFilter, message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        session.select(names, tags=tags)
+        session.select(names, only=chosen)
     assert str(caught.value) == message
 
 
-def test_without_any_tag_the_error_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (only("x"), "there is no tag 'x'; no manifest has tags"),
+        (only(owners=("x",)), "there is no owner 'x'; no manifest has an owner"),
+    ],
+)
+def test_without_any_tag_or_owner_the_error_says_so(
+    tmp_path: Path, chosen: ModelFilter, message: str
+) -> None:
     session, _ = make_session(tmp_path, "a")
-    with pytest.raises(UsageError, match="there is no tag 'x'; no manifest has tags"):
-        session.select([], tags=["x"])
+    with pytest.raises(UsageError, match=message):
+        session.select([], only=chosen)
 
 
 @pytest.fixture
 def tagged(doit: Doit) -> Doit:
     doit.models = ("a", "b", "c")
     doit.tags = {"a": ["nightly"], "b": ["weekly"], "c": ["nightly"]}
+    doit.owners = {"c": "Ann"}
     return doit
 
 
@@ -81,6 +112,7 @@ def tagged(doit: Doit) -> Doit:
         (("--tag=nightly", "--tag=weekly"), {"a", "b", "c"}),
         (("run", "-a", "--tag", "weekly"), {"b"}),
         (("build:a", "--tag", "nightly", "-r", "json"), {"a"}),
+        (("--owner", "Ann", "--tag", "nightly"), {"c"}),
     ],
 )
 def test_a_run_builds_the_models_of_a_tag(
@@ -107,3 +139,54 @@ def test_a_list_shows_the_models_or_targets_of_a_tag(tagged: Doit) -> None:
     code, out = tagged("list", "--all", "--tag", "weekly", "-q")
     assert (code, models(set(out.split()))) == (0, {"b"})
     assert len(out.split()) == len(tagged.session.actions.of("b"))
+
+
+@pytest.mark.parametrize("everything", [(), ("--all",)])
+def test_forget_drops_the_records_of_a_tag_only(tagged: Doit, everything: tuple[str, ...]) -> None:
+    assert tagged("forget", "--tag", "nightly", *everything)[0] == 0
+    assert models(set(tagged.executor.forgotten)) == {"a", "c"}
+
+
+@pytest.mark.parametrize("everything", [(), ("--clean-all",)])
+def test_clean_removes_the_files_of_an_owner_only(
+    tagged: Doit, everything: tuple[str, ...]
+) -> None:
+    tagged.build_all()
+    assert tagged("clean", "--owner", "Ann", *everything)[0] == 0
+    assert {path.name for path in (tagged.root / "build").iterdir()} == {"a", "b", "report"}
+
+
+def test_ignore_skips_the_models_of_a_tag(tagged: Doit) -> None:
+    assert tagged("ignore", "--tag", "weekly")[0] == 0
+    assert tagged("build")[0] == 0
+    assert models(set(tagged.session.finished)) == {"a", "c"}
+
+
+@pytest.mark.parametrize("command", ["forget", "clean", "ignore"])
+def test_a_misspelled_owner_changes_nothing(tagged: Doit, command: str) -> None:
+    tagged.build_all()
+    code, out = tagged(command, "--owner", "ann")
+    assert (code, tagged.executor.forgotten) == (3, [])
+    assert "there is no owner 'ann'; nearest: Ann" in out
+    assert (tagged.root / "build/c").exists()
+
+
+def test_doctor_checks_the_engines_of_a_tag(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "read_only", lambda *_: session)
+    checker = _EngineChecker(session.project.root)
+    assert checker.matching([], only("vision")) == ["engine:a:ort", "engine:a:rtx"]
+    assert checker.matching(["verify:*:ort"], only("nightly")) == ["engine:a:ort", "engine:b:ort"]
+    with pytest.raises(UsageError, match="no engine of export:a has the tag vision"):
+        checker.matching(["export:a"], only("vision"))
+
+
+def test_pages_are_written_for_the_models_of_an_owner(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(Session, "read_only", lambda *_: session)
+    monkeypatch.setattr(html_pages, "write_pages", lambda _, models: written.extend(models))
+    assert Pages().run(session.project.root, [], {"owner": ["Ann"]}) == 0
+    assert (written, capsys.readouterr().out) == (["a"], "no model has a page\n")

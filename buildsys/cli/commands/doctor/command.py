@@ -32,6 +32,7 @@ from buildsys.cli.commands.doctor.machine import (
 )
 from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.errors import ManifestErrors
 from buildsys.execution.freshness import is_strict
 from buildsys.manifest.project import Project, empty_project, load_project
@@ -54,14 +55,15 @@ class Doctor(ProjectCommand):
         "check that it runs here and, if it belongs to this project, that it matches its manifest\n"
         "and has passed its checks; if not, list all reasons and remedies (exit code 1)"
     )
-    options = (JSON,)
+    options = (JSON, *filter_options())
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Return 1 if a needed part is broken, or an engine unusable."""
-        if names:
+        only = ModelFilter.of(options)
+        if names or only:
             from buildsys.cli.commands.doctor.engines import check_engines
 
-            return check_engines(root, names, as_json=options["json"])
+            return check_engines(root, names, only, as_json=options["json"])
         return check_machine(root, as_json=options["json"], program=program_of(self))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.cli.command import print_json, print_lines
+from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
@@ -26,6 +27,7 @@ from buildsys.system.processes import describe_exit, run_python
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
+_ENGINE_STAGES = ("engine", "verify", "bench")
 STALE, CHECK = "stale", "check"  # kinds of reasons that only the project knows
 _NOT_USABLE = 1
 _LIMIT_S = 120
@@ -34,7 +36,7 @@ _SHOWN_ENGINES = 12
 Reason = dict[str, str]  # kind, problem, remedy
 
 
-def check_engines(root: Path, names: Sequence[str], *, as_json: bool) -> int:
+def check_engines(root: Path, names: Sequence[str], only: ModelFilter, *, as_json: bool) -> int:
     """Print the state of engines; return 0 if all are usable.
 
     A name is a file, a folder, or a target name: the engines of its targets are checked. A file or
@@ -44,6 +46,7 @@ def check_engines(root: Path, names: Sequence[str], *, as_json: bool) -> int:
     StageError: an interpreter does not answer.
     """
     checker = _EngineChecker(root)
+    names = checker.matching(names, only) if only else names
     found = [checker.check(engine) for name in names for engine in checker.find(name)]
     if as_json:
         print_json({"schema": SCHEMA, "engines": found})
@@ -71,13 +74,26 @@ class _EngineChecker:
     def _session(self) -> Session:
         return Session.read_only(self._root)
 
+    def matching(self, names: Sequence[str], only: ModelFilter) -> list[str]:
+        """Return the engine targets of names and of matching models.
+
+        Raises: UsageError: there are none.
+        """
+        session = self._session
+        found = (session.actions[one] for one in session.select(names or ["engine"], only=only))
+        named = (one for one in found if one.stage in _ENGINE_STAGES)
+        targets = session.in_order({f"engine:{one.model}:{one.variant}" for one in named})
+        if not targets:
+            raise UsageError(f"no engine of {' '.join(names)} has {only}")
+        return targets
+
     def find(self, name: str) -> list[_Engine]:
         """Return the engines of a name."""
         typed = typed_path(name)
         if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
             actions = self._session.actions
             named = (actions[target] for target in self._session.targets_of(name))
-            named = (one for one in named if one.stage in ("engine", "verify", "bench"))
+            named = (one for one in named if one.stage in _ENGINE_STAGES)
             found = dict.fromkeys(f"engine:{one.model}:{one.variant}" for one in named)
             engines = [self._of_action(actions[target]) for target in found if target in actions]
             if engines:

@@ -14,11 +14,12 @@ from doit.cmd_run import Run as DoitRun
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys import __version__
-from buildsys.cli.command import INTERRUPTED, TAG, TERMINATED, option
+from buildsys.cli.command import INTERRUPTED, TERMINATED, option
 from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.commands.nightly.lock import NightlyLock, NightlyRun, hold_lock
 from buildsys.cli.commands.run import Requested, Run
 from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.model_filter import filter_options
 from buildsys.cli.run_files import write_files
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
@@ -75,7 +76,7 @@ class Nightly(Run):
         return (
             *doits,
             *jobs,
-            {**TAG, "default": []},
+            *filter_options(),
             option("all", "rebuild targets that are up to date as well", flag=True),
             option("rebuild", "rebuild a stage and what depends on it, e.g. engines"),
         )
@@ -105,8 +106,8 @@ class Nightly(Run):
             params["num_process"] = gpus + 1 if gpus else 0
         try:
             self._rebuild = _stages(params["rebuild"]) + ([_EVERYTHING] if params["all"] else [])
-            names = {"names": [*args], "tags": params["tag"], "rebuild": self._rebuild}
-            self._selection = names
+            labels = {"tags": params["tag"], "owners": params["owner"]}
+            self._selection = {"names": [*args], **labels, "rebuild": self._rebuild}
             with hold_lock(project.state / "nightly.lock", self.started) as self._lock:
                 return self._build(params, args)
         except UsageError as error:

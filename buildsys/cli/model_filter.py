@@ -1,0 +1,96 @@
+"""Selection of models by tag and owner: ``--tag`` and ``--owner`` of all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from buildsys.cli.command import Options, option, unknown_name
+from buildsys.errors import UsageError
+from buildsys.plan.project_plan import model_of
+from buildsys.report.formatting import first_names
+
+if TYPE_CHECKING:
+    from buildsys.manifest.project import ResolvedModel
+
+_SHOWN = 12  # tags, owners or models
+
+
+def filter_options() -> tuple[dict[str, Any], ...]:
+    """Return the options of a command that takes several models."""
+    # new lists, as doit adds the values to the default
+    return (
+        option("tag", "only models with this tag; may be repeated", type=list, default=[]),
+        option("owner", "only models of this owner; may be repeated", type=list, default=[]),
+    )
+
+
+@dataclass(frozen=True)
+class ModelFilter:
+    """Models with one of the tags and one of the owners; without both every model."""
+
+    tags: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: Options) -> ModelFilter:
+        """Return the filter on the command line."""
+        return cls(tuple(options.get("tag") or ()), tuple(options.get("owner") or ()))
+
+    def __bool__(self) -> bool:
+        """Return True unless every model matches."""
+        return bool(self.tags or self.owners)
+
+    def __str__(self) -> str:
+        """Return the criteria as the object of a sentence."""
+        named = (("tag", self.tags), ("owner", self.owners))
+        return " and ".join(f"the {kind} {' or '.join(names)}" for kind, names in named if names)
+
+    def models(self, *projects: Mapping[str, ResolvedModel]) -> list[str]:
+        """Return the names of the matching models.
+
+        Raises: UsageError: a tag or an owner is unknown, or no model matches all.
+        """
+        if not self:  # without reading thousands of manifests
+            return list(dict.fromkeys(name for models in projects for name in models))
+        found: dict[str, None] = {}
+        tags: set[str] = set()
+        owners: set[str] = set()
+        for name, model in _data(projects):
+            own, owner = set(model["tags"]), model["owner"]
+            tags |= own
+            owners |= {owner} - {""}
+            has_tag = not self.tags or not own.isdisjoint(self.tags)
+            if has_tag and (not self.owners or owner in self.owners):
+                found[name] = None
+        _check_known("tag", self.tags, tags, "no manifest has tags")
+        _check_known("owner", self.owners, owners, "no manifest has an owner")
+        if not found:
+            tagged = ModelFilter(tags=self.tags).models(*projects)
+            shown = first_names(tagged, _SHOWN)
+            raise UsageError(f"no model has {self}", f"with {ModelFilter(self.tags)}: {shown}")
+        return list(found)
+
+    def kept(self, targets: Iterable[str], models: Iterable[str], name: str) -> set[str]:
+        """Return the targets of ``models`` among those of a name.
+
+        Raises: UsageError: there are none.
+        """
+        matching = list(models)
+        found = {target for target in targets if model_of(target) in matching}
+        if not found:
+            hint = f"models with it: {first_names(matching, _SHOWN)}"
+            raise UsageError(f"nothing of {name!r} has {self}", hint)
+        return found
+
+
+def _data(projects: Iterable[Mapping[str, ResolvedModel]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((name, model.data) for models in projects for name, model in models.items())
+
+
+def _check_known(kind: str, names: Iterable[str], known: set[str], none: str) -> None:
+    for name in names:
+        if name not in known:
+            listed = f"{kind}s: {first_names(sorted(known), _SHOWN)}" if known else none
+            raise unknown_name(kind, name, sorted(known), listed)
