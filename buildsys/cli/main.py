@@ -39,6 +39,7 @@ COMMANDS = {
     "diff": f"{_FOLDER}.diff:Diff",
     "netron": f"{_FOLDER}.netron:Netron",
     "pages": f"{_FOLDER}.pages:Pages",
+    "publish": f"{_FOLDER}.publish:Publish",
     "ops": f"{_FOLDER}.ops:Ops",
     "init": f"{_FOLDER}.init.command:Init",
     "new": f"{_FOLDER}.new:New",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from buildsys.execution.stale_reasons import Reason
     from buildsys.history.recorder import Recorder
     from buildsys.manifest.project import Project
+    from buildsys.store.ledger import ActionRecord
     from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.client.pool import WorkerPool
 
@@ -326,6 +327,18 @@ class Session(TargetNames):
             needed = self.in_order(self.needed(targets))
             after = {target: self.actions[target].after for target in needed}
             return explain((checker.examine(self.actions[target]) for target in needed), after)
+
+    def records(self, targets: Iterable[str]) -> dict[str, ActionRecord]:
+        """Return the records of the up-to-date ones of targets, without writing anything.
+
+        Raises: StageError: a file cannot be read.
+        """
+        from buildsys.execution.freshness import read_only_checker
+
+        project = self.project
+        checker = read_only_checker(project.root, project.build, project.state, self._trust)
+        found = ((target, checker.up_to_date_record(self.actions[target])) for target in targets)
+        return {target: record for target, record in found if record is not None}
 
     @cached_property
     def _trust(self) -> TrustPolicy:

@@ -155,6 +155,14 @@ class FreshnessChecker:
         """
         return self._current_status(action, self._build_key(action))
 
+    def up_to_date_record(self, action: Action) -> ledger.ActionRecord | None:
+        """Return the record of a target, None if it is stale.
+
+        Raises: StageError: a file cannot be read.
+        """
+        key = self.up_to_date_key(action)
+        return None if key is None else self._ledger.lookup(action.target, key)
+
     def examine(self, action: Action) -> Freshness:
         """Return the freshness of a target, with unreadable files as reasons.
 

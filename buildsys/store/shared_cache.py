@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
 from buildsys.store.object_store import Store, StoreWriteError, action_name, object_name
@@ -23,13 +22,12 @@ from buildsys.store.record_file import (
     decode_record,
     encode_record,
 )
+from buildsys.store.remote_folder import RemoteFolder, connect
 from buildsys.system.urls import mask_secrets, mask_text
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 SHARED = "shared"  # the origin of records read here
 _CHUNK_BYTES = 1 << 20
-# these show a file while it is written, so it needs a temporary name
-_NEED_RENAME = ("file", "local", "sftp", "ssh")
 T = TypeVar("T")
 
 
@@ -57,7 +55,7 @@ class SharedCache:
         self._notify = notify
         self._guard = threading.Lock()
         # a connection serves one thread at a time: SFTP mixes up the answers to two
-        self._idle: list[_Connection] = []
+        self._idle: list[RemoteFolder] = []
         self._off = False
         self._damaged: set[str] = set()  # objects to be replaced by the next push
 
@@ -70,7 +68,7 @@ class SharedCache:
         """Return the record of a key, None if none is usable."""
         path = action_name(key)
 
-        def read(place: _Connection, timed_out: threading.Event) -> bytes | RecordError:
+        def read(place: RemoteFolder, timed_out: threading.Event) -> bytes | RecordError:
             size = place.size(path)
             if size is None or size <= MAX_SHARED_BYTES:
                 with place.open_to_read(path, size) as file:
@@ -106,7 +104,7 @@ class SharedCache:
             self._notify(f"{self._name} {problem} {free >> 20} MiB; ignored")
             return False
 
-        def fetch_all(place: _Connection, timed_out: threading.Event) -> bool | OSError:
+        def fetch_all(place: RemoteFolder, timed_out: threading.Event) -> bool | OSError:
             for file in missing:
                 name = object_name(file.digest)
                 size = place.size(name)
@@ -136,7 +134,7 @@ class SharedCache:
         if len(content) > MAX_SHARED_BYTES:  # nobody would read it
             return
 
-        def push_all(place: _Connection, timed_out: threading.Event) -> None:
+        def push_all(place: RemoteFolder, timed_out: threading.Event) -> None:
             for file in record.files.values():
                 name = object_name(file.digest)
                 if file.digest in self._damaged or not place.has(name, file.size):
@@ -146,7 +144,7 @@ class SharedCache:
 
         self._within(push_all, f"share {record.target}")
 
-    def _within(self, work: Callable[[_Connection, threading.Event], T], attempt: str) -> T | None:
+    def _within(self, work: Callable[[RemoteFolder, threading.Event], T], attempt: str) -> T | None:
         """Return the result of ``work``; turn off after an error or time-out.
 
         The event is set after a time-out, to end ``work``.
@@ -185,79 +183,11 @@ class SharedCache:
     def _notify_ignored(self, path: str, problem: str) -> None:
         self._notify(f"{self._name} holds {path}, which {problem}; ignored")
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> RemoteFolder:
         with self._guard:
             if self._idle:
                 return self._idle.pop()
-        try:
-            import fsspec  # slow to import: only a run that builds needs it
-        except ImportError as error:
-            raise RuntimeError("fsspec is not installed: pip install 'buildsys[remote]'") from error
-        # no protocol may cache the listing of a folder
-        options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-        if self._url.partition("://")[0] in ("sftp", "ssh"):
-            from buildsys.store.sftp import SftpFileSystem
-
-            place = fsspec.utils.infer_storage_options(self._url)
-            root = place.pop("path")
-            del place["protocol"]
-            system = SftpFileSystem(known_hosts=self._known_hosts, timeout=self._timeout_s, **place)
-        else:
-            system, root = fsspec.core.url_to_fs(self._url, **options)
-        return _Connection(system, str(root).rstrip("/"))
-
-
-class _Connection(NamedTuple):
-    """A connection to the shared cache; paths are relative to its root."""
-
-    system: Any  # an fsspec file system, none of which has type information
-    root: str
-
-    def open_to_read(self, path: str, size: int | None) -> Any:
-        file = self.system.open(f"{self.root}/{path}", "rb")
-        # else SFTP waits for an answer every 32 KiB
-        if size is not None and hasattr(file, "prefetch"):
-            file.prefetch(size)
-        return file
-
-    def size(self, path: str) -> int | None:
-        """Return a file's size, None if its place does not know it.
-
-        Raises: FileNotFoundError: it does not exist.
-        """
-        found = self.system.info(f"{self.root}/{path}").get("size")
-        return None if found is None else int(found)
-
-    def has(self, path: str, size: int) -> bool:
-        try:
-            return self.size(path) == size
-        except FileNotFoundError:
-            return False
-
-    def write(self, path: str, chunks: Iterator[bytes]) -> None:
-        """Write a file atomically."""
-        target = f"{self.root}/{path}"
-        self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
-        protocols = self.system.protocol  # a name or several
-        names = {protocols} if isinstance(protocols, str) else set(protocols)
-        rename = not names.isdisjoint(_NEED_RENAME)
-        part = f"{path}.{uuid.uuid4().hex}.part" if rename else path
-        with self.system.open(f"{self.root}/{part}", "wb") as writer:
-            if hasattr(writer, "set_pipelined"):  # else SFTP waits for an answer every 32 KiB
-                writer.set_pipelined(True)
-            for chunk in chunks:
-                writer.write(chunk)
-        if not rename:
-            return
-        with suppress(FileNotFoundError):
-            self.system.rm(target)  # SFTP does not replace
-        try:
-            self.system.mv(f"{self.root}/{part}", target)
-        except OSError:
-            with suppress(FileNotFoundError):
-                self.system.rm(f"{self.root}/{part}")
-            if not self.system.exists(target):  # else another machine wrote the same content first
-                raise
+        return connect(self._url, known_hosts=self._known_hosts, timeout_s=self._timeout_s)
 
 
 def _chunks(reader: Any, timed_out: threading.Event, limit: int) -> Iterator[bytes]:

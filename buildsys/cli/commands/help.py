@@ -18,6 +18,7 @@ SECTIONS = {
     "Building": ("build", "run", "nightly", "clean", "forget", "ignore", "repro", "debug"),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
     "Reports and history": ("pages", "history", "compare"),
+    "Deployment": ("publish",),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
     "Installation and caches": ("init", "new", "import", "doctor", "cache", "workers", "schema"),
     "Others": ("help", "tabcompletion"),

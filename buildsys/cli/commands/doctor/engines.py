@@ -27,7 +27,7 @@ from buildsys.system.processes import describe_exit, run_python
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
-_ENGINE_STAGES = ("engine", "verify", "bench")
+ENGINE_STAGES = ("engine", "verify", "bench")
 STALE, CHECK = "stale", "check"  # kinds of reasons that only the project knows
 _NOT_USABLE = 1
 _LIMIT_S = 120
@@ -81,7 +81,7 @@ class _EngineChecker:
         """
         session = self._session
         found = (session.actions[one] for one in session.select(names or ["engine"], only=only))
-        named = (one for one in found if one.stage in _ENGINE_STAGES)
+        named = (one for one in found if one.stage in ENGINE_STAGES)
         targets = session.in_order({f"engine:{one.model}:{one.variant}" for one in named})
         if not targets:
             raise UsageError(f"no engine of {' '.join(names)} has {only}")
@@ -93,7 +93,7 @@ class _EngineChecker:
         if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
             actions = self._session.actions
             named = (actions[target] for target in self._session.targets_of(name))
-            named = (one for one in named if one.stage in _ENGINE_STAGES)
+            named = (one for one in named if one.stage in ENGINE_STAGES)
             found = dict.fromkeys(f"engine:{one.model}:{one.variant}" for one in named)
             engines = [self._of_action(actions[target]) for target in found if target in actions]
             if engines:
@@ -135,7 +135,9 @@ class _EngineChecker:
 
 def project_reasons(session: Session, engine: Action) -> Iterator[Reason]:
     """Yield reasons against deploying an engine: stale, or without passed checks."""
+    gate = f"gate:{engine.model}:{engine.variant}"
     checks = [f"validate:{engine.model}", f"verify:{engine.model}:{engine.variant}"]
+    checks += [gate] if gate in session.actions else []
     found = session.explain([engine.target, *checks])
 
     def reason(kind: str, problem: str, target: str) -> Reason:
@@ -149,7 +151,8 @@ def project_reasons(session: Session, engine: Action) -> Iterator[Reason]:
         check = found[name]
         why = summarize_reasons(check.reasons, _SHOWN_REASONS)
         if check.state == FRESH:
-            if check.last is not None and check.last.status == UNAVAILABLE:
+            # a gate has no baseline before the second build
+            if check.last is not None and check.last.status == UNAVAILABLE and name != gate:
                 yield reason(CHECK, f"{name} could not run here: {check.last.reason}", name)
         elif any(one.kind == FAILED for one in check.reasons):
             yield reason(CHECK, f"{name} has not passed: {why}", name)

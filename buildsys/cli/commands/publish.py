@@ -1,0 +1,305 @@
+"""buildsys publish: verified engines, copied to a URL under a version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from buildsys import __version__
+from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer, print_json
+from buildsys.cli.commands.doctor.engines import ENGINE_STAGES, project_reasons
+from buildsys.cli.console.rows import Row, format_table, print_rows
+from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.project_root import typed_path
+from buildsys.cli.session import Session
+from buildsys.errors import BuildsysError, StageError, UsageError
+from buildsys.execution.freshness import FRESH
+from buildsys.history.database import History, history_file
+from buildsys.manifest.project import STATE_FOLDER
+from buildsys.manifest.schema.base import NAME_PATTERN
+from buildsys.plan.action import RESULT, Action
+from buildsys.report.formatting import plural, size
+from buildsys.store.engine_versions import (
+    EngineVersion,
+    VersionFile,
+    list_versions,
+    publish_version,
+)
+from buildsys.store.ledger import ActionRecord
+from buildsys.store.remote_folder import RemoteFolder, connect
+from buildsys.system.urls import mask_secrets, mask_text
+
+SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
+PROVENANCE_SCHEMA = "buildsys/provenance/1"
+PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "skipped"
+_REFUSED = 1
+_TIMEOUT_S = 30.0  # of SFTP connections
+
+
+class Publish(ProjectCommand):
+    """Publish verified engines."""
+
+    doc_purpose = "copy verified engines with their records to a URL, under a version"
+    doc_usage = "[MODEL[:ENGINE] ...] URL --version V | --list URL"
+    doc_description = (
+        "URL is a folder (./releases) or a place of fsspec (s3://bucket/engines, sftp://host/dir).\n"
+        "An engine is refused unless it matches its manifest and has passed validate, verify and\n"
+        "its gates; if one is refused, none is published (exit code 1)"
+    )
+    options = (
+        JSON,
+        option("version", "version of the engines, such as 1.4.0"),
+        option("list", "list the published versions", flag=True),
+        *filter_options(),
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Publish engines, or list the published ones."""
+        only, as_json = ModelFilter.of(options), options["json"]
+        if options["list"]:
+            if len(names) != 1 or only or options["version"]:
+                raise UsageError("publish --list takes a URL and nothing else")
+            return _list(_Place.at(root, names[0]), options)
+        *names, url = names or [""]
+        place = _Place.at(root, url)
+        if not (names or only):
+            hint = f"name a model or MODEL:ENGINE before {url}, or `engine` for all of them"
+            raise UsageError("publish takes the engines to publish", hint)
+        version = _check_version(options["version"])
+        engines = list(_select(Session.read_only(root), names, only))
+        if any(one.state == REFUSED for one in engines):
+            engines = [one._replace(state=one.state or SKIPPED) for one in engines]
+        else:
+            engines = list(place.publish(engines, version))
+        if as_json:
+            found = [one.as_json() for one in engines]
+            fields = {"url": place.shown, "version": version}
+            print_json({"schema": SCHEMA, **fields, "engines": found})
+        else:
+            _print(engines, place, version)
+        return _REFUSED if any(one.state == REFUSED for one in engines) else 0
+
+
+class _Engine(NamedTuple):
+    """A selected engine and what has become of it."""
+
+    session: Session
+    action: Action
+    state: str = ""  # until it is published
+    reasons: Sequence[Mapping[str, str]] = ()  # problem and remedy
+    files: Mapping[str, VersionFile] = {}
+
+    @property
+    def name(self) -> str:
+        """The engine as MODEL:ENGINE."""
+        return f"{self.action.model}:{self.action.variant}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the engine for ``--json``."""
+        files = {name: file.recorded.size for name, file in self.files.items()}
+        reasons = list(self.reasons)
+        return {"engine": self.name, "state": self.state, "reasons": reasons, "files": files}
+
+
+class _Place(NamedTuple):
+    """The URL of published engines."""
+
+    url: str
+    known_hosts: Path
+
+    @classmethod
+    def at(cls, root: Path, typed: str) -> _Place:
+        """Return the place of a URL or folder on the command line.
+
+        Raises: UsageError: it is neither.
+        """
+        if "/" not in typed:
+            hint = f"write ./{typed} for a folder" if typed else "s3://bucket/engines, ./releases"
+            raise UsageError("publish takes a URL or a folder as its last argument", hint)
+        url = typed if "://" in typed else os.path.abspath(typed_path(typed))  # noqa: PTH100
+        return cls(url, root / STATE_FOLDER / "known_hosts")
+
+    @property
+    def shown(self) -> str:
+        """The URL without secrets."""
+        return mask_secrets(self.url)
+
+    def connect(self) -> RemoteFolder:
+        """Return a connection. Raises: StageError: there is none."""
+        try:
+            return connect(self.url, known_hosts=self.known_hosts, timeout_s=_TIMEOUT_S)
+        except Exception as error:  # each protocol has its own
+            raise self.problem("cannot use", error) from error
+
+    def problem(self, attempt: str, error: Exception) -> StageError:
+        """Return an error of the place as one sentence."""
+        found = mask_text(" ".join(f"{type(error).__name__}: {error}".split()))
+        return StageError(f"{attempt} {self.shown}: {found}")
+
+    def publish(self, engines: Sequence[_Engine], version: str) -> Iterator[_Engine]:
+        """Publish engines one by one; each is complete or absent.
+
+        Raises: StageError: a version exists with other files, or the place cannot be written.
+        """
+        folder = self.connect()
+        for engine in engines:
+            if engine.state:
+                yield engine
+                continue
+            engine = _with_files(engine)
+            model, variant = engine.action.model, engine.action.variant
+            made = EngineVersion(model, variant, version, engine.files, _provenance(engine))
+            try:
+                is_new = publish_version(folder, made)
+            except BuildsysError:
+                raise
+            except Exception as error:  # each protocol has its own
+                raise self.problem(f"{engine.name} was not published to", error) from error
+            yield engine._replace(state=PUBLISHED if is_new else UNCHANGED)
+
+
+def _check_version(version: str) -> str:
+    """Return the version. Raises: UsageError: it cannot be the name of a folder."""
+    import re
+
+    if not version:
+        raise UsageError("publish takes a version", "add --version, for example --version 1.0.0")
+    if not re.fullmatch(NAME_PATTERN, version) or len(version) > 100:
+        hint = "use letters, digits and _ . + -, beginning with a letter or digit"
+        raise UsageError(f"{version!r} is no version", hint)
+    return version
+
+
+def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterator[_Engine]:
+    """Yield the engines of names, with the reasons against publishing them.
+
+    Engines that cannot be built here are skipped, unless they are named.
+    Raises: UsageError: there are none.
+    """
+    chosen = (session.actions[one] for one in session.select(names, only=only))
+    targets = {f"engine:{one.model}:{one.variant}" for one in chosen if one.stage in ENGINE_STAGES}
+    engines = [session.actions[target] for target in session.in_order(targets)]
+    explained = session.explain(action.target for action in engines)
+    unavailable = {action.target: explained[action.target].unavailable for action in engines}
+    named = {session.full_name(name) for name in names}
+    are_all = all(reason is not None for reason in unavailable.values())
+    if not engines:
+        raise UsageError(f"there is no engine of {' '.join(names)}", "`doit list engine` lists all")
+    for action in engines:
+        reason = unavailable[action.target]
+        if reason is None:
+            reasons = list(project_reasons(session, action))
+            yield _Engine(session, action, REFUSED if reasons else "", reasons)
+        else:
+            state = REFUSED if are_all or action.target in named else SKIPPED
+            problem = f"{action.target} could not be built here: {reason}"
+            remedy = f"doit explain {action.target}"
+            yield _Engine(session, action, state, [{"problem": problem, "remedy": remedy}])
+
+
+def _with_files(engine: _Engine) -> _Engine:
+    """Add the files of an engine: its folder, and current results of its checks.
+
+    Raises: StageError: it is not up to date any more.
+    """
+    session, action = engine.session, engine.action
+    folder = PurePosixPath(action.outputs[RESULT].path).parent
+    variant = f"{action.model}:{action.variant}"
+    checks = (f"validate:{action.model}", f"verify:{variant}", f"gate:{variant}")
+    others = (*checks, f"bench:{variant}", f"report:{action.model}")
+    known = [target for target in others if target in session.actions]
+    explained = session.explain(known)
+    current = [target for target in known if explained[target].state == FRESH]
+    records = session.records([action.target, *current])
+    if action.target not in records:
+        raise StageError(f"{action.target} has just become stale", f"doit {action.target}")
+    build = session.project.build
+    files = {
+        str(PurePosixPath(path).relative_to(folder)): VersionFile(build / path, file)
+        for path, file in records[action.target].files.items()
+        if PurePosixPath(path).is_relative_to(folder)
+    }
+    for target in filter(records.__contains__, current):
+        recorded = records[target].files
+        for role, ref in session.actions[target].outputs.items():
+            if ref.path in recorded:
+                stage = session.actions[target].stage
+                name = f"{stage}.json" if role == RESULT else PurePosixPath(ref.path).name
+                files[f"reports/{name}"] = VersionFile(build / ref.path, recorded[ref.path])
+    return engine._replace(files=files)
+
+
+def _provenance(engine: _Engine) -> dict[str, Any]:
+    """Return what an engine was built from and with: manifest, commit, keys, libraries."""
+    session, action = engine.session, engine.action
+    checks = [f"verify:{engine.name}", f"validate:{action.model}"]
+    needed = session.in_order(session.needed([action.target, *checks]))
+    records = session.records(needed)
+    history = History.read_only(history_file(session.project.state))
+    key = records[action.target].key
+    builds = [one for one in history.builds(target=action.target) if one.key == key]
+    built = builds[-1] if builds else None  # the first build of this key
+    manifest = session.project.models[action.model].data
+    return {
+        "schema": PROVENANCE_SCHEMA,
+        "engine": engine.name,
+        "buildsys": __version__,
+        "source": built and {
+            "repository": built.project, "commit": built.revision, "dirty": built.dirty,
+            "machine": built.machine,
+        },
+        # without the paths of interpreters
+        "manifest": {name: value for name, value in manifest.items() if name != "toolchains"},
+        "targets": {target: _target_json(record) for target, record in records.items()},
+    }  # fmt: skip
+
+
+def _target_json(record: ActionRecord) -> dict[str, Any]:
+    outputs = {name: {"blake3": f.digest, "bytes": f.size} for name, f in record.files.items()}
+    return {
+        "key": record.key, "status": record.status, "started": record.started,
+        "seconds": record.seconds, "parts": dict(record.parts), "outputs": outputs,
+    }  # fmt: skip
+
+
+def _print(engines: Sequence[_Engine], place: _Place, version: str) -> None:
+    rows = []
+    for one in engines:
+        details = [f"{reason['problem']}; run `{reason['remedy']}`" for reason in one.reasons]
+        note = ""
+        if one.files:
+            total = sum(file.recorded.size for file in one.files.values())
+            where = f"{place.shown}/{one.name.replace(':', '/')}/{version}"
+            note = f"{where}, {plural(len(one.files), 'file')}, {size(total)}"
+        rows.append(Row(one.state, one.name, details, note=note))
+    counts = {
+        state: sum(one.state == state for one in engines)
+        for state in (PUBLISHED, UNCHANGED, SKIPPED, REFUSED)
+    }
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    print_rows(rows, [f"{summary}; nothing was published" if counts[REFUSED] else summary])
+
+
+def _list(place: _Place, options: Options) -> int:
+    try:
+        found = list(list_versions(place.connect()))
+    except BuildsysError:
+        raise
+    except Exception as error:  # each protocol has its own
+        raise place.problem("cannot list", error) from error
+    rows = [
+        [
+            f"{one.get('model')}:{one.get('engine')}",
+            str(one.get("version")),
+            str(one.get("published"))[:16].replace("T", " "),
+            size(sum(int(file.get("bytes", 0)) for file in one["files"].values())),
+        ]
+        for one in found
+    ]
+    titles = ("engine", "version", "published (UTC)", "size>")
+    lines = format_table(titles, rows) if rows else [f"{place.shown} has no published engines"]
+    document = {"schema": LIST_SCHEMA, "url": place.shown, "versions": found}
+    print_answer(options, document, lines)
+    return 0

@@ -1,0 +1,218 @@
+"""Published versions of engines, each a folder ``MODEL/ENGINE/VERSION`` at a URL.
+
+    engine.onnx, engine.json, …  the files of the engine's folder
+    reports/                     the results of its checks, and the report
+    provenance.json              what it was built from and with
+    SHA256SUMS                   for `sha256sum -c`
+    version.json                 the files with sizes and digests; without it there is no version
+
+Local folders and SFTP: the folder is written under a hidden name and renamed. In an object storage
+files appear one by one, so version.json is written last, and provenance.json first and exclusively:
+it has the digests of all files, so it keeps another engine out of the same version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from buildsys.errors import StageError
+from buildsys.store.ledger import OutputFile, utc_now
+from buildsys.store.remote_folder import RemoteFolder
+
+SCHEMA = "buildsys/engine-version/1"
+DOCUMENT, CHECKSUMS, PROVENANCE = "version.json", "SHA256SUMS", "provenance.json"
+_CHUNK_BYTES = 4 << 20
+_MAX_DOCUMENT_BYTES = 8 << 20
+_ABANDONED_S = 24 * 3600.0  # a hidden folder of a process that was killed
+
+
+class VersionFile(NamedTuple):
+    """A local file of a version, as a build recorded it."""
+
+    path: Path
+    recorded: OutputFile
+
+
+class EngineVersion(NamedTuple):
+    """An engine to be published under a version."""
+
+    model: str
+    engine: str
+    version: str
+    files: Mapping[str, VersionFile]  # by name in the version
+    provenance: Mapping[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The folder of the version."""
+        return f"{self.model}/{self.engine}/{self.version}"
+
+
+def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
+    """Copy an engine to its place; return False if it is there already.
+
+    Raises: StageError: the version has other files, or a file has changed since it was built.
+    Exception: a problem of the place; each protocol has its own. Nothing remains then.
+    """
+    if _is_published(folder, engine):
+        return False
+    if folder.renames:
+        return _publish_by_rename(folder, engine)
+    provenance = _to_json(engine.provenance)
+    try:
+        folder.create(f"{engine.place}/{PROVENANCE}", provenance)
+    except FileExistsError:
+        _check_unfinished(folder, engine, provenance)
+    try:
+        _write(folder, engine.place, engine)
+    except BaseException:
+        with suppress(Exception):  # the first problem counts
+            if _read_document(folder, engine.place) is None:  # no other process has finished
+                folder.remove(engine.place)
+        raise
+    return True
+
+
+def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
+    """Yield the documents of all versions, oldest first."""
+    found = folder.system.glob(f"{folder.root}/*/*/*/{DOCUMENT}")
+    places = (path[len(folder.root) + 1 :].rpartition("/")[0] for path in sorted(found))
+    visible = (place for place in places if "/." not in place)
+    documents = (_read_document(folder, place) for place in visible)
+    yield from sorted(filter(None, documents), key=lambda one: str(one.get("published")))
+
+
+def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
+    """Return True if the same files are published.
+
+    Raises: StageError: the version exists with others.
+    """
+    found = _read_document(folder, engine.place)
+    if found is None:
+        return False
+    theirs = {name: file.get("blake3") for name, file in found["files"].items()}
+    ours = {name: file.recorded.digest for name, file in engine.files.items()}
+    names = sorted((theirs.keys() | ours.keys()) - {PROVENANCE, CHECKSUMS})
+    different = [name for name in names if theirs.get(name) != ours.get(name)]
+    if different:
+        problem = f"{engine.place} is published already, with another {different[0]}"
+        raise StageError(problem, "published versions never change; choose another --version")
+    return True
+
+
+def _publish_by_rename(folder: RemoteFolder, engine: EngineVersion) -> bool:
+    parent = f"{engine.model}/{engine.engine}"
+    _remove_abandoned(folder, parent)
+    part = f"{parent}/.{engine.version}.{uuid.uuid4().hex}.part"
+    try:
+        _write(folder, part, engine)
+        try:
+            folder.rename_folder(part, engine.place)
+        except OSError:
+            if _is_published(folder, engine):  # by another process, meanwhile
+                return False
+            raise
+        return True
+    finally:
+        with suppress(Exception):  # the first problem counts
+            folder.remove(part)
+
+
+def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> None:
+    """Write the files of a version, last its document."""
+    files: dict[str, dict[str, Any]] = {}
+    for name, file in engine.files.items():
+        sha256 = hashlib.sha256()
+        folder.write(f"{place}/{name}", _checked_chunks(file, sha256), durable=True)
+        size, blake3 = file.recorded.size, file.recorded.digest
+        files[name] = {"bytes": size, "sha256": sha256.hexdigest(), "blake3": blake3}
+    provenance = _to_json(engine.provenance)
+    files[PROVENANCE] = _generated(folder, place, PROVENANCE, provenance)
+    sums = "".join(f"{file['sha256']}  {name}\n" for name, file in sorted(files.items()))
+    files[CHECKSUMS] = _generated(folder, place, CHECKSUMS, sums.encode())
+    for name, found in files.items():
+        if not folder.has(f"{place}/{name}", found["bytes"]):
+            raise StageError(f"{place}/{name} was not written completely", "publish it again")
+    names = {"model": engine.model, "engine": engine.engine, "version": engine.version}
+    document = {"schema": SCHEMA, **names, "published": utc_now(), "files": files}
+    folder.write(f"{place}/{DOCUMENT}", [_to_json(document)], durable=True)
+
+
+def _generated(folder: RemoteFolder, place: str, name: str, content: bytes) -> dict[str, Any]:
+    folder.write(f"{place}/{name}", [content], durable=True)
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
+    """Yield the content of a file. Raises: StageError: it is not what was recorded."""
+    from blake3 import blake3  # not on the path of a run without work
+
+    digest, size = blake3(), 0
+    with file.path.open("rb") as reader:
+        while chunk := reader.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            sha256.update(chunk)
+            size += len(chunk)
+            yield chunk
+    if (digest.hexdigest(), size) != file.recorded:
+        problem = f"{file.path} has changed since it was built"
+        raise StageError(problem, "wait for other builds to end, and publish again")
+
+
+def _check_unfinished(folder: RemoteFolder, engine: EngineVersion, provenance: bytes) -> None:
+    """Raise StageError unless an unfinished publication is of the same files."""
+    path = f"{engine.place}/{PROVENANCE}"
+    size = folder.size(path)
+    with folder.open_to_read(path, size) as reader:
+        is_same = reader.read(len(provenance) + 1) == provenance
+    if not is_same:
+        problem = f"{engine.place} has files of another engine, whose publication has not finished"
+        raise StageError(problem, f"choose another --version, or remove {engine.place}")
+
+
+def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
+    """Return the document of a version, None without one.
+
+    Raises: StageError: it is unreadable.
+    """
+    path = f"{place}/{DOCUMENT}"
+    try:
+        size = folder.size(path)
+        with folder.open_to_read(path, size) as reader:
+            content = reader.read(_MAX_DOCUMENT_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(content)
+        if all(isinstance(file, dict) for file in found["files"].values()):
+            return dict(found)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise StageError(f"{path} is damaged or of a newer buildsys", "choose another --version")
+
+
+def _remove_abandoned(folder: RemoteFolder, parent: str) -> None:
+    """Remove the hidden folders of processes that were killed."""
+    try:
+        entries = folder.system.ls(f"{folder.root}/{parent}", detail=True)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        name, changed = entry["name"].rstrip("/").rpartition("/")[2], entry.get("mtime")
+        if isinstance(changed, datetime):
+            changed = changed.timestamp()
+        is_hidden = name.startswith(".") and name.endswith(".part")
+        if is_hidden and isinstance(changed, float) and time.time() - changed > _ABANDONED_S:
+            folder.remove(f"{parent}/{name}")
+
+
+def _to_json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"

@@ -1,0 +1,141 @@
+"""A folder reached through fsspec: on this machine, over SFTP, in an object storage."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_LOCAL = ("file", "local")
+# these show a file while it is written, so it needs a temporary name
+_NEED_RENAME = (*_LOCAL, "sftp", "ssh")
+
+
+class RemoteFolder(NamedTuple):
+    """A connection to a folder; paths are relative to it. It serves one thread at a time."""
+
+    system: Any  # an fsspec file system, none of which has type information
+    root: str
+
+    @property
+    def renames(self) -> bool:
+        """True if files and folders are renamed atomically."""
+        return not self._protocols.isdisjoint(_NEED_RENAME)
+
+    @property
+    def is_local(self) -> bool:
+        """True for a folder of this machine."""
+        return not self._protocols.isdisjoint(_LOCAL)
+
+    @property
+    def _protocols(self) -> set[str]:
+        protocols = self.system.protocol  # a name or several
+        return {protocols} if isinstance(protocols, str) else set(protocols)
+
+    def open_to_read(self, path: str, size: int | None) -> Any:
+        """Open a file, with its size if known."""
+        file = self.system.open(f"{self.root}/{path}", "rb")
+        # else SFTP waits for an answer every 32 KiB
+        if size is not None and hasattr(file, "prefetch"):
+            file.prefetch(size)
+        return file
+
+    def size(self, path: str) -> int | None:
+        """Return a file's size, None if its place does not know it.
+
+        Raises: FileNotFoundError: it does not exist.
+        """
+        found = self.system.info(f"{self.root}/{path}").get("size")
+        return None if found is None else int(found)
+
+    def has(self, path: str, size: int) -> bool:
+        """Return True if a file exists and has this size."""
+        try:
+            return self.size(path) == size
+        except FileNotFoundError:
+            return False
+
+    def write(self, path: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
+        """Write a file atomically; ``durable`` survives a power cut of this machine."""
+        target = f"{self.root}/{path}"
+        self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        if not self.renames:
+            self._write(target, chunks)
+            return
+        part = f"{target}.{uuid.uuid4().hex}.part"
+        is_written = False
+        try:
+            self._write(part, chunks, durable=durable)
+            with suppress(FileNotFoundError):
+                self.system.rm(target)  # SFTP does not replace
+            is_written = True
+            self.system.mv(part, target)
+        except BaseException as error:
+            with suppress(Exception):  # the first problem counts
+                self.system.rm(part)
+            # else another machine wrote the same content first
+            if not (is_written and isinstance(error, OSError) and self.system.exists(target)):
+                raise
+
+    def create(self, path: str, content: bytes) -> None:
+        """Write a file that does not exist yet. Raises: FileExistsError."""
+        target = f"{self.root}/{path}"
+        self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        try:
+            with self.system.open(target, "xb") as writer:
+                writer.write(content)
+        except (NotImplementedError, ValueError):  # a protocol without exclusive creation
+            if self.system.exists(target):
+                raise FileExistsError(target) from None
+            self._write(target, [content])
+
+    def _write(self, target: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
+        with self.system.open(target, "wb") as writer:
+            if hasattr(writer, "set_pipelined"):  # else SFTP waits for an answer every 32 KiB
+                writer.set_pipelined(True)
+            for chunk in chunks:
+                writer.write(chunk)
+            if durable and self.is_local:
+                writer.flush()
+                os.fsync(writer.fileno())
+
+    def remove(self, path: str) -> None:
+        """Remove a file or folder, if it exists."""
+        with suppress(FileNotFoundError):
+            self.system.rm(f"{self.root}/{path}", recursive=True)
+
+    def rename_folder(self, old: str, new: str) -> None:
+        """Rename a folder. Raises: OSError: there is one with the new name."""
+        if self.is_local:  # fsspec would move it into the other one
+            Path(self.root, old).rename(Path(self.root, new))
+        else:
+            self.system.mv(f"{self.root}/{old}", f"{self.root}/{new}")
+
+
+def connect(
+    url: str, *, known_hosts: Path | None = None, timeout_s: float | None = None
+) -> RemoteFolder:
+    """Return a connection to the folder at a URL.
+
+    ``known_hosts`` is a file with the host keys of SFTP servers besides the user's own.
+    Raises: RuntimeError: a package is missing. Exception: each protocol has its own.
+    """
+    try:
+        import fsspec  # slow to import: only a run that builds needs it
+    except ImportError as error:
+        raise RuntimeError("fsspec is not installed: pip install 'buildsys[remote]'") from error
+    # no protocol may cache the listing of a folder
+    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if url.partition("://")[0] in ("sftp", "ssh"):
+        from buildsys.store.sftp import SftpFileSystem
+
+        place = fsspec.utils.infer_storage_options(url)
+        root = place.pop("path")
+        del place["protocol"]
+        system = SftpFileSystem(known_hosts=known_hosts, timeout=timeout_s, **place)
+    else:
+        system, root = fsspec.core.url_to_fs(url, **options)
+    return RemoteFolder(system, str(root).rstrip("/"))

@@ -1,0 +1,100 @@
+"""Mistakes in the arguments of `buildsys publish`, and places that cannot be used."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_doubles import make_session
+
+from buildsys.cli.commands import publish
+from buildsys.cli.commands.publish import Publish
+from buildsys.cli.session import Session
+from buildsys.errors import StageError, UsageError
+from buildsys.execution.freshness import Explanation
+
+OPTIONS: dict[str, Any] = {"json": False, "version": "1.0", "list": False, "tag": [], "owner": []}
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Model a, whose engine ort is built, and rtx is unavailable."""
+    found, _ = make_session(tmp_path, "a")
+    reasons = {"engine:a:rtx": "no GPU"}
+
+    def explain(targets: Any) -> dict[str, Explanation]:
+        return {
+            one: Explanation(one, "fresh", (), None, None, False, reasons.get(one))
+            for one in targets
+        }
+
+    monkeypatch.setattr(found, "explain", explain)
+    monkeypatch.setattr(Session, "read_only", lambda *_: found)
+    monkeypatch.setattr(publish, "_with_files", lambda engine: engine)
+    monkeypatch.setattr(publish, "_provenance", lambda _: {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        ([], {}, "publish takes a URL or a folder as its last argument; s3://bucket/engines, ./re"),
+        (["a"], {}, "a URL or a folder as its last argument; write ./a for a folder"),
+        (["./out"], {}, "publish takes the engines to publish; name a model or MODEL:ENGINE"),
+        (["a", "./out"], {"version": ""}, "publish takes a version; add --version, for example"),
+        (["a", "./out"], {"version": "../x"}, "'../x' is no version; use letters, digits and"),
+        (["a", "./out"], {"version": ".1"}, "'.1' is no version"),
+        (["a", "./out"], {"version": "1\n"}, "is no version"),
+        (["b", "./out"], {}, "there is no target 'b'"),
+        (["export:a", "./out"], {}, "there is no engine of export:a; `doit list engine` lists all"),
+        (["./out"], {"tag": ["x"]}, "there is no tag 'x'; no manifest has tags"),
+        (["a", "./out"], {"list": True}, "publish --list takes a URL and nothing else"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    session: Session, names: list[str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        Publish().run(session.project.root, names, {**OPTIONS, **options})
+    assert message in str(caught.value)
+    assert not (session.project.root / "out").exists()
+
+
+def test_unavailable_engines_are_skipped_unless_they_are_named(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, url = session.project.root, f"memory://{uuid.uuid4().hex}"
+    assert Publish().run(root, ["a", url], OPTIONS) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == "1 published, 1 skipped"
+    assert (
+        "engine:a:rtx could not be built here: no GPU; run `doit explain engine:a:rtx`" in printed
+    )
+    assert Publish().run(root, ["a:rtx", "a:ort", url], {**OPTIONS, "version": "2"}) == 1
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == "1 skipped, 1 refused; nothing was published"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nowhere://x/y", "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere"),
+        ("/proc/nothing/x", "a:ort was not published to /proc/nothing/x: "),
+        ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
+    ],
+)
+def test_an_unusable_place_is_one_sentence(session: Session, url: str, message: str) -> None:
+    with pytest.raises(StageError) as caught:
+        Publish().run(session.project.root, ["a", url], OPTIONS)
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_empty_place_has_no_versions(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    assert Publish().run(session.project.root, [url], {**OPTIONS, "list": True, "version": ""}) == 0
+    assert capsys.readouterr().out == f"{url} has no published engines\n"

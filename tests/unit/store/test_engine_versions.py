@@ -1,0 +1,242 @@
+"""Published versions of engines: complete or absent, unchangeable, with checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sftp_server import ssh_server
+
+from buildsys.errors import StageError
+from buildsys.store.engine_versions import (
+    EngineVersion,
+    VersionFile,
+    _to_json,
+    list_versions,
+    publish_version,
+)
+from buildsys.store.file_digests import hash_file
+from buildsys.store.ledger import OutputFile
+from buildsys.store.remote_folder import RemoteFolder, connect
+
+CONTENTS = {"engine.onnx": b"graph" * 1000, "engine.json": b"{}", "reports/verify.json": b"[]"}
+
+
+@pytest.fixture(params=["folder", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemoteFolder]:
+    """A folder of this machine, and an object storage, which cannot rename."""
+    place = connect(
+        str(tmp_path / "engines") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
+    )
+    yield place
+    place.remove("")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> EngineVersion:
+    return make_engine(tmp_path / "built")
+
+
+def make_engine(built: Path, version: str = "1.0", **changes: bytes) -> EngineVersion:
+    files = {}
+    for name, content in {**CONTENTS, **changes}.items():
+        path = built / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        found = hash_file(str(path))
+        files[name] = VersionFile(path, OutputFile(found.digest, len(content)))
+    digests = {name: file.recorded.digest for name, file in files.items()}
+    return EngineVersion("net", "ort", version, files, {"targets": digests})
+
+
+def names(folder: RemoteFolder) -> set[str]:
+    return {path[len(folder.root) + 1 :] for path in folder.system.find(folder.root)}
+
+
+def read(folder: RemoteFolder, name: str) -> bytes:
+    with folder.open_to_read(f"net/ort/1.0/{name}", None) as reader:
+        return bytes(reader.read())
+
+
+def test_a_version_has_all_files_with_their_checksums(
+    folder: RemoteFolder, engine: EngineVersion, tmp_path: Path
+) -> None:
+    assert publish_version(folder, engine)
+    document = json.loads(read(folder, "version.json"))
+    generated = {"provenance.json", "SHA256SUMS"}
+    assert document["files"].keys() == CONTENTS.keys() | generated
+    assert names(folder) == {f"net/ort/1.0/{name}" for name in [*document["files"], "version.json"]}
+    for name, file in document["files"].items():
+        content = read(folder, name)
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (
+            file["bytes"],
+            file["sha256"],
+        )
+        copy = tmp_path / "copy" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(content)
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path / "copy", check=False)
+    assert done.returncode == 0
+    assert [one["version"] for one in list_versions(folder)] == ["1.0"]
+
+
+def test_the_same_version_again_changes_nothing(
+    folder: RemoteFolder, engine: EngineVersion
+) -> None:
+    publish_version(folder, engine)
+    before = read(folder, "version.json")
+    built_elsewhere = engine._replace(provenance={"commit": "another"})
+    assert not publish_version(folder, built_elsewhere)
+    assert read(folder, "version.json") == before
+
+
+@pytest.mark.parametrize("name", ["engine.onnx", "reports/verify.json", "more.so"])
+def test_a_version_with_other_files_is_refused(
+    folder: RemoteFolder, engine: EngineVersion, tmp_path: Path, name: str
+) -> None:
+    publish_version(folder, engine)
+    before = {path: folder.system.cat(f"{folder.root}/{path}") for path in names(folder)}
+    other = make_engine(tmp_path / "other", **{name: b"other"})
+    with pytest.raises(StageError, match=rf"net/ort/1.0 is published already, with another {name}"):
+        publish_version(folder, other)
+    assert {p: folder.system.cat(f"{folder.root}/{p}") for p in names(folder)} == before
+    assert publish_version(folder, other._replace(version="1.1"))
+    assert [one["version"] for one in list_versions(folder)] == ["1.0", "1.1"]
+
+
+@pytest.mark.parametrize("change", ["edited", "cut", "gone"])
+def test_a_file_that_changed_since_the_build_is_not_published(
+    folder: RemoteFolder, engine: EngineVersion, change: str
+) -> None:
+    path = engine.files["engine.onnx"].path
+    if change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"x" * (5000 if change == "edited" else 10))
+    with pytest.raises((StageError, FileNotFoundError), match=r"engine\.onnx"):
+        publish_version(folder, engine)
+    assert names(folder) == set()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("last", ["engine.json", "SHA256SUMS", "version.json"])
+def test_an_interrupted_publication_leaves_nothing(
+    folder: RemoteFolder,
+    engine: EngineVersion,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    last: str,
+) -> None:
+    write = RemoteFolder._write
+
+    def fail(place: RemoteFolder, target: str, *more: object, **options: object) -> None:
+        if f"/{last}" in target:
+            raise error
+        write(place, target, *more, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "_write", fail)
+        with pytest.raises(type(error)):
+            publish_version(folder, engine)
+    assert names(folder) == set()
+    assert publish_version(folder, engine)
+
+
+def test_a_version_appears_complete(
+    folder: RemoteFolder, engine: EngineVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RemoteFolder._write
+
+    def look(place: RemoteFolder, *more: object, **options: object) -> None:
+        assert list(list_versions(folder)) == []
+        assert not (folder.renames and folder.system.exists(f"{folder.root}/net/ort/1.0"))
+        write(place, *more, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RemoteFolder, "_write", look)
+    assert publish_version(folder, engine)
+    assert len(list(list_versions(folder))) == 1
+
+
+def test_of_two_engines_under_one_version_the_second_is_refused(
+    folder: RemoteFolder, engine: EngineVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_engine(tmp_path / "other", **{"engine.onnx": b"other"})
+    write = RemoteFolder._write
+    refused: list[str] = []
+
+    def meanwhile(place: RemoteFolder, target: str, *more: object, **options: object) -> None:
+        if "/engine.json" in target and not refused:
+            refused.append("")
+            try:
+                publish_version(folder, other)
+            except StageError as error:
+                refused.append(str(error))
+        write(place, target, *more, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RemoteFolder, "_write", meanwhile)
+    winner = other if folder.renames else engine
+    if folder.renames:  # the one that is renamed first
+        with pytest.raises(StageError, match="is published already, with another engine"):
+            publish_version(folder, engine)
+        assert refused == [""]
+    else:
+        assert publish_version(folder, engine)
+        assert "has files of another engine, whose publication has not finished" in refused[1]
+    for name in CONTENTS:
+        assert read(folder, name) == winner.files[name].path.read_bytes()
+
+
+def test_a_killed_publication_is_completed_or_removed_later(
+    folder: RemoteFolder, engine: EngineVersion, tmp_path: Path
+) -> None:
+    if folder.renames:
+        part = Path(folder.root) / "net/ort/.1.0.abc.part"
+        part.mkdir(parents=True)
+        (part / "engine.onnx").write_bytes(b"gra")
+        assert publish_version(folder, engine)
+        assert part.exists(), "another process may be writing it"
+        long_ago = time.time() - 2 * 24 * 3600
+        os.utime(part, (long_ago, long_ago))
+        assert publish_version(folder, engine._replace(version="1.1"))
+        assert not part.exists()
+    else:
+        folder.create("net/ort/1.0/provenance.json", b"{}")
+        with pytest.raises(StageError, match=r"choose another --version, or remove net/ort/1\.0"):
+            publish_version(folder, engine)
+        folder.remove("net/ort/1.0")
+        folder.create("net/ort/1.0/provenance.json", _to_json(engine.provenance))
+        folder.write("net/ort/1.0/engine.onnx", [b"gra"])
+        assert publish_version(folder, engine)
+        assert read(folder, "engine.onnx") == CONTENTS["engine.onnx"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"files": []}', b'{"files": {"a": 1}}'])
+def test_a_damaged_version_is_an_error(
+    folder: RemoteFolder, engine: EngineVersion, content: bytes
+) -> None:
+    folder.write("net/ort/1.0/version.json", [content])
+    with pytest.raises(StageError, match=r"net/ort/1.0/version.json is damaged"):
+        publish_version(folder, engine)
+
+
+def test_a_version_on_an_sftp_server_is_complete_and_unchangeable(
+    engine: EngineVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    with ssh_server() as server:
+        place = connect(server.url(tmp_path / "engines"), known_hosts=tmp_path / "known")
+        assert publish_version(place, engine)
+        assert not publish_version(place, engine)
+        with pytest.raises(StageError, match="is published already, with another engine"):
+            publish_version(place, make_engine(tmp_path / "other", **{"engine.onnx": b"other"}))
+        assert [one["version"] for one in list_versions(place)] == ["1.0"]
+        place.system.client.close()
+    assert [path.name for path in (tmp_path / "engines/net/ort").iterdir()] == ["1.0"]
