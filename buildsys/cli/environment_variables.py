@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.manifest.project import empty_project
+from buildsys.manifest.units import parse_size
 from buildsys.system.suggestions import nearest
 
 PREFIX = "BUILDSYS_"
@@ -59,6 +60,14 @@ def _check_idle(_: Path, environment: Mapping[str, str], name: str) -> None:
     idle_limit_s(environment)
 
 
+def _check_size(_: Path, environment: Mapping[str, str], name: str) -> None:
+    text = environment[name].strip()
+    try:
+        parse_size(int(text) if text.isdigit() else text)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
 def _check_probe_limit(_: Path, environment: Mapping[str, str], name: str) -> None:
     del name
     from buildsys.system.interpreters.probe import probe_limit_s  # rarely needed
@@ -106,6 +115,12 @@ VARIABLES = (
         _check_url,
     ),
     Variable("BUILDSYS_STORE", "folder", "store instead of `.buildsys/store`", _check_folder),
+    Variable(
+        "BUILDSYS_STORE_LIMIT",
+        "size",
+        "size limit of the store instead of `store.limit`; `0` means no limit",
+        _check_size,
+    ),
     Variable(
         "BUILDSYS_STRICT",
         "`0` or `1`",

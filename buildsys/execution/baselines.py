@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePath
@@ -34,11 +34,23 @@ _ENVIRONMENT = ("device:", "env:")
 _LIBRARIES = ("tool:",)
 _SHOWN_DIGITS = 12
 _SHOWN_DIFFERENCES = 3
+_KEPT_COMPARISONS = 3  # of each gate
 Parts = Mapping[str, str]
 
 
 # (revision, target) -> keys of the builds with the inputs of the revision
 KeysAtRevision = Callable[[str, str], frozenset[str]]
+
+
+def baseline_digests(ledger: Ledger, gates: Iterable[str]) -> set[str]:
+    """Return the digests of engines that gates compare with, now or in the next build."""
+    return {
+        value
+        for gate in gates
+        for record in ledger.records(gate, limit=_KEPT_COMPARISONS)
+        for label, value in record.parts.items()
+        if label == ENGINE or label.startswith("input:")
+    }
 
 
 class _Commit(NamedTuple):

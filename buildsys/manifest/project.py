@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import ManifestError, ManifestErrors
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
-from buildsys.manifest.units import parse_duration
+from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.system.files import Stamp
 
 if TYPE_CHECKING:
     from buildsys.manifest.resolve import Resolver
 
 STATE_FOLDER = ".buildsys"
+_STORE_LIMIT = "50GiB"
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
@@ -81,6 +82,18 @@ class Project:
         file = settings.get("signing_key")
         key = self.root / Path(str(file)).expanduser() if file else None
         return key, tuple(settings.get("trusted_keys", ())), settings.get("unsigned", "refuse")
+
+    def store_limit(self) -> int | None:
+        """Return the size limit of the store in bytes, or None.
+
+        BUILDSYS_STORE_LIMIT or ``store.limit`` of project.yaml; 0 and null mean none.
+        """
+        chosen = os.environ.get("BUILDSYS_STORE_LIMIT", "").strip()
+        if chosen:
+            return parse_size(int(chosen) if chosen.isdigit() else chosen) or None
+        settings = self._setting("store") or {}
+        limit = settings.get("limit", _STORE_LIMIT)
+        return None if limit is None else parse_size(limit)
 
     def timing_caches(self) -> Path:
         """Return the folder of TensorRT's timing caches.

@@ -74,6 +74,17 @@ def usage(store: Store) -> list[StageUsage]:
     return [*found, StageUsage("", 0, sum(sizes.values()))]
 
 
+def stored_bytes(store: Store) -> int:
+    """Return the size of all objects. Raises: OSError: the store cannot be read."""
+    total = 0
+    with suppress(FileNotFoundError):  # there is no store yet
+        for folder in os.scandir(store.folder / "objects"):
+            for file in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    total += file.stat().st_size
+    return total
+
+
 def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
     """Quarantine all damaged files; return a sentence on each.
 
@@ -106,20 +117,27 @@ def collect(
     unused_for_s: float | None,
     max_bytes: int | None,
     reached: Callable[[Sequence[ActionRecord]], Container[tuple[str, str]]],
+    spared_for_s: float = 0.0,
     dry_run: bool,
 ) -> Collection:
     """Remove unreached records by age and size, then objects without a record.
 
-    ``reached`` returns target and key of the reached ones among all records; they always stay.
-    Without ``unused_for_s`` and ``max_bytes`` all others are removed.
+    ``reached`` returns target and key of the reached ones among all records; they always stay, and
+    so do those used within ``spared_for_s``. Without ``unused_for_s`` and ``max_bytes`` all others
+    are removed.
     Raises: OSError: the store cannot be read or written.
     """
     with store.lock(shared=False):
         # least recently used first, then oldest
         stored = sorted(store.actions(), key=lambda a: (a.used, a.record.started))
         live = reached([action.record for action in stored])
-        kept = [a for a in stored if (a.record.target, a.record.key) in live]
-        dead = [a for a in stored if (a.record.target, a.record.key) not in live]
+        spared = time.time() - spared_for_s if spared_for_s else float("inf")
+        kept: list[StoredAction] = []
+        dead: list[StoredAction] = []
+        for stored_action in stored:
+            name = stored_action.record.target, stored_action.record.key
+            stays = name in live or stored_action.used >= spared
+            (kept if stays else dead).append(stored_action)
         sizes = _sizes(store)
         gone: list[StoredAction] = []
         if unused_for_s is not None or max_bytes is None:

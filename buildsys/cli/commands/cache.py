@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.project_root import typed_path
+from buildsys.cli.store_limit import reached_names
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project
 from buildsys.manifest.units import parse_duration, parse_size
 from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
-from buildsys.store.ledger import ActionRecord, Ledger
+from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import generate_key
-from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.store.timing_caches import damaged, set_aside
 
 SCHEMA = "buildsys/cache/1"
@@ -86,22 +86,23 @@ def _generate_key(names: Sequence[str], options: Options) -> int:
 Answer = tuple[Mapping[str, Any], Sequence[str]]
 
 
-def _show(_project: Project, store: Store, timing_caches: Path, _options: Options) -> Answer:
+def _show(project: Project, store: Store, timing_caches: Path, _options: Options) -> Answer:
     with _usable("store", store.folder):
         found = garbage_collection.usage(store)
     with _usable("timing caches in", timing_caches):
         timings = garbage_collection.timing_cache_usage(timing_caches)
     quarantined = sum(1 for _ in store.folder.glob("quarantine/*"))
-    total = sum(row.bytes for row in found)
+    total, limit = sum(row.bytes for row in found), project.store_limit()
     stages = {row.stage or "unreferenced": row for row in found}
     document = {
         "stages": {n: {"actions": row.actions, "bytes": row.bytes} for n, row in stages.items()},
         "bytes": total,
+        "limit_bytes": limit,
         "quarantined": quarantined,
         "timing_caches": {"folder": str(timing_caches), **asdict(timings)},
     }
     rows = [(n, count(row.actions), size(row.bytes)) for n, row in stages.items() if row.bytes]
-    lines = [f"{store.folder}: {size(total)}"]
+    lines = [f"{store.folder}: {size(total)}, {f'limit {size(limit)}' if limit else 'no limit'}"]
     lines += format_table(("stage", "records>", "size>"), rows) if rows else []
     if quarantined:
         folder = store.folder / "quarantine"
@@ -138,7 +139,7 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
     wanted = set(reached.pins)
 
     def live(stored: Sequence[ActionRecord]) -> set[tuple[str, str]]:
-        names = reached.records(_known_records(project, stored))
+        names = reached_names(project, reached, stored)
         kept = [record for record in stored if (record.target, record.key) in names]
         wanted.update(_recorded_timings(kept))
         return names
@@ -170,20 +171,6 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
         caches = "timing cache" if removed.files == 1 else "timing caches"
         lines.append(f"{verb} {count(removed.files)} {caches}, {size(removed.bytes)}")
     return document, lines
-
-
-def _known_records(
-    project: Project, stored: Iterable[ActionRecord]
-) -> Callable[[str], list[ActionRecord]]:
-    """Return a lookup of a target's builds, stored or recorded here.
-
-    A recorded build may be in the build folder only, and its outputs feed stored builds.
-    """
-    ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
-    by_target: dict[str, list[ActionRecord]] = {}
-    for record in stored:
-        by_target.setdefault(record.target, []).append(record)
-    return lambda target: [*by_target.get(target, ()), *ledger.records(target)]
 
 
 def _recorded_timings(records: Iterable[ActionRecord]) -> set[str]:

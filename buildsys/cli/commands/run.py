@@ -150,6 +150,11 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             line = update_pages(session, models)
             if line.startswith(CANNOT_WRITE):  # stdout is the other reporter's
                 sys.stderr.write(printable(f"{line}\n"))
+        if session.finished:
+            from buildsys.cli.store_limit import enforce_limit
+
+            session.close()  # the last results are on their way into the store
+            enforce_limit(session.project)
         return session.exit_code if code == TASK_ERROR and session.exit_code else code
 
     @property

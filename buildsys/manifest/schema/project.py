@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.schema.base import VARIABLE_PATTERN, Name, PublicKey, Seconds, Spec
+from buildsys.manifest.schema.base import VARIABLE_PATTERN, Bytes, Name, PublicKey, Seconds, Spec
 
 
 class CacheSpec(Spec):
@@ -32,6 +32,15 @@ class CacheSpec(Spec):
     )
 
 
+class StoreSpec(Spec):
+    """The store of earlier results."""
+
+    limit: Bytes | None = Field(
+        gt=0,
+        description="Size above which the least recently used results are removed; null: no limit.",
+    )
+
+
 class ToolchainSpec(Spec):
     """Another Python interpreter with its libraries."""
 
@@ -46,6 +55,9 @@ class ProjectSpec(Spec):
 
     defaults: dict[str, Any] = Field({}, description="Manifest sections that models override.")
     cache: CacheSpec | None = Field(None, description="Shared cache, used after the local store.")
+    store: StoreSpec | None = Field(
+        None, description="The store of earlier results; default: up to 50GiB."
+    )
     timing_caches: str | None = Field(
         None, min_length=1, description="Folder of TensorRT's timing caches, shared by clones."
     )

@@ -132,6 +132,7 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, Scri
         models={name: _resolved(spec) for name, spec in resolved.items()},
         broken={},
         signing=lambda: (None, (), "refuse"),
+        store_limit=lambda: None,
     )
     session = Session(project)  # type: ignore[arg-type]
     executor = ScriptedExecutor(session)

@@ -12,8 +12,12 @@ import tiny_project
 from tiny_project import ENGINE, EXPORT, actions, make_executor
 
 from buildsys.errors import BuildsysError
+from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.plan.action import Action, BaselineRef, FileRef
+from buildsys.store.file_digests import hash_file
+from buildsys.store.ledger import Ledger
+from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.workers.job import Job
 
 GATE = "gate:m:e"
@@ -68,6 +72,16 @@ def test_the_first_build_has_no_baseline_and_is_that_of_the_next(root: Path) -> 
     assert "opset 17" in SEEN[1]["content"]
     assert SEEN[1]["figures"]["latency"] == 2.0
     assert SEEN[1]["reason"] == ""
+
+
+def test_the_engines_of_the_last_comparison_are_known(root: Path) -> None:
+    plan, engines = graph(), []
+    for opset in (17, 18):
+        run(root, graph(opset=opset))
+        engines.append(hash_file(str(root / "build" / plan[ENGINE].outputs["engine"].path)).digest)
+    ledger = Ledger(ReadOnlyStateDb(root / ".buildsys/state.db"))
+    assert set(engines) <= baseline_digests(ledger, [GATE])
+    assert baseline_digests(ledger, ["gate:m:other"]) == set()
 
 
 def test_a_passed_build_does_not_make_its_own_gate_stale(root: Path) -> None:
