@@ -44,6 +44,7 @@ COMMANDS = {
     "init": f"{_FOLDER}.init.command:Init",
     "new": f"{_FOLDER}.new:New",
     "import": f"{_FOLDER}.new:Import",
+    "lock": f"{_FOLDER}.lock:Lock",
     "doctor": f"{_FOLDER}.doctor.command:Doctor",
     "repro": f"{_FOLDER}.repro.command:Repro",
     "stress": f"{_FOLDER}.stress:Stress",

@@ -20,7 +20,8 @@ SECTIONS = {
     "Reports and history": ("pages", "history", "compare"),
     "Deployment": ("publish",),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
-    "Installation and caches": ("init", "new", "import", "doctor", "cache", "workers", "schema"),
+    "Installation": ("init", "new", "import", "doctor", "lock", "schema"),
+    "Caches": ("cache", "workers"),
     "Others": ("help", "tabcompletion"),
 }
 _TARGETS = """\

@@ -15,6 +15,7 @@ import buildsys
 from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, program_of
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
+    DIFFERS,
     INSTALL,
     LIBRARIES,
     MISSING,
@@ -28,6 +29,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_folders,
     check_gpus,
     check_libraries_here,
+    check_lock,
     check_toolchain,
 )
 from buildsys.cli.commands.doctor.next_step import next_step
@@ -53,7 +55,8 @@ class Doctor(ProjectCommand):
     doc_description = (
         "ENGINE is an engine file, its folder, or a target name such as MODEL:NAME or MODEL:\n"
         "check that it runs here and, if it belongs to this project, that it matches its manifest\n"
-        "and has passed its checks; if not, list all reasons and remedies (exit code 1)"
+        "and has passed its checks; if not, list all reasons and remedies (exit code 1)\n"
+        "without ENGINE, other software than in buildsys.lock is an error as well"
     )
     options = (JSON, *filter_options())
 
@@ -77,7 +80,7 @@ def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
     broken = sum(check.state == BROKEN for check in checks)
     others = [
         f"{count} {state}"
-        for state in (MISSING, UNKNOWN)
+        for state in (DIFFERS, MISSING, UNKNOWN)
         if (count := sum(check.state == state for check in checks))
     ]
     following = next_step(root, checks, program)
@@ -92,7 +95,8 @@ def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
             details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
             rows.append(Row(check.state, name, details, note=check.text))
         print_rows(rows, ["; ".join([summary, *others]), f"next: {following}"])
-    return needs.exit_code or (_FOUND_BROKEN if broken else 0)
+    differs = any(one.state == DIFFERS and one.facts["software"] for one in checks)
+    return needs.exit_code or (_FOUND_BROKEN if broken or differs else 0)
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,8 @@ def _checks(needs: _Needs) -> Iterator[Check]:
     yield from gpu_checks
     yield from check_extras()
     yield from check_folders(needs.project)
+    if not needs.exit_code:  # else the toolchains are unknown
+        yield from check_lock(needs.project.root, needs.toolchains)
     for engine in needs.engines:
         if engine.required:
             ability = environments[engine.toolchain].ability(engine.backend, gpus, cuda=engine.cuda)

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import buildsys
+from buildsys.cli.environment_lock import FILE as LOCK_FILE
+from buildsys.cli.environment_lock import current_environment, differences, read_lock
+from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
 from buildsys.manifest.schema.engines import ComputeCapability
@@ -28,6 +31,7 @@ from buildsys.system.versions import installed_versions, normalized
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
 UNKNOWN = "unknown"  # a probe exceeded its time limit
+DIFFERS = "differs"  # from the lock file
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
 # backend -> command that installs its library here, package for a toolchain (a test compares
@@ -51,7 +55,7 @@ _AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows 
 class Check:
     """State of one part of the installation, with a remedy."""
 
-    kind: str  # python, project, library, extra, toolchain, backend, gpu, folder or engine
+    kind: str  # python, project, library, extra, toolchain, backend, gpu, folder, engine or lock
     name: str
     state: str = OK
     text: str = ""
@@ -312,6 +316,29 @@ def _ability(library: Library, gpus: Gpus, *, cuda: bool) -> Ability:
     why = gpus.problem or f"the GPU here has {here}"
     supported = ", ".join(_RTX_CAPABILITIES)
     return Ability(f"builds here for compute capabilities {supported}; cannot run here: {why}")
+
+
+def check_lock(root: Path, toolchains: Sequence[Toolchain]) -> Iterator[Check]:
+    """Yield the differences from the lock file, if there is one.
+
+    Only other software is ``needed``: a lock may be used on several machines.
+    """
+    try:
+        locked = read_lock(root / LOCK_FILE)
+    except UsageError as error:
+        yield Check("lock", LOCK_FILE, BROKEN, error.problem, error.hint)
+        return
+    if locked is None:
+        return
+    now, _ = current_environment(toolchains)
+    found = list(differences(locked, now))
+    for one in found:
+        facts = {"software": one.is_software}
+        yield Check("lock", one.name, DIFFERS, one.text, one.remedy, facts)
+    if not any(one.is_software for one in found):
+        packages = plural(len(locked.packages), "package")
+        text = f"{locked.python} and {packages} are as locked"
+        yield Check("lock", LOCK_FILE, OK, text)
 
 
 def check_folders(project: Project) -> Iterator[Check]:
