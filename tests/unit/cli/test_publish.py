@@ -11,9 +11,12 @@ from cli_doubles import make_session
 
 from buildsys.cli.commands import publish
 from buildsys.cli.commands.publish import Publish
+from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import Explanation
+from buildsys.execution.stale_reasons import FAILED, NEVER_BUILT, NOISY, UPSTREAM, Reason
+from buildsys.store.ledger import HistoryEntry
 
 OPTIONS: dict[str, Any] = {"json": False, "version": "1.0", "list": False, "tag": [], "owner": []}
 
@@ -75,6 +78,64 @@ def test_unavailable_engines_are_skipped_unless_they_are_named(
     assert Publish().run(root, ["a:rtx", "a:ort", url], {**OPTIONS, "version": "2"}) == 1
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "1 skipped, 1 refused; nothing was published"
+
+
+@pytest.mark.parametrize(
+    ("target", "state", "reason", "problem"),
+    [
+        (
+            "gate:a:ort",
+            "stale",
+            Reason(FAILED, "slower"),
+            "has not passed: last run",
+        ),
+        ("gate:a:ort", "stale", Reason(NOISY, "load"), "last measurement was noisy: load"),
+        ("gate:a:ort", "stale", Reason(NEVER_BUILT), "has not run on the current files: never"),
+        ("verify:a:ort", "stale", Reason(FAILED, "differs"), "has not passed: last run failed"),
+        ("validate:a", "may rerun", Reason(UPSTREAM, "export:a"), "has not run on the current"),
+        ("engine:a:ort", "stale", Reason(NEVER_BUILT), "does not match its manifest: never built"),
+        ("bench:a:ort", "stale", Reason(NOISY, "load"), ""),
+        ("report:a", "stale", Reason(NEVER_BUILT), ""),
+    ],
+)
+def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    state: str,
+    reason: Reason,
+    problem: str,
+) -> None:
+    session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
+
+    def explain(targets: Any) -> dict[str, Explanation]:
+        return {
+            one: Explanation(one, state, (reason,), None, None, False)
+            if one == target
+            else Explanation(one, "fresh", (), None, None, False)
+            for one in targets
+        }
+
+    monkeypatch.setattr(session, "explain", explain)
+    (engine,) = publish._select(session, ["a:ort"], ModelFilter())
+    assert [one["remedy"] for one in engine.reasons] == ([f"doit {target}"] if problem else [])
+    assert (engine.state == "refused") == bool(problem)
+    assert problem in "".join(one["problem"] for one in engine.reasons)
+
+
+def test_a_gate_without_a_baseline_keeps_no_engine_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
+    first = HistoryEntry("", "", "unavailable", "2026-01-02T03:04:05Z", 1.0, "no earlier build")
+
+    def explain(targets: Any) -> dict[str, Explanation]:
+        runs = {"gate:a:ort": first}
+        return {one: Explanation(one, "fresh", (), runs.get(one), None, False) for one in targets}
+
+    monkeypatch.setattr(session, "explain", explain)
+    (engine,) = publish._select(session, ["a:ort"], ModelFilter())
+    assert (engine.state, engine.reasons) == ("", [])
 
 
 @pytest.mark.parametrize(
