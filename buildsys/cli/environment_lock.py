@@ -38,7 +38,7 @@ class LockedToolchain:
 
 @dataclass(frozen=True)
 class Environment:
-    """Software, variables and devices that results may depend on."""
+    """Software, variables and devices with an effect on results."""
 
     python: str
     platform: str

@@ -1,4 +1,4 @@
-"""Selection of models by tag and owner: ``--tag`` and ``--owner`` of all commands."""
+"""Selection of models by ``--tag`` and ``--owner``, for all commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 12  # tags, owners or models
 
 
 def filter_options() -> tuple[dict[str, Any], ...]:
-    """Return the options of a command that takes several models."""
+    """Return the options of a command on several models."""
     # new lists, as doit adds the values to the default
     return (
         option("tag", "only models with this tag; may be repeated", type=list, default=[]),
@@ -28,7 +28,10 @@ def filter_options() -> tuple[dict[str, Any], ...]:
 
 @dataclass(frozen=True)
 class ModelFilter:
-    """Models with one of the tags and one of the owners; without both every model."""
+    """Models with one of the tags and of one of the owners.
+
+    Without both it matches every model.
+    """
 
     tags: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()

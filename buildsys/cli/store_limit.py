@@ -1,4 +1,4 @@
-"""The size limit of the store, enforced at the end of a run that has built something."""
+"""The size limit of the store, at the end of a run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def enforce_limit(project: Project) -> None:
 def reached_names(
     project: Project, reached: Reached, stored: Sequence[ActionRecord]
 ) -> set[tuple[str, str]]:
-    """Return target and key of the stored records that manifests and gates need."""
+    """Return target and key of stored records needed by manifests and gates."""
     ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
     names = reached.records(_known_records(ledger, stored))
     targets = {target for plan in reached.plans for target in plan.parts}

@@ -57,7 +57,7 @@ class EngineVersion(NamedTuple):
 
 
 def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
-    """Copy an engine to its place; return False if it is there already.
+    """Copy an engine to its place; return False if already there.
 
     Raises: StageError: the version has other files, or a file has changed since it was built.
     Exception: a problem of the place; each protocol has its own. Nothing remains then.
@@ -200,7 +200,7 @@ def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
 
 
 def _remove_abandoned(folder: RemoteFolder, parent: str) -> None:
-    """Remove the hidden folders of processes that were killed."""
+    """Remove the hidden folders of killed processes."""
     try:
         entries = folder.system.ls(f"{folder.root}/{parent}", detail=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A folder reached through fsspec: on this machine, over SFTP, in an object storage."""
+"""A folder reached through fsspec: local, SFTP or object storage."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RemoteFolder(NamedTuple):
                 raise
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a file that does not exist yet. Raises: FileExistsError."""
+        """Write a new file. Raises: FileExistsError."""
         target = f"{self.root}/{path}"
         self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
         try:

@@ -211,6 +211,6 @@ class Ignore(FilteredCommand, DoitIgnore):  # type: ignore[misc]
 
     @wraps(DoitIgnore._execute)  # doit reads the options from its signature
     def _execute(self, pos_args: Sequence[str]) -> Any:
-        """Mark the targets of each name: to doit, those of a model are no subtasks of it."""
+        """Mark all targets of the names, as doit knows no subtasks of models."""
         members = (self.task_list[0].session.members(name) or [name] for name in pos_args)
         return super()._execute(list(dict.fromkeys(chain.from_iterable(members))))

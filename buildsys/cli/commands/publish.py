@@ -44,7 +44,7 @@ class Publish(ProjectCommand):
     doc_purpose = "copy verified engines with their records to a URL, under a version"
     doc_usage = "[MODEL[:ENGINE] ...] URL --version V | --list URL"
     doc_description = (
-        "URL is a folder (./releases) or a place of fsspec (s3://bucket/engines, sftp://host/dir).\n"
+        "URL is a folder (./releases) or a place of fsspec (s3://bucket/dir, sftp://host/dir).\n"
         "An engine is refused unless it matches its manifest and has passed validate, verify and\n"
         "its gates; if one is refused, none is published (exit code 1)"
     )
@@ -83,7 +83,7 @@ class Publish(ProjectCommand):
 
 
 class _Engine(NamedTuple):
-    """A selected engine and what has become of it."""
+    """A selected engine and its publication."""
 
     session: Session
     action: Action
@@ -200,7 +200,7 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
 
 
 def _with_files(engine: _Engine) -> _Engine:
-    """Add the files of an engine: its folder, and current results of its checks.
+    """Add the files of an engine: its folder and current results.
 
     Raises: StageError: it is not up to date any more.
     """
@@ -232,7 +232,7 @@ def _with_files(engine: _Engine) -> _Engine:
 
 
 def _provenance(engine: _Engine) -> dict[str, Any]:
-    """Return what an engine was built from and with: manifest, commit, keys, libraries."""
+    """Return manifest, commit, keys and libraries of an engine."""
     session, action = engine.session, engine.action
     checks = [f"verify:{engine.name}", f"validate:{action.model}"]
     needed = session.in_order(session.needed([action.target, *checks]))
