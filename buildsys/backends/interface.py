@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
@@ -129,17 +129,16 @@ class Port:
     shape: tuple[int | str | None, ...]
 
 
-@dataclass(frozen=True)
-class DeviceTensor:
+class DeviceTensor(NamedTuple):
     """A contiguous array in the memory of the first GPU."""
 
     address: int
     shape: tuple[int, ...]
     dtype: str  # with ONNX's name
-    array: Any = field(repr=False)  # keeps the memory alive
+    array: Any  # keeps the memory alive
 
 
-Allocate = Callable[[str, tuple[int, ...]], DeviceTensor]  # by type and shape
+Allocate = Callable[[str, str, tuple[int, ...]], DeviceTensor]  # by name, type and shape
 
 
 class Session(Protocol):

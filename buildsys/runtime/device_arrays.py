@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -147,22 +148,40 @@ def allocator_of(library: str) -> Allocate:
     return _new_cupy_array if library == CUPY else _new_device_array
 
 
-def _new_torch_tensor(dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
+    """Return a function that hands out a caller's arrays for the outputs."""
+
+    def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+        array = arrays[name]
+        if not is_on_gpu(array):
+            problem = f"out has an array in host memory for {name}"
+            raise StageError(problem, "pass arrays in GPU memory, or leave out `out`")
+        memory = read_memory(array, stream)
+        if (memory.dtype, memory.shape) != (dtype, shape) or not memory.is_contiguous:
+            dense = "" if memory.is_contiguous else " that is not contiguous"
+            found = f"an array of {memory.dtype}{list(memory.shape)}{dense}"
+            raise StageError(f"out has {found} for {name}, which is {dtype}{list(shape)}")
+        return DeviceTensor(memory.address, shape, dtype, array)
+
+    return allocate
+
+
+def _new_torch_tensor(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:  # noqa: ARG001
     torch = sys.modules[TORCH]
     array = torch.empty(shape, dtype=getattr(torch, ML_DTYPES.get(dtype, dtype)), device="cuda:0")
     return DeviceTensor(array.data_ptr(), shape, dtype, array)
 
 
-def _new_cupy_array(dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+def _new_cupy_array(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
     if dtype in BIT_DTYPES:
-        return _new_device_array(dtype, shape)
+        return _new_device_array(name, dtype, shape)
     cupy = sys.modules[CUPY]
     with cupy.cuda.Device(0):
         array = cupy.empty(shape, dtype)
     return DeviceTensor(array.data.ptr, shape, dtype, array)
 
 
-def _new_device_array(dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+def _new_device_array(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:  # noqa: ARG001
     array = DeviceArray(dtype, shape)
     return DeviceTensor(array.address, shape, dtype, array)
 

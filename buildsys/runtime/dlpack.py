@@ -7,8 +7,7 @@ Source: DLPack, dlpack.h and "Python Specification for DLPack".
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
 
@@ -66,8 +65,7 @@ _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
 _exported: dict[int, tuple[object, ...]] = {}  # by address, until the consumer is done
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """The memory of an array in another library."""
 
     address: int

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from buildsys.backends.interface import Backend, DeviceSession, Port, Session
 from buildsys.errors import EngineError, StageError
 from buildsys.runtime.arrays import NUMPY, InputReader, as_array, library_of
-from buildsys.runtime.device_arrays import allocator_of, is_on_gpu, stream_handle
+from buildsys.runtime.device_arrays import allocator_from, allocator_of, is_on_gpu, stream_handle
 from buildsys.runtime.session_pool import SessionPool
 from buildsys.system.compatibility.engine_files import Record
 from buildsys.system.suggestions import nearest
@@ -47,6 +47,7 @@ class Engine:
         # shape ranges of each optimization profile, [] if the shapes of the inputs are the limits
         self.profiles = session.profiles
         self._readers = {port.name: InputReader(name, port) for port in self.inputs}
+        self._outputs_by_name = {port.name: port for port in self.outputs}
         self._pool = SessionPool(name, backend, session, concurrency)
         self._takes_gpu_memory = isinstance(session, DeviceSession)
         self._process = os.getpid()
@@ -61,7 +62,12 @@ class Engine:
         return self.run({**inputs, **arrays} if inputs else arrays)
 
     def run(
-        self, inputs: Mapping[str, AnyArray], *, profile: int | None = None, stream: Any = None
+        self,
+        inputs: Mapping[str, AnyArray],
+        *,
+        profile: int | None = None,
+        stream: Any = None,
+        out: Mapping[str, AnyArray] | None = None,
     ) -> dict[str, AnyArray]:
         """Return the outputs by name, in the order of ``outputs``.
 
@@ -74,6 +80,9 @@ class Engine:
         GPU memory too, as arrays of its library for torch and cupy and as ``DeviceArray`` for
         others; else in host memory, of torch if all inputs are, and of numpy otherwise. Types
         unknown to numpy, such as bfloat16, are those of ``ml_dtypes``.
+
+        ``out`` has an array in GPU memory for each output instead of new ones, which saves their
+        allocation.
 
         Outputs are complete on return. With ``stream``, a CUDA stream of torch or cupy or its
         number, they are complete as soon as the stream gets there; keep the inputs until then.
@@ -89,11 +98,12 @@ class Engine:
         try:
             on_gpu = [value for value in inputs.values() if is_on_gpu(value)]
             if self._takes_gpu_memory and on_gpu:
-                return self._run_on_gpu(inputs, library_of(on_gpu[0]), profile, stream)
+                return self._run_on_gpu(inputs, library_of(on_gpu[0]), profile, stream, out)
             tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
-            if stream is not None:
-                problem = f"{self.name} has no input in GPU memory, so it cannot use a stream"
-                raise EngineError(problem, "leave out the stream")
+            if stream is not None or out is not None:
+                name = "out" if stream is None else "stream"
+                problem = f"no input of {self.name} is in GPU memory, so it cannot use `{name}`"
+                raise EngineError(problem, "leave it out")
             session = self._pool.acquire()
             try:
                 results = session.run(tensors, profile)
@@ -108,8 +118,17 @@ class Engine:
             raise EngineError(error.problem, error.hint) from error
 
     def _run_on_gpu(
-        self, inputs: Mapping[str, AnyArray], library: str, profile: int | None, stream: Any
+        self,
+        inputs: Mapping[str, AnyArray],
+        library: str,
+        profile: int | None,
+        stream: Any,
+        out: Mapping[str, AnyArray] | None,
     ) -> dict[str, AnyArray]:
+        if out is not None and out.keys() != self._outputs_by_name.keys():
+            names = ", ".join(self._outputs_by_name)
+            problem = f"out has {', '.join(out) or 'nothing'}, and {self.name} {names}"
+            raise EngineError(problem, "give an array for each output")
         chosen = None if stream is None else stream_handle(stream)
         session: Any = self._pool.acquire()
         try:
@@ -118,7 +137,8 @@ class Engine:
                 name: self._readers[name].read_on_gpu(value, handle)
                 for name, value in inputs.items()
             }
-            results = session.enqueue(tensors, allocator_of(library), chosen, profile)
+            allocate = allocator_of(library) if out is None else allocator_from(out, handle)
+            results = session.enqueue(tensors, allocate, chosen, profile)
         finally:
             self._pool.release(session)
         return {name: result.array for name, result in results.items()}

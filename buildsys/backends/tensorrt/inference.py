@@ -132,13 +132,13 @@ class Inference:
             self._prepare_on_device(inputs, profile, queue, messages)
             found = {}
             for name, shape in self._output_shapes.items():
-                found[name] = allocate(self._dtype(name)[0], shape)
+                found[name] = allocate(name, self._dtype(name)[0], shape)
                 self._set_address(name, found[name].address)
             self._start(queue, messages)
             for name, output in self.results.items():  # of value-dependent shapes
                 queue.synchronize()  # its shape is known now
                 dtype, stored = self._dtype(name)
-                found[name] = allocate(dtype, output.shape)
+                found[name] = allocate(name, dtype, output.shape)
                 size = int(np.prod(output.shape, dtype=np.int64)) * stored.itemsize
                 output.buffer.copy_on_device(found[name].address, size, queue)
             if stream is None:

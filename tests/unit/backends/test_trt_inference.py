@@ -24,7 +24,7 @@ def on_device(value: Tensor) -> DeviceTensor:
     return DeviceTensor(buffer.address, value.shape, value.dtype, buffer)
 
 
-def allocate(dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
+def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
     array = np.full(shape, np.nan, dtype)
     return DeviceTensor(array.ctypes.data, shape, dtype, array)
 

@@ -86,6 +86,15 @@ def test_host_arrays_give_host_arrays_and_device_arrays_give_device_arrays() -> 
     np.testing.assert_array_equal(engine(x=engine(x=found)["y"])["y"].numpy(), 8 * x)
 
 
+def test_outputs_can_have_memory_of_the_caller() -> None:
+    engine, _ = engine_of(emulated()[0])
+    x = x_of(2)
+    out = {"y": DeviceArray("float32", (2, 3))}
+    found = engine.run({"x": DeviceArray.from_host(x)}, out=out)
+    assert found["y"] is out["y"]
+    np.testing.assert_array_equal(out["y"].numpy(), 2 * x)
+
+
 def test_a_producer_learns_the_stream_of_the_engine() -> None:
     engine, _ = engine_of(emulated()[0])
     given = Shared(DeviceArray.from_host(x_of(2)))
@@ -145,7 +154,15 @@ def test_device_arrays_that_do_not_fit_are_refused() -> None:
         (Shared(good, 1), {}, "x of m:trt is on GPU 1, and the engine on GPU 0; copy it there"),
         (DeviceArray("float32", (9, 3)), {}, "no optimization profile of the engine holds"),
         (good, {"stream": "main"}, "'main' is no CUDA stream; pass a stream of torch or cupy"),
-        (x_of(2), {"stream": 5}, "m:trt has no input in GPU memory, so it cannot use a stream"),
+        (x_of(2), {"stream": 5}, "no input of m:trt is in GPU memory, so it cannot use `stream`"),
+        (x_of(2), {"out": {}}, "no input of m:trt is in GPU memory, so it cannot use `out`"),
+        (good, {"out": {}}, "out has nothing, and m:trt y; give an array for each output"),
+        (good, {"out": {"y": x_of(2)}}, "out has an array in host memory for y; pass arrays in"),
+        (
+            good,
+            {"out": {"y": DeviceArray("float32", (3, 3))}},
+            "out has an array of float32[3, 3] for y, which is float32[2, 3]",
+        ),
     ):
         with pytest.raises(EngineError) as refused:
             engine.run({"x": given}, **options)

@@ -1,0 +1,480 @@
+"""``load_engine`` on a GPU, compared with TensorRT used directly.
+
+Runs in an interpreter with TensorRT, numpy and cuda-bindings, with torch and cupy too if they are
+there: run_engine.py [FOLDER]. Prints a line per check and ends with 1 if one fails. FOLDER keeps
+the engine and the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorrt as trt
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from cuda.bindings import driver as cuda
+
+from buildsys import EngineError, can_run, load_engine
+from buildsys.backends.cuda.device import Device
+from buildsys.backends.cuda.gpus import call, find_driver
+from buildsys.runtime.device_arrays import DeviceArray
+from buildsys.system.engine_environment import built_with
+from buildsys.system.files import sha256_of
+
+LOGGER = trt.Logger(trt.Logger.ERROR)
+PROFILES = ((1, 1, 2), (3, 8, 16))  # batches
+ROUNDS, RUNS, LIMIT = 40, 50, 1.03
+
+
+def conv_network(network: Any) -> None:
+    """Build a network like ResNet-34 with random weights: x (N, 3, 224, 224) -> mean, y."""
+    rng, kept = np.random.default_rng(0), []
+
+    def conv(source: Any, channels: int, size: int, stride: int) -> Any:
+        shape = (channels, source.shape[1], size, size)
+        values = rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:]))
+        kept.append(values.astype(np.float32))
+        layer = network.add_convolution_nd(source, channels, (size, size), trt.Weights(kept[-1]))
+        layer.stride_nd, layer.padding_nd = (stride, stride), (size // 2, size // 2)
+        return layer.get_output(0)
+
+    def relu(source: Any) -> Any:
+        return network.add_activation(source, trt.ActivationType.RELU).get_output(0)
+
+    x = network.add_input("x", trt.float32, (-1, 3, 224, 224))
+    found = relu(conv(x, 64, 7, 4))
+    for channels, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            stride = 2 if channels > 64 and block == 0 else 1
+            inner = conv(relu(conv(found, channels, 3, stride)), channels, 3, 1)
+            same = found if stride == 1 else conv(found, channels, 1, stride)
+            summed = network.add_elementwise(inner, same, trt.ElementWiseOperation.SUM)
+            found = relu(summed.get_output(0))
+    mean = network.add_reduce(found, trt.ReduceOperation.AVG, 0b1100, False).get_output(0)
+    y = network.add_reduce(mean, trt.ReduceOperation.MAX, 0b10, True).get_output(0)
+    for name, output in (("mean", mean), ("y", y)):
+        output.name = name
+        network.mark_output(output)
+    KEPT.extend(kept)
+
+
+KEPT: list[np.ndarray] = []  # weights must outlive the build
+
+
+def build(folder: Path) -> Path:
+    """Write an engine with two profiles and its engine.json."""
+    builder = trt.Builder(LOGGER)
+    explicit = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
+    network = builder.create_network(0 if explicit is None else 1 << int(explicit))
+    conv_network(network)
+    config = builder.create_builder_config()
+    if hasattr(trt.BuilderFlag, "FP16"):
+        config.set_flag(trt.BuilderFlag.FP16)
+    if trt.__version__.startswith("8."):
+        config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
+    names = ("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")
+    sources = [
+        1 << int(getattr(trt.TacticSource, n)) for n in names if hasattr(trt.TacticSource, n)
+    ]
+    config.set_tactic_sources(sum(sources))
+    for batches in PROFILES:
+        profile = builder.create_optimization_profile()
+        profile.set_shape("x", *((batch, 3, 224, 224) for batch in batches))
+        config.add_optimization_profile(profile)
+    plan = builder.build_serialized_network(network, config)
+    assert plan is not None
+    engine = folder / "engine.engine"
+    engine.write_bytes(plan)
+    gpu = find_driver().gpus[0]
+    device = {"kind": "gpu", "name": gpu.name, "compute_capability": gpu.compute_capability}
+    facts = {"bytes": engine.stat().st_size, "sha256": sha256_of(engine)}
+    record = {
+        "model": "net", "variant": "trt", "backend": "tensorrt", "status": "passed",
+        "settings": {"precision": "fp16"}, "built_with": built_with("tensorrt", device),
+        "files": {engine.name: facts}, "engine_sha256": facts["sha256"],
+    }  # fmt: skip
+    engine.with_name("engine.json").write_text(json.dumps(record))
+    return engine
+
+
+class Bare:
+    """The engine in TensorRT's own API, with buffers for one batch."""
+
+    def __init__(self, engine: Path, batch: int) -> None:
+        self.device = Device(0)
+        with self.device.current():
+            self.runtime = trt.Runtime(LOGGER)
+            self.engine = self.runtime.deserialize_cuda_engine(engine.read_bytes())
+            self.context = self.engine.create_execution_context()
+            self.stream = int(self.device.main_stream.handle)
+            index = next(n for n, (low, _, high) in enumerate(PROFILES) if low <= batch <= high)
+            self.context.set_optimization_profile_async(index, self.stream)
+            self.device.main_stream.synchronize()
+            self.context.set_input_shape("x", (batch, 3, 224, 224))
+            self.buffers, self.shapes = {}, {}
+            for name in ("x", "mean", "y"):
+                shape = self.shapes[name] = tuple(self.context.get_tensor_shape(name))
+                self.buffers[name] = self.device.allocate(int(np.prod(shape)) * 4)
+                self.context.set_tensor_address(name, self.buffers[name].address)
+
+    def host(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """Copy to the GPU, compute, copy to new arrays: what a program without us does."""
+        stream, buffers, found = self.stream, self.buffers, {}
+        cuda.cuMemcpyHtoDAsync(buffers["x"].handle, x.ctypes.data, x.nbytes, stream)
+        self.context.execute_async_v3(stream)
+        for name in ("mean", "y"):
+            target = found[name] = np.empty(self.shapes[name], np.float32)
+            cuda.cuMemcpyDtoHAsync(target.ctypes.data, buffers[name].handle, target.nbytes, stream)
+        cuda.cuStreamSynchronize(stream)
+        return found
+
+    def on_device(self) -> None:
+        self.context.execute_async_v3(self.stream)
+        cuda.cuStreamSynchronize(self.stream)
+
+    def close(self) -> None:
+        with self.device.current():
+            self.context = self.engine = self.runtime = None
+        self.device.close()
+
+
+def x_of(batch: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch, 3, 224, 224), np.float32)
+
+
+def assert_equal(found: Any, expected: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(expected), list(found)
+    for name, values in expected.items():
+        # the tactics are those of one engine, so only atomics may make a difference
+        np.testing.assert_allclose(np.asarray(found[name]), values, rtol=1e-3, atol=1e-3)
+
+
+def expected_of(file: Path, x: np.ndarray) -> dict[str, np.ndarray]:
+    bare = Bare(file, x.shape[0])
+    with bare.device.current():
+        found = bare.host(x)
+    bare.close()
+    return found
+
+
+def refused(call_: Callable[[], object], part: str) -> str:
+    try:
+        call_()
+    except EngineError as error:
+        assert part in str(error), f"{part!r} is not in {error}"
+        assert "\n" not in str(error)
+        return str(error)
+    raise AssertionError(f"not refused: {part}")
+
+
+def check_host_arrays(file: Path) -> str:
+    with load_engine(file) as engine:
+        for batch in (1, 2, 3, 8, 2, 16):
+            x = x_of(batch)
+            assert_equal(engine(x=x), expected_of(file, x))
+        found = engine(x=x)
+        engine(x=x_of(16, 1))
+        assert_equal(found, expected_of(file, x))
+        big = x_of(4)
+        assert_equal(engine(x=big[::2]), expected_of(file, np.ascontiguousarray(big[::2])))
+        return repr(engine)
+
+
+def check_profiles(file: Path) -> str:
+    with load_engine(file) as engine:
+        assert [ranges["x"]["max"][0] for ranges in engine.profiles] == [2, 16]
+        sentence = refused(lambda: engine(x=x_of(17)), "no optimization profile")
+        refused(lambda: engine.run({"x": x_of(4)}, profile=0), "does not hold the shapes")
+        refused(lambda: engine.run({"x": x_of(4)}, profile=2), "has no optimization profile 2")
+        assert_equal(engine.run({"x": x_of(2)}, profile=0), expected_of(file, x_of(2)))
+        return sentence
+
+
+def host_of(found: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in found.items()}
+
+
+def check_device_arrays(file: Path) -> str:
+    with load_engine(file) as engine:
+        for batch in (1, 8, 8, 1):
+            x = x_of(batch)
+            given = DeviceArray.from_host(x)
+            found: Any = engine(x=given)
+            assert all(isinstance(array, DeviceArray) for array in found.values())
+            expected = expected_of(file, x)
+            assert_equal(host_of(found), expected)
+            assert_equal(engine(x=x), expected)
+            out: Any = {name: DeviceArray("float32", expected[name].shape) for name in expected}
+            assert engine.run({"x": given}, out=out)["y"] is out["y"]
+            assert_equal(host_of(out), expected)
+
+        class Interface:
+            __cuda_array_interface__ = given.__cuda_array_interface__
+
+        assert_equal(host_of(engine(x=Interface())), expected)  # type: ignore[arg-type]
+        refused(lambda: engine(x=DeviceArray("float64", given.shape)), "convert it on the GPU")
+        refused(lambda: engine.run({"x": x}, stream=5), "so it cannot use `stream`")
+        Interface.__cuda_array_interface__ = {**given.__cuda_array_interface__, "strides": (4,) * 4}
+        refused(lambda: engine(x=Interface()), "is not contiguous in GPU memory")
+    return str(given)
+
+
+def check_streams(file: Path) -> str:
+    """Inferences on the caller's streams return before they are complete."""
+    device = Device(0)
+    with device.current():
+        streams = [call(cuda.cuStreamCreate, 1) for _ in range(2)]
+    given = [DeviceArray.from_host(x_of(16, seed)) for seed in range(2)]
+    expected = [expected_of(file, x_of(16, seed)) for seed in range(2)]
+    with load_engine(file) as engine:
+        for index in range(2):
+            engine.run({"x": given[index]}, stream=int(streams[index]))
+        with device.current():
+            call(cuda.cuCtxSynchronize)
+        outs: list[Any] = [
+            {name: DeviceArray("float32", expected[0][name].shape) for name in expected[0]}
+            for _ in range(6)
+        ]
+        begun = time.perf_counter()
+        for number, out in enumerate(outs):
+            stream = int(streams[number % 2])
+            engine.run({"x": given[number % 2]}, stream=stream, out=out)
+        queued = time.perf_counter() - begun
+        with device.current():
+            call(cuda.cuCtxSynchronize)
+        whole = time.perf_counter() - begun
+        for number, out in enumerate(outs):
+            assert_equal(host_of(out), expected[number % 2])
+        engine.run({"x": given[0]}, stream=int(streams[0]))  # closed while it runs
+    device.close()
+    assert queued < 0.8 * whole, f"queued in {queued:.4f} s of {whole:.4f} s"
+    return f"6 inferences queued in {queued * 1e3:.2f} ms, complete after {whole * 1e3:.2f} ms"
+
+
+def check_threads(file: Path) -> str:
+    inputs = [x_of(1 + seed % 8, seed) for seed in range(16)]
+    expected = [expected_of(file, x) for x in inputs]
+    counts = []
+    for concurrency in (None, 2, 1):
+        with load_engine(file, concurrency=concurrency) as engine, ThreadPoolExecutor(4) as threads:
+            for _ in range(4):
+                for found, wanted in zip(
+                    threads.map(lambda x: engine(x=x), inputs), expected, strict=True
+                ):
+                    assert_equal(found, wanted)
+            # errors of one thread do not reach another
+            calls = [threads.submit(engine, x=x_of(17)) for _ in range(4)]
+            calls += [threads.submit(engine, x=inputs[0]) for _ in range(4)]
+            for submitted in calls[:4]:
+                refused(submitted.result, "no optimization profile")
+            for submitted in calls[4:]:
+                assert_equal(submitted.result(), expected[0])
+            counts.append(engine._pool._count)
+    assert counts[0] <= 4, counts
+    assert counts[1] <= 2, counts
+    assert counts[2] == 1, counts
+    return f"contexts: {counts}"
+
+
+def check_lifetime(file: Path) -> str:
+    device, free = Device(0), []
+    with device.current():
+        for _ in range(4):
+            engine = load_engine(file)
+            kept: Any = engine(x=DeviceArray.from_host(x_of(8)))
+            engine(x=x_of(8))
+            engine.close()
+            engine.close()
+            before = host_of(kept)  # outputs outlive the engine
+            np.testing.assert_array_equal(kept["mean"].numpy(), before["mean"])
+            del kept
+            free.append(device.memory()[0])
+        device.close()
+    assert max(free[1:]) - min(free[1:]) < 8 << 20, f"free memory: {free}"
+    return refused(lambda: engine(x=x_of(1)), "is closed")
+
+
+def check_fork(file: Path) -> str:
+    with load_engine(file) as engine:
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                engine(x=x_of(1))
+            try:
+                engine(x=x_of(1))
+            except EngineError as error:
+                os.write(write, str(error).encode())
+            engine.close()
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            sentence = pipe.read()
+        os.waitpid(child, 0)
+        assert "is a fork of it" in sentence, sentence
+        assert_equal(engine(x=x_of(1)), expected_of(file, x_of(1)))
+        return sentence
+
+
+def check_refusals(file: Path) -> str:
+    other = Path(tempfile.mkdtemp()) / "engine.engine"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    other.write_bytes(content)
+    text = file.with_name("engine.json").read_text()
+    other.with_name("engine.json").write_text(text)
+    refused(lambda: load_engine(other), "is not the file that was built")
+    other.write_bytes(file.read_bytes())
+    for name, value in (("tensorrt", "7.0.0.1"), ("compute_capability", "5.0")):
+        record = json.loads(text)
+        record["built_with"][name] = value
+        other.with_name("engine.json").write_text(json.dumps(record))
+        sentence = refused(lambda: load_engine(other), "cannot run here: it was built")
+    assert can_run(file)
+    with load_engine(file) as engine:
+        refused(lambda: engine(z=x_of(1)), "has no input 'z', it has x")
+        refused(lambda: engine(x=x_of(1).astype(np.float64)), "is float64, and the engine takes")
+        refused(lambda: engine(x=x_of(1)[:, :2]), "the engine takes [?, 3, 224, 224]")
+    return sentence
+
+
+def check_library(name: str) -> Callable[[Path], str]:
+    def check(file: Path) -> str:
+        try:
+            library: Any = __import__(name)
+        except ImportError as error:
+            return f"skipped: {error}"
+        x = x_of(8)
+        expected = expected_of(file, x)
+        with load_engine(file) as engine:
+            if name == "torch":
+                given = library.from_numpy(x).cuda()
+                found: Any = engine(x=given)
+                assert all(array.is_cuda for array in found.values())
+                stream = library.cuda.Stream()
+                with library.cuda.stream(stream):
+                    shifted = given * 2  # in flight when the engine takes it
+                    later = engine.run({"x": shifted}, stream=stream)
+                    doubled = {key: array + 0 for key, array in later.items()}
+                stream.synchronize()
+                doubled = {key: array.cpu() for key, array in doubled.items()}
+                assert_equal(doubled, expected_of(file, 2 * x))
+                refused(lambda: engine(x=given.transpose(2, 3)), "is not contiguous")
+                found = {key: array.cpu() for key, array in found.items()}
+                assert_equal(engine(x=library.from_numpy(x)), expected)
+            else:
+                given = library.asarray(x)
+                found = engine(x=given)
+                assert all(isinstance(array, library.ndarray) for array in found.values())
+                found = {key: library.asnumpy(array) for key, array in found.items()}
+            assert_equal(found, expected)
+        return str(library.__version__)
+
+    return check
+
+
+def check_latency(file: Path) -> str:
+    """Compare calls of the engine with bare loops, in turns."""
+    lines = [line for batch in (1, 8) for line in latencies(file, batch)]
+    print("\n".join(lines))
+    slow = [line for line in lines if "SLOW" in line]
+    assert not slow, slow
+    return f"limit {LIMIT}"
+
+
+def latencies(file: Path, batch: int) -> list[str]:
+    x, bare = x_of(batch), Bare(file, batch)
+    with load_engine(file) as engine, bare.device.current():
+        given: Any = DeviceArray.from_host(x)
+        out: Any = {name: DeviceArray("float32", bare.shapes[name]) for name in ("mean", "y")}
+        pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "host arrays": (lambda: bare.host(x), lambda: engine(x=x)),
+            "device arrays": (bare.on_device, lambda: engine(x=given)),
+            "device arrays, out": (bare.on_device, lambda: engine.run({"x": given}, out=out)),
+        }
+        lines = [compare(f"batch {batch}, {name}", *pair) for name, pair in pairs.items()]
+    bare.close()
+    return lines
+
+
+def compare(name: str, theirs: Callable[[], object], ours: Callable[[], object]) -> str:
+    def median_ms(function: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(RUNS):
+            begun = time.perf_counter_ns()
+            function()
+            taken.append((time.perf_counter_ns() - begun) / 1e6)
+        return statistics.median(taken[2:])
+
+    ratios, bare, own = [], [], []
+    for function in (theirs, ours):
+        median_ms(function)
+    for number in range(ROUNDS):
+        order = (theirs, ours) if number % 2 else (ours, theirs)
+        taken = {function: median_ms(function) for function in order}
+        bare.append(taken[theirs])
+        own.append(taken[ours])
+        ratios.append(taken[ours] / taken[theirs])
+    ratios.sort()
+    spread = round(ROUNDS / 2 - 0.98 * ROUNDS**0.5)  # 95 % interval of the median
+    low, high = ratios[spread - 1], ratios[-spread]
+    ratio = statistics.median(ratios)
+    verdict = "ok" if ratio <= LIMIT else "SLOW"
+    FIGURES[name] = {"bare_ms": bare, "engine_ms": own, "ratio": ratio, "interval": [low, high]}
+    times = f"bare {statistics.median(bare):.4f} ms, engine {statistics.median(own):.4f} ms"
+    return f"  {name:28} {times}, ratio {ratio:.4f} [{low:.4f}, {high:.4f}] {verdict}"
+
+
+FIGURES: dict[str, Any] = {}
+CHECKS: dict[str, Callable[[Path], str]] = {
+    "host arrays": check_host_arrays,
+    "profiles": check_profiles,
+    "device arrays": check_device_arrays,
+    "streams": check_streams,
+    "threads": check_threads,
+    "lifetime": check_lifetime,
+    "fork": check_fork,
+    "refusals": check_refusals,
+    "torch": check_library("torch"),
+    "cupy": check_library("cupy"),
+    "latency": check_latency,
+}
+
+
+def main() -> int:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    gpu = find_driver().gpus[0]
+    print(f"TensorRT {trt.__version__}, {gpu.name}, Python {sys.version.split()[0]}", flush=True)
+    begun = time.perf_counter()
+    file = build(folder)
+    print(f"built in {time.perf_counter() - begun:.1f} s, {file.stat().st_size} bytes", flush=True)
+    failed = {}
+    for name, check in CHECKS.items():
+        try:
+            print(f"ok {name}: {check(file)}", flush=True)
+        except Exception:
+            failed[name] = traceback.format_exc()
+            print(f"FAILED {name}\n{failed[name]}", flush=True)
+    answer = {"tensorrt": trt.__version__, "gpu": gpu.name, "latency": FIGURES, "failed": failed}
+    text = json.dumps(answer)
+    (folder / "run_engine.json").write_text(text)
+    print(f"{len(CHECKS) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
