@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 
 from buildsys.backends.interface import Backend
 from buildsys.errors import StageError, Unavailable
+from buildsys.system.engine_environment import visible_gpus, why_no_gpu
 from buildsys.system.interpreters.toolchain import Toolchain
 
 
@@ -14,6 +15,7 @@ class _Entry(NamedTuple):
     libraries: dict[str, str]  # module -> its name in messages
     install: str  # installs them into our own interpreter
     packages: str  # to install into a toolchain, where buildsys is not a package
+    builds_on_gpu: bool = False  # installing it elsewhere is of no use
 
 
 _CUDA = {"cuda.bindings.driver": "cuda-bindings"}
@@ -23,6 +25,7 @@ _REGISTRY = {
         {"tensorrt": "tensorrt", **_CUDA},
         "pip install 'buildsys[tensorrt]'",
         "tensorrt cuda-bindings",
+        builds_on_gpu=True,
     ),
     "tensorrt_rtx": _Entry(
         {"tensorrt_rtx": "tensorrt_rtx", **_CUDA},
@@ -49,6 +52,9 @@ def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
         except ModuleNotFoundError as error:
             if error.name and f"{module}.".startswith(f"{error.name}."):
                 text = f"the library {library} is not installed{where}"
+                if entry.builds_on_gpu and not visible_gpus():
+                    text = f"{text}, and {why_no_gpu()}"
+                    install = f"on a machine with an NVIDIA GPU: {install}"
             else:
                 missing = f"the module {error.name}, which is not installed"
                 text = f"the library {library}{where} needs {missing}"

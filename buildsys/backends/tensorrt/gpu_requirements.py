@@ -99,7 +99,8 @@ def _check_rtx_gpu() -> Gpu:
     where = f"run it on a GPU of compute capability {join_or(_KNOWN)}"
     gpu = _first_gpu("TensorRT-RTX engines run on NVIDIA GPUs", where)
     if gpu.compute_capability not in _KNOWN:
-        raise Unavailable(f"TensorRT-RTX does not run on {_this(gpu)}", where)
+        hint = f"{where}, or build the engine with backend: tensorrt for this one"
+        raise Unavailable(f"TensorRT-RTX does not run on {_this(gpu)}", hint)
     return gpu
 
 

@@ -241,6 +241,21 @@ def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch)
             check(library(TRT_10), options(TRT_10))
 
 
+def test_a_gpu_that_tensorrt_rtx_does_not_support_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu(monkeypatch, "NVIDIA H100", "9.0")
+    engine = options(RTX, compute_capabilities=["8.6", "12.0"])
+    gpu_requirements.check_builder(library(RTX), engine)  # it builds for other GPUs
+    with pytest.raises(Unavailable) as caught:
+        gpu_requirements.check_runner(library(RTX), engine)
+    assert str(caught.value) == (
+        "TensorRT-RTX does not run on the NVIDIA H100 of this machine (compute capability 9.0);"
+        " run it on a GPU of compute capability 7.5, 8.0, 8.6, 8.9, 12.0 or 12.1, or build the"
+        " engine with backend: tensorrt for this one"
+    )
+
+
 def test_generations_without_the_precision_are_refused() -> None:
     with pytest.raises(
         StageError,

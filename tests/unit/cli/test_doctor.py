@@ -68,7 +68,7 @@ def test_install_commands_match_the_registry_of_backends() -> None:
          "builds and runs here, compute capability 8.9", ""),
         (Library("tensorrt_rtx", "1.7", facts={"builder": True}), H200,
          "builds here for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; cannot run here: the"
-         " GPU here has 9.0", ""),
+         " GPU here has 9.0; backend: tensorrt is for it", ""),
         (Library("tensorrt_rtx", "1.7", facts={"builder": True}), NO_GPU,
          "builds here for compute capabilities 7.5, 8.0, 8.6, 8.9, 12.0, 12.1; cannot run here:"
          " this machine has no NVIDIA driver", ""),
@@ -97,7 +97,7 @@ def test_an_engine_on_cuda_needs_a_provider_and_a_gpu() -> None:
 def test_a_missing_backend_names_its_engines_and_install_command() -> None:
     findings = {
         finding.name: finding
-        for finding in check_backends(backend_environment(), NO_GPU, {"tensorrt": ["a:x", "b:y"]})
+        for finding in check_backends(backend_environment(), ADA, {"tensorrt": ["a:x", "b:y"]})
     }
     assert {finding.state for finding in findings.values()} == {MISSING}
     assert (
@@ -105,7 +105,21 @@ def test_a_missing_backend_names_its_engines_and_install_command() -> None:
         == "tensorrt is not installed; needed by 2 engines of this project"
     )
     assert findings["tensorrt"].remedy == "pip install 'buildsys[tensorrt]'"
+    assert findings["tensorrt"].is_next_step
     assert findings["tensorrt_rtx"].text.endswith("no engine of this project uses it")
+
+
+@pytest.mark.parametrize("library", [{}, {"tensorrt": Library("tensorrt", "10.16")}])
+def test_without_a_gpu_tensorrt_is_for_another_machine(library: dict[str, Library]) -> None:
+    users = {"tensorrt": ["a:x"]}
+    findings = check_backends(backend_environment(**library), NO_GPU, users)
+    finding = next(one for one in findings if one.name == "tensorrt")
+    assert finding.state == MISSING
+    assert "and this machine has no NVIDIA driver" in finding.text
+    assert "on a machine with an NVIDIA GPU" in finding.remedy
+    assert not finding.is_next_step
+    if not library:
+        assert finding.remedy.endswith(": pip install 'buildsys[tensorrt]'")
 
 
 def test_a_toolchain_has_the_libraries_of_its_interpreter(tmp_path: Path) -> None:

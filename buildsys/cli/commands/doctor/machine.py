@@ -48,6 +48,7 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _DEVELOPMENT_EXTRAS = ("test",)
 _LOW_SPACE_BYTES = 2 << 30
+_ON_A_GPU = "on a machine with an NVIDIA GPU"
 _AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows more time"
 
 
@@ -61,11 +62,13 @@ class Check:
     text: str = ""
     remedy: str = ""  # a command where there is one
     facts: Mapping[str, Any] = field(default_factory=dict)
+    elsewhere: bool = False  # the remedy is for another machine
 
     @property
-    def is_needed(self) -> bool:
-        """True for a folder, and for what an engine of the project uses."""
-        return self.kind == "folder" or bool(self.facts.get("engines"))
+    def is_next_step(self) -> bool:
+        """True if the remedy helps here: for a folder, and for what an engine uses."""
+        needed = self.kind == "folder" or bool(self.facts.get("engines"))
+        return needed and bool(self.remedy) and not self.elsewhere
 
     def as_json(self) -> dict[str, Any]:
         """Return the check under the field names of the JSON output."""
@@ -177,6 +180,7 @@ class Ability:
     problem: str = ""
     remedy: str = ""
     unknown: bool = False  # the problem is a time-out
+    elsewhere: bool = False  # the remedy is for another machine
 
     @property
     def state(self) -> str:
@@ -216,6 +220,9 @@ class Environment:
         remedy = install.replace("install ", f"install {again}")
         if self.toolchain is not None:
             remedy = f"{self.toolchain.pip} {again}{package}"
+        if backend == "tensorrt" and library.missing and not gpus.capabilities:
+            problem = f"{backend} {problem}, and {gpus.problem}"
+            return Ability(problem=problem, remedy=f"{_ON_A_GPU}: {remedy}", elsewhere=True)
         return Ability(problem=f"{backend} {problem}", remedy=remedy)
 
 
@@ -255,7 +262,8 @@ def check_backends(
             text = (
                 f"{ability.problem}; {needed if engines else 'no engine of this project uses it'}"
             )
-            yield Check("backend", backend, ability.state, text, ability.remedy, facts)
+            state, remedy = ability.state, ability.remedy
+            yield Check("backend", backend, state, text, remedy, facts, ability.elsewhere)
         else:
             yield Check("backend", backend, OK, f"{library.version}: {ability.text}", facts=facts)
 
@@ -281,10 +289,11 @@ def check_toolchain(found: Environment, gpus: Gpus, users: Mapping[str, Sequence
     ]
     parts += [f"{backend} {ability.text}" for backend, ability in abilities if ability.text]
     parts += [ability.problem for ability in failed]
-    remedy = next((ability.remedy for ability in failed if ability.remedy), "")
+    solved = next((ability for ability in failed if ability.remedy), Ability())
     states = {ability.state for ability in failed}
     state = next((one for one in (MISSING, UNKNOWN) if one in states), OK)
-    return Check("toolchain", name, state, "; ".join(parts), remedy, facts)
+    text = "; ".join(parts)
+    return Check("toolchain", name, state, text, solved.remedy, facts, solved.elsewhere)
 
 
 def _ability(library: Library, gpus: Gpus, *, cuda: bool) -> Ability:
@@ -297,12 +306,12 @@ def _ability(library: Library, gpus: Gpus, *, cuda: bool) -> Ability:
             return Ability(problem="this onnxruntime has no CUDA provider", remedy=remedy)
         if cuda and not gpus.capabilities:
             problem = f"the CUDA provider needs an NVIDIA GPU, and {gpus.problem}"
-            return Ability(problem=problem, remedy="run it on a machine with a GPU")
+            return Ability(problem=problem, remedy=f"run it {_ON_A_GPU}", elsewhere=True)
         on_gpu = " and on the GPU" if has_cuda and gpus.capabilities else ""
         return Ability(f"builds and runs on the CPU{on_gpu}")
     if library.name == "tensorrt" and not gpus.capabilities:
         problem = f"{name} builds on the GPU that will run the engine, and {gpus.problem}"
-        return Ability(problem=problem, remedy="run it on a machine with an NVIDIA GPU")
+        return Ability(problem=problem, remedy=f"run it {_ON_A_GPU}", elsewhere=True)
     here = " and ".join(dict.fromkeys(gpus.capabilities))
     if not facts.get("builder"):
         why = facts.get("builder_problem") or "cannot create a builder"
@@ -313,7 +322,7 @@ def _ability(library: Library, gpus: Gpus, *, cuda: bool) -> Ability:
     runs = [one for one in dict.fromkeys(gpus.capabilities) if one in _RTX_CAPABILITIES]
     if runs:
         return Ability(f"builds and runs here, compute capability {' and '.join(runs)}")
-    why = gpus.problem or f"the GPU here has {here}"
+    why = gpus.problem or f"the GPU here has {here}; backend: tensorrt is for it"
     supported = ", ".join(_RTX_CAPABILITIES)
     return Ability(f"builds here for compute capabilities {supported}; cannot run here: {why}")
 

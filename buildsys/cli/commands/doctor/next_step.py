@@ -26,11 +26,7 @@ def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
         accept = f"{program} lock, to accept the {plural(len(changed), 'difference')}"
         return f"{remedy}, or {accept}" if remedy else accept
     return _build(root, program) or next(
-        (
-            check.remedy
-            for check in checks
-            if check.state == MISSING and check.remedy and check.is_needed
-        ),
+        (check.remedy for check in checks if check.state == MISSING and check.is_next_step),
         "nothing, everything is up to date",
     )
 
