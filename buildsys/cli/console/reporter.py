@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from buildsys.cli.console.progress import LiveDisplay, open_display
 from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.unavailable import causes, engine_of, lines_by_cause, target_names
 from buildsys.cli.interruption import NOTICE
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from buildsys.cli.console.progress import PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
 
-_SHOWN_UNAVAILABLE = 12  # if there is nothing to do
+_SHOWN_CAUSES = 12  # of unavailable targets, if there is nothing to do
 _LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
 
 
@@ -97,6 +98,8 @@ class Reporter:
                 line.seconds = None
             if line.status == "unavailable":
                 line.recorded = finished.waited
+                if self._is_without_engine(line):
+                    return
             elif finished.waited:
                 line.status, line.reason = "fresh", "built by another run meanwhile"
             else:
@@ -104,6 +107,11 @@ class Reporter:
                     line.status = "restored"
                 line.figure = _key_figure(self.session, line)
             self._open_display().ended(line)
+
+    def _is_without_engine(self, line: TargetLine) -> bool:
+        """Return True if the target's engine is unavailable: its own line has said why."""
+        engine = self._lines.get(engine_of(line))
+        return engine is not None and engine.status == "unavailable"
 
     def add_failure(self, task: Any, fail: Any) -> None:
         """Show a failure; targets downstream only appear in the table."""
@@ -220,19 +228,23 @@ class Reporter:
         counts = Counter(line.status for line in lines)
         parts = [plural(counts["fresh"], "target")]
         parts += [f"{counts[one]} {one}" for one in ("unavailable", "ignored") if counts[one]]
-        stages = list(STAGE_DOCS)  # remembered targets have no order
-        unavailable = sorted(
-            (line for line in lines if line.status == "unavailable"),
-            key=lambda line: (line.model, line.variant, stages.index(line.stage)),
-        )
-        for line in unavailable[:_SHOWN_UNAVAILABLE]:
-            reason = self.session.unavailable_reason(line.target).splitlines() or [""]
-            text = f"{line.status:<11}  {line.target}  {reason[0]}".rstrip()
-            self._out.write(printable(f"{text}\n"))
-        if len(unavailable) > _SHOWN_UNAVAILABLE:
-            more = f"{len(unavailable) - _SHOWN_UNAVAILABLE} more unavailable targets"
-            self._out.write(f"and {more}; `doit explain` lists all\n")
+        if counts["unavailable"]:
+            self._print_unavailable(lines)
         self._out.write(f"everything is up to date ({', '.join(parts)})\n")
+
+    def _print_unavailable(self, lines: Sequence[TargetLine]) -> None:
+        """Print one line per cause."""
+        stages = list(STAGE_DOCS)  # remembered targets have no order
+        ordered = sorted(lines, key=lambda one: (one.model, one.variant, stages.index(one.stage)))
+        cause = causes(ordered, lambda one: self.session.unavailable_reason(one.target))
+        groups = lines_by_cause(ordered, cause)
+        for group in groups[:_SHOWN_CAUSES]:
+            reason, *_ = cause[group[0].target].splitlines() or [""]
+            text = f"{'unavailable':<11}  {target_names(group)}  {reason}".rstrip()
+            self._out.write(printable(f"{text}\n"))
+        if more := sum(map(len, groups[_SHOWN_CAUSES:])):
+            count = plural(more, "more unavailable target")
+            self._out.write(f"and {count}; `doit explain` lists all\n")
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""
@@ -257,7 +269,8 @@ class Reporter:
         elif kind == "stale":
             with self._lock:
                 line.why = event["reason"]
-                self._open_display().started(line)
+                if not self._is_without_engine(line):
+                    self._open_display().started(line)
         elif kind == "waiting":
             line.message = f"waiting for {event['holder']}"
             if event["elsewhere"]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from buildsys.cli.console.target_line import ENDED, OBVIOUS, TargetLine
+from buildsys.cli.console.unavailable import causes, row_title, table_rows, took_together
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
@@ -126,6 +127,12 @@ def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
 
 def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int) -> Table:
     is_narrow = width < _WITH_REASONS
+
+    def reason_of(line: TargetLine) -> str:  # the hint was printed above
+        return str(session.result(line.target).get("reason", "")) or line.reason
+
+    cause = causes(lines, reason_of)
+    groups = table_rows(lines, cause)
     reasons = [
         printable_line(line.why)
         if line.has_ended
@@ -133,7 +140,7 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
         # in a narrow table only the changes that started it all
         and not (is_narrow and line.why.startswith("input "))
         else ""
-        for line in lines
+        for line, *_ in groups
     ]
     has_column = any(reasons) and not is_narrow
     style = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
@@ -144,12 +151,13 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
     table.add_column("key figure", overflow="fold")
     if has_column:
         table.add_column("reason", overflow="fold", style="dim")
-    for line, reason in zip(lines, reasons, strict=True):
+    for group, reason in zip(groups, reasons, strict=True):
+        line = group[0]
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
         status = line.status
         figure = "" if status == "failed" else line.reason  # a failure was printed above
         if status in ("unavailable", "noisy"):
-            figure = str(result.get("reason", "")) or line.reason  # the hint was printed above
+            figure = cause.get(line.target) or reason_of(line)
         elif status in ("passed", "restored", "fresh") or status == result.get("status"):
             figure = key_figure(line.stage, result)
         cells = [Text(printable_line(figure))]
@@ -158,9 +166,9 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
         elif reason:
             cells[0].append(f"{figure and chr(10)}because {reason}", "dim")
         table.add_row(
-            f"{line.stage} {line.variant}".rstrip(),
+            row_title(group),
             Text(status, _STYLES.get(status, "dim")),
-            line.took,
+            took_together(group),
             *cells,
         )
     return table

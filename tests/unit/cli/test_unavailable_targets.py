@@ -7,6 +7,15 @@ import json
 import pytest
 from cli_doubles import Doit, passed
 
+from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.unavailable import (
+    causes,
+    lines_by_cause,
+    row_title,
+    table_rows,
+    target_names,
+)
+
 GONE = passed(status="unavailable", reason="no GPU", hint="run it on one")
 
 
@@ -22,6 +31,66 @@ def test_unavailable_is_not_called_passed(doit: Doit) -> None:
     row = next(line for line in out.splitlines() if "engine rtx" in line)
     assert "unavailable" in row
     assert "no GPU" in row
+
+
+OF_RTX = ["engine:net:rtx", "verify:net:rtx", "bench:net:rtx"]
+
+
+def test_an_unavailable_engine_is_said_once(doit: Doit) -> None:
+    no_engine = passed(status="unavailable", reason="there is no engine")
+    doit.actions |= {target: lambda: no_engine for target in OF_RTX[1:]}
+    doit.actions[OF_RTX[0]] = lambda: GONE
+    _, out = doit()
+    lines = out.splitlines()
+    assert [line.split()[:2] for line in lines if ":rtx" in line] == [
+        ["run", "engine:net:rtx"], ["unavailable", "engine:net:rtx"]
+    ]  # fmt: skip
+    (row,) = (line for line in lines if line.startswith(" engine, verify, bench rtx "))
+    assert row.split()[4:] == ["unavailable", "300", "ms", "no", "GPU"]
+    assert f"{len(doit.session.actions) - 3} passed, 3 unavailable in" in lines[-1]
+    doit.fresh.update(doit.session.actions)
+    _, out = doit()
+    assert out.splitlines()[0] == (
+        "unavailable  {engine,verify,bench}:net:rtx  no GPU; run it on one"
+    )
+    doit.fresh.discard(OF_RTX[1])  # its engine is unavailable since an earlier run
+    _, out = doit("verify:net:rtx", "-s")
+    assert "unavailable  verify:net:rtx  100 ms  there is no engine\n" in out
+
+
+def test_a_check_that_cannot_run_says_why_itself(doit: Doit) -> None:
+    doit.actions |= {target: lambda: GONE for target in OF_RTX[1:]}
+    _, out = doit()
+    for target in OF_RTX[1:]:
+        assert f"unavailable  {target}  100 ms  no GPU; run it on one\n" in out
+    assert [line.split()[:3] for line in out.splitlines() if " rtx  " in line] == [
+        ["engine", "rtx", "passed"], ["verify,", "bench", "rtx"]
+    ]  # fmt: skip
+
+
+def test_engines_with_one_cause_share_a_row() -> None:
+    def lines(model: str, *targets: str) -> list[TargetLine]:
+        return [
+            TargetLine(f"{stage}:{model}:{engine}", model, stage, engine, status)
+            for stage, engine, status in (target.split() for target in targets)
+        ]
+
+    reasons = {"a": "no GPU", "b": "no GPU", "c": "old GPU", "d": "no GPU"}
+    listed = lines(
+        "m", "engine a unavailable", "verify a unavailable", "engine b unavailable",
+        "verify b unavailable", "engine c unavailable", "verify c unavailable", "engine d passed",
+        "verify d unavailable",
+    )  # fmt: skip
+    cause = causes(listed, lambda one: reasons[one.variant])
+    assert [row_title(group) for group in table_rows(listed, cause)] == [
+        "engine, verify a, b", "engine, verify c", "engine d", "verify d"
+    ]  # fmt: skip
+    assert [target_names(group) for group in lines_by_cause(listed, cause)] == [
+        "engine:m:a, verify:m:a, engine:m:b and 2 more", "{engine,verify}:m:c"
+    ]  # fmt: skip
+    listed += lines("n", "verify a unavailable")
+    cause = causes(listed, lambda one: reasons[one.variant])
+    assert target_names(lines_by_cause(listed, cause)[0]) == "6 targets of 2 models"
 
 
 def unavailable_since_an_earlier_run(doit: Doit) -> None:

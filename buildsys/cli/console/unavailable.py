@@ -1,0 +1,74 @@
+"""Unavailable targets of a run: those with one cause share a row or a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from buildsys.cli.console.target_line import TargetLine
+from buildsys.report.formatting import duration, first_names, plural
+
+_OF_AN_ENGINE = ("verify", "bench", "gate")  # stages that need an engine
+_SHOWN_NAMES = 3
+Groups = list[list[TargetLine]]
+
+
+def engine_of(line: TargetLine) -> str:
+    """Return the engine target that a target needs, "" for none."""
+    return f"engine:{line.model}:{line.variant}" if line.stage in _OF_AN_ENGINE else ""
+
+
+def causes(lines: Iterable[TargetLine], reason: Callable[[TargetLine], str]) -> dict[str, str]:
+    """Return target -> cause of the unavailable ones; a missing engine's own cause."""
+    gone = {line.target: line for line in lines if line.status == "unavailable"}
+    return {target: reason(gone.get(engine_of(line), line)) for target, line in gone.items()}
+
+
+def table_rows(lines: Sequence[TargetLine], cause: Mapping[str, str]) -> Groups:
+    """Return the lines of a model in groups: engines unavailable in the same stages in one."""
+    stages: dict[tuple[str, str], tuple[str, ...]] = {}
+    for line in lines:
+        if why := cause.get(line.target):
+            stages[line.variant, why] = (*stages.get((line.variant, why), ()), line.stage)
+    groups: dict[tuple[str, ...], list[TargetLine]] = {}
+    for line in lines:
+        why = cause.get(line.target)
+        group = (why, *stages[line.variant, why]) if why else (line.target,)
+        groups.setdefault(group, []).append(line)
+    return [*groups.values()]
+
+
+def lines_by_cause(lines: Iterable[TargetLine], cause: Mapping[str, str]) -> Groups:
+    """Return the unavailable lines, one group for each cause."""
+    groups: dict[str, list[TargetLine]] = {}
+    for line in lines:
+        if line.target in cause:
+            groups.setdefault(cause[line.target], []).append(line)
+    return [*groups.values()]
+
+
+def row_title(group: Sequence[TargetLine]) -> str:
+    """Return stages and engines of a group: ``verify, bench trt-fp32, trt-fp16``."""
+    stages, variants = (_unique(group, part) for part in ("stage", "variant"))
+    return f"{', '.join(stages)} {', '.join(variants)}".rstrip()
+
+
+def took_together(group: Iterable[TargetLine]) -> str:
+    """Return the time of a group, "" if none of it ran."""
+    taken = [line.seconds for line in group if line.seconds is not None]
+    return duration(sum(taken)) if taken else ""
+
+
+def target_names(group: Sequence[TargetLine]) -> str:
+    """Return the names of a group, in the notation of a shell where they are regular."""
+    stages, models, variants = (_unique(group, part) for part in ("stage", "model", "variant"))
+    if len(models) > 1:
+        return f"{plural(len(group), 'target')} of {plural(len(models), 'model')}"
+    if len(group) != len(stages) * len(variants):
+        return first_names([line.target for line in group], _SHOWN_NAMES)
+    parts = (stages, models, variants)
+    braced = [one[0] if len(one) == 1 else f"{{{','.join(one)}}}" for one in parts]
+    return ":".join(braced).rstrip(":")
+
+
+def _unique(group: Iterable[TargetLine], part: str) -> list[str]:
+    return list(dict.fromkeys(getattr(line, part) for line in group))
