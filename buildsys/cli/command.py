@@ -6,6 +6,7 @@ import getopt
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -41,7 +42,7 @@ def positive_integer(name: str, given: str) -> int:
 JSON = option("json", "print one JSON document", flag=True)
 
 
-class PlainCommand(Command):  # type: ignore[misc]  # doit has no type information
+class PlainCommand(Command, ABC):  # type: ignore[misc]  # doit has no type information
     """A command without a project."""
 
     options: ClassVar[tuple[dict[str, Any], ...]] = ()
@@ -52,9 +53,9 @@ class PlainCommand(Command):  # type: ignore[misc]  # doit has no type informati
         # doit adds values to the default of an option with a list
         return tuple({**one, "default": copy(one["default"])} for one in self.options)
 
+    @abstractmethod
     def perform(self, names: Sequence[str], options: Options) -> int:
         """Do the work, print to stdout and return the exit code."""
-        raise NotImplementedError
 
     def parse_execute(self, in_args: list[str]) -> Any:
         """Accept options after names as well: ``doit explain export:resnet50 --json``."""
@@ -91,9 +92,9 @@ class ProjectCommand(PlainCommand):
         """Doit's name for the options."""
         return (opt_dodo, *super().cmd_options)
 
+    @abstractmethod
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Work in a project, print to stdout and return the exit code."""
-        raise NotImplementedError
 
     def perform(self, names: Sequence[str], options: Options) -> int:
         """Run the command in the folder of the dodo file."""

@@ -26,6 +26,7 @@ from buildsys.report.results.reader import (
     NOISY,
     PASSED,
     STALE,
+    UNAVAILABLE,
     AnyResult,
     Result,
     of_type,
@@ -48,6 +49,8 @@ from buildsys.report.results.surgery import SurgeryResult
 Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
 _SOURCE_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
+_OF_AN_ENGINE = ("verify", "bench", "gate")
+_NO_ENGINE = ("engine", UNAVAILABLE)
 _MOST_NAMES = 4  # in the verdict
 _GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in it
 
@@ -139,7 +142,7 @@ def _assemble(
         weights=export.get("weights") or reference.get("weights") or _weights(source),
         verdict=_verdict(results, doubts),
         summary=(
-            *(_target_line(result, compared.get(result.target, ())) for result in results),
+            *_target_lines(results, compared),
             *([_own_line(model, own_status)] if results else ()),
         ),
         tensors=tuple(
@@ -218,6 +221,19 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
     if not results:
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
     return BuildVerdict("passed", f"PASSED: all {total} targets passed")
+
+
+def _target_lines(
+    results: Sequence[AnyResult], compared: Mapping[str, Sequence[ComparisonLine]]
+) -> Iterator[TargetLine]:
+    """Yield the line of each target; without an engine, the reason is the engine's."""
+    gone = {one.variant: one for one in results if (one.stage, one.status) == _NO_ENGINE}
+    for result in results:
+        line = _target_line(result, compared.get(result.target, ()))
+        engine = gone.get(result.variant) if result.stage in _OF_AN_ENGINE else None
+        if engine is not None and result.status == UNAVAILABLE:
+            line = replace(line, reason=engine.reason, hint=engine.hint)
+        yield line
 
 
 def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> TargetLine:

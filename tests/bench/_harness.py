@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ EIGHT_MODELS = (
     "resnet18", "resnet50", "vgg11", "mobilenet_v3_small", "efficientnet_b0", "efficientnet_v2_s",
     "regnet_x_1_6gf", "swin_t",
 )  # fmt: skip
+_TENSORRT = re.compile(r", trt-\w+")  # in lists of engines
 _COPIED = ("dodo.py", "pyproject.toml", "configs", "plugins")
 
 
@@ -80,7 +82,10 @@ def workspace(*, keep: bool) -> Iterator[Path]:
 
 
 def copy_project(folder: Path, models: Sequence[str] = ()) -> Path:
-    """Copy the project into ``folder``; if ``models`` are given, only their manifests."""
+    """Copy the project into ``folder``; if ``models`` are given, only their manifests.
+
+    Without TensorRT engines, which only a machine with a GPU builds.
+    """
     project = folder / "project"
     project.mkdir()
     for name in _COPIED:
@@ -89,6 +94,8 @@ def copy_project(folder: Path, models: Sequence[str] = ()) -> Path:
             shutil.copytree(source, project / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif source.exists():
             shutil.copy2(source, project / name)
+    for file in (project / "configs/project.yaml", *(project / "configs/models").rglob("*.yaml")):
+        file.write_text(_TENSORRT.sub("", file.read_text(encoding="utf-8")), encoding="utf-8")
     if models:
         _keep_only(project, models)
     return project

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,12 @@ def test_every_command_can_be_loaded_and_is_in_the_help(
 
 def test_plain_doit_has_the_same_commands() -> None:
     project = DoitConfig().toml.loads((ROOT / "pyproject.toml").read_text())
-    of_doit = {name: COMMANDS[name] for name in commands_of("doit")}
-    del of_doit["tabcompletion"]  # of doit
-    assert project["tool"]["doit"]["plugins"]["command"] == of_doit
-    doits = {name for name, place in of_doit.items() if "doit_commands" in place}
-    assert set(project["project"]["entry-points"]["doit.COMMAND"]) == {*doits, "run", "help"}
+    assert project["tool"]["doit"] == {"loader": "buildsys"}  # no second table of commands
+    doits = {name for name in commands_of("doit") if "doit_commands" in COMMANDS[name]}
+    points = project["project"]["entry-points"]
+    assert set(points["doit.COMMAND"]) == {*doits, "run", "help"}
+    for place in (place for group in points.values() for place in group.values()):
+        assert pkgutil.resolve_name(place).__doc__
 
 
 def test_build_is_the_run_of_doit(doit: Doit) -> None:

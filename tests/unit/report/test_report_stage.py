@@ -124,6 +124,17 @@ def test_missing_targets_have_reason_and_remedy(results: Results, tmp_path: Path
     assert "passed" not in engine
 
 
+def test_targets_of_an_unavailable_engine_have_its_reason(results: Results, tmp_path: Path) -> None:
+    results.unavailable("engine:tiny:rtx-fp16")
+    for stage in ("verify", "bench"):
+        reason = {"status": "unavailable", "reason": "there is no engine", "hint": ""}
+        results.write(f"{stage}:tiny:rtx-fp16", reason)
+    text = markdown_of(results, tmp_path / "report")
+    names = ", ".join(f"`{stage}:tiny:rtx-fp16`" for stage in ("engine", "verify", "bench"))
+    assert f"- {names} — not run: {NO_GPU[0]}.\n  What to do: {NO_GPU[1]}." in text
+    assert "there is no engine" not in text + html_of(results).text
+
+
 def test_folded_and_removed_operators_are_listed(results: Results) -> None:
     page = html_of(results)
     assert "2 of 2 batch norms were folded by the exporter: BatchNormalization 2 → 0" in page.text
