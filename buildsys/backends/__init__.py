@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NamedTuple, cast
+from typing import cast
 
 from buildsys.backends.interface import Backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.system.engine_environment import visible_gpus, why_no_gpu
+from buildsys.system.engine_environment import INSTALL, visible_gpus, why_no_gpu
 from buildsys.system.interpreters.toolchain import Toolchain
 
-
-class _Entry(NamedTuple):
-    libraries: dict[str, str]  # module -> its name in messages
-    install: str  # installs them into our own interpreter
-    packages: str  # to install into a toolchain, where buildsys is not a package
-    builds_on_gpu: bool = False  # installing it elsewhere is of no use
-
-
 _CUDA = {"cuda.bindings.driver": "cuda-bindings"}
-_REGISTRY = {
-    "onnxruntime": _Entry({"onnxruntime": "onnxruntime"}, "pip install onnxruntime", "onnxruntime"),
-    "tensorrt": _Entry(
-        {"tensorrt": "tensorrt", **_CUDA},
-        "pip install 'buildsys[tensorrt]'",
-        "tensorrt cuda-bindings",
-        builds_on_gpu=True,
-    ),
-    "tensorrt_rtx": _Entry(
-        {"tensorrt_rtx": "tensorrt_rtx", **_CUDA},
-        "pip install 'buildsys[rtx]'",
-        "tensorrt-rtx cuda-bindings",
-    ),
+_REGISTRY = {  # backend -> its libraries: module -> name in messages
+    "onnxruntime": {"onnxruntime": "onnxruntime"},
+    "tensorrt": {"tensorrt": "tensorrt", **_CUDA},
+    "tensorrt_rtx": {"tensorrt_rtx": "tensorrt_rtx", **_CUDA},
 }
+_BUILDS_ON_GPU = ("tensorrt",)  # installing its library elsewhere is of no use
 
 
 def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
@@ -41,18 +25,20 @@ def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
     This interpreter belongs to ``toolchain``, if given.
     Raises: Unavailable: one of its libraries is not installed or cannot be loaded.
     """
-    entry = _REGISTRY.get(name)
-    if entry is None:
+    libraries = _REGISTRY.get(name)
+    if libraries is None:
         raise StageError(f"there is no backend {name!r}", f"use one of {', '.join(_REGISTRY)}")
     where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
-    install = entry.install if toolchain is None else f"{toolchain.pip} {entry.packages}"
-    for module, library in entry.libraries.items():
+    install, packages = INSTALL[name]
+    if toolchain is not None:
+        install = f"{toolchain.pip} {packages}"
+    for module, library in libraries.items():
         try:
             import_module(module)
         except ModuleNotFoundError as error:
             if error.name and f"{module}.".startswith(f"{error.name}."):
                 text = f"the library {library} is not installed{where}"
-                if entry.builds_on_gpu and not visible_gpus():
+                if name in _BUILDS_ON_GPU and not visible_gpus():
                     text = f"{text}, and {why_no_gpu()}"
                     install = f"on a machine with an NVIDIA GPU: {install}"
             else:

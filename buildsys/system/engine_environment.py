@@ -20,6 +20,12 @@ from buildsys.system.gpus.nvml import GpuError, read_gpus
 
 # backend -> module
 LIBRARIES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
+# backend -> command that installs its library here, packages to install into a toolchain
+INSTALL = {
+    "onnxruntime": ("pip install onnxruntime", "onnxruntime"),
+    "tensorrt": ("pip install 'buildsys[tensorrt]'", "tensorrt cuda-bindings"),
+    "tensorrt_rtx": ("pip install 'buildsys[rtx]'", "tensorrt-rtx cuda-bindings"),
+}
 # tensorrt_cu12, tensorrt_rtx_cu13_libs
 _CUDA_IN_NAME = re.compile(r"(?:^|[-_])cu(\d{2})(?:[-_]|$)")
 _GPU_FACTS = {

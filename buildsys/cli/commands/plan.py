@@ -21,6 +21,8 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.rows import Row, print_rows
+from buildsys.cli.console.target_line import target_line
+from buildsys.cli.console.unavailable import engine_of, lines_by_cause, target_names
 from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.session import Session
 from buildsys.errors import StageError
@@ -46,6 +48,7 @@ SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
 _SHOWN_REASONS = 2
 _SHOWN_UNAVAILABLE = 3
+_SHOWN_OBSTACLES = 5
 _NOT_IN_A_REVISION = ("input", "tool", "device", "env", "code")  # kinds of key parts
 
 
@@ -82,10 +85,12 @@ def print_plan(
     times = _usual_times(session, steps, jobs)
     found = {one.target: one.unavailable for one in explained}
     unavailable = {target: reason for target, reason in found.items() if reason is not None}
+    obstacles = _obstacles(session, steps)
     if as_json:
         targets = [explanation_json(one) for one in steps]
         document = {"schema": SCHEMA, "jobs": jobs, **times, "targets": targets}
-        print_json({**document, "unavailable": unavailable} if unavailable else document)
+        document |= {"unavailable": unavailable} if unavailable else {}
+        print_json(document | ({"expected_unavailable": obstacles} if obstacles else {}))
         return
     width = max((len(one.target) for one in steps), default=0)
     rows = []
@@ -98,7 +103,26 @@ def print_plan(
     if unavailable:
         names = first_names(list(unavailable), _SHOWN_UNAVAILABLE)
         closing.append(f"{len(unavailable)} unavailable on this machine: {names}")
+    lines = [target_line(target, "unavailable") for target in obstacles]
+    for group in lines_by_cause(lines, obstacles)[:_SHOWN_OBSTACLES]:
+        why = obstacles[group[0].target]
+        closing.append(f"cannot run on this machine: {target_names(group)}: {why}")
     print_rows(rows, closing)
+
+
+def _obstacles(session: Session, steps: Sequence[Explanation]) -> dict[str, str]:
+    """Return target -> why it will be unavailable; without an engine, why there is none."""
+    from buildsys.execution.availability import expected_obstacle
+
+    found: dict[str, str] = {}
+    for one in steps:  # in build order: engines first
+        engine = engine_of(target_line(one.target))
+        obstacle = found.get(engine) or expected_obstacle(
+            session.actions[one.target], session.project.root
+        )
+        if obstacle:
+            found[one.target] = obstacle
+    return found
 
 
 def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from buildsys.cli.console.progress import LiveDisplay, open_display
-from buildsys.cli.console.target_line import TargetLine
+from buildsys.cli.console.target_line import TargetLine, target_line
 from buildsys.cli.console.unavailable import causes, engine_of, lines_by_cause, target_names
 from buildsys.cli.interruption import NOTICE
 from buildsys.cli.session import Session
@@ -68,9 +68,9 @@ class Reporter:
                 waiting.extend(tasks[name].task_dep)
         for name, task in tasks.items():
             if name in reached and not task.has_subtask:
-                self._lines[name] = _line(name)
+                self._lines[name] = target_line(name)
         for name in self.session.up_to_date_targets:
-            self._lines[name] = _line(name)
+            self._lines[name] = target_line(name)
             self._note_up_to_date(self._lines[name])
         self.session.on_event = self._take_event
         self.session.on_warning = self._warn
@@ -315,8 +315,3 @@ def _key_figure(session: Session, line: TargetLine) -> str:
     from buildsys.report.key_figures import key_figure  # not needed with nothing to do
 
     return key_figure(line.stage, session.result(line.target))
-
-
-def _line(target: str) -> TargetLine:
-    stage, model, variant = (*target.split(":", 2), "")[:3]
-    return TargetLine(target, model, stage, variant)

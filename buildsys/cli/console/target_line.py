@@ -54,6 +54,12 @@ class TargetLine:
         return " · ".join(printable_line(part) for part in parts if part)
 
 
+def target_line(target: str, status: str = "not run") -> TargetLine:
+    """Return the line of a target that nothing is known about yet."""
+    stage, model, variant = (*target.split(":", 2), "")[:3]
+    return TargetLine(target, model, stage, variant, status)
+
+
 def last_line(log: Path) -> str:
     """Return the last line of a log, "" without one. A progress bar's last state counts."""
     try:

@@ -8,8 +8,10 @@ import pytest
 from cli_doubles import make_session
 
 from buildsys.cli.commands.plan import print_plan
+from buildsys.execution import availability
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import Reason
+from buildsys.plan.action import Action
 
 Plan = Callable[..., str]
 WHY = (Reason("config", "export.opset", "17", "18"),)
@@ -44,6 +46,25 @@ def test_steps_are_printed_in_order_with_their_times(plan: Plan) -> None:
         "3 targets; usual time: 1 min 30 s for what will run, 500 ms for what may rerun, "
         "unknown for 1",
     ]
+
+
+def test_targets_that_cannot_run_here_follow_with_the_reason(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def obstacle(action: Action, project: Path) -> str:
+        return {"engine:net:rtx": "no library; install it", "bench:net:ort": "busy"}.get(
+            action.target, ""
+        )
+
+    monkeypatch.setattr(availability, "expected_obstacle", obstacle)
+    names = ("engine:net:ort", "bench:net:ort", "engine:net:rtx", "verify:net:rtx", "bench:net:rtx")
+    steps = [one(name, STALE, 1.0) for name in names]
+    assert plan(*steps).splitlines()[-2:] == [
+        "cannot run on this machine: bench:net:ort: busy",
+        "cannot run on this machine: {engine,verify,bench}:net:rtx: no library; install it",
+    ]
+    found = json.loads(plan(*steps, as_json=True))["expected_unavailable"]
+    assert found == {"bench:net:ort": "busy"} | dict.fromkeys(names[2:], "no library; install it")
 
 
 def test_restored_targets_take_no_time(plan: Plan) -> None:

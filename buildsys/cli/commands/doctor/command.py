@@ -16,7 +16,6 @@ from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, prog
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
     DIFFERS,
-    INSTALL,
     LIBRARIES,
     MISSING,
     OK,
@@ -39,6 +38,7 @@ from buildsys.errors import ManifestErrors
 from buildsys.execution.freshness import is_strict
 from buildsys.manifest.project import Project, empty_project, load_project
 from buildsys.report.formatting import plural
+from buildsys.system.engine_environment import INSTALL
 from buildsys.system.interpreters.probe import check_libraries, probe_limit_s
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import package_environment

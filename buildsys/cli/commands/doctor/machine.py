@@ -22,6 +22,7 @@ from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
 from buildsys.manifest.schema.engines import ComputeCapability
 from buildsys.report.formatting import plural, size
+from buildsys.system.engine_environment import INSTALL
 from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
@@ -34,13 +35,6 @@ UNKNOWN = "unknown"  # a probe exceeded its time limit
 DIFFERS = "differs"  # from the lock file
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
-# backend -> command that installs its library here, package for a toolchain (a test compares
-# them with the registry of backends)
-INSTALL = {
-    "onnxruntime": ("pip install onnxruntime", "onnxruntime"),
-    "tensorrt": ("pip install 'buildsys[tensorrt]'", "tensorrt cuda-bindings"),
-    "tensorrt_rtx": ("pip install 'buildsys[rtx]'", "tensorrt-rtx cuda-bindings"),
-}
 _CUDA = "CUDAExecutionProvider"
 _RTX_CAPABILITIES = tuple(name for name in get_args(ComputeCapability) if name != "current")
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL

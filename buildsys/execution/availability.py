@@ -1,0 +1,58 @@
+"""Targets that cannot run on this machine, as far as a query can know.
+
+Stages decide when they load their library. A query starts no process, so it looks at installed
+versions and the GPU in the same way as the keys.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from buildsys.plan.action import Action, ToolchainRef
+from buildsys.system.devices import NONE, gpu_facts
+from buildsys.system.interpreters.toolchain import locate_toolchain
+from buildsys.system.versions import ABSENT, tool_versions
+
+
+def expected_obstacle(action: Action, project: Path) -> str:
+    """Return why ``action`` cannot run here, with the remedy; "" if nothing is known."""
+    engine = action.options.get("engine")
+    if engine is None:
+        return ""
+    backend, gpu = engine["backend"], gpu_facts()
+    has_gpu = gpu["gpu.name"] != NONE
+    if missing := _missing_library(backend, action.toolchain, project, has_gpu=has_gpu):
+        return missing
+    if engine.get("provider") == "cpu" or (backend == "tensorrt_rtx" and action.stage == "engine"):
+        return ""
+    if not has_gpu:
+        return "there is no NVIDIA GPU here; run it on a machine with one"
+    here, built_for = gpu["gpu.compute_capability"], engine.get("compute_capabilities", ())
+    if not built_for or here in built_for or "current" in built_for or " + " in here:
+        return ""
+    supported = ", ".join(built_for)
+    return (
+        f"it is built for GPUs of compute capability {supported}, and the {gpu['gpu.name']} here"
+        f" has {here}; use backend: tensorrt for this GPU"
+    )
+
+
+@cache
+def _missing_library(
+    backend: str, toolchain: ToolchainRef | None, project: Path, *, has_gpu: bool
+) -> str:
+    located = locate_toolchain(*toolchain, project, os.environ) if toolchain else None
+    if located is not None and not located.python.exists():
+        return f"there is no {located.python}, the interpreter of the toolchain {located.name}"
+    if tool_versions((backend,), located)[backend] != ABSENT:
+        return ""
+    from buildsys.system.engine_environment import INSTALL
+
+    install, packages = INSTALL[backend]
+    where = f" in the toolchain {located.name}" if located else ""
+    remedy = f"{located.pip} {packages}" if located else install
+    if backend == "tensorrt" and not has_gpu:
+        remedy = f"on a machine with an NVIDIA GPU: {remedy}"
+    return f"{backend} is not installed{where}; {remedy}"

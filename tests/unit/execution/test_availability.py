@@ -1,0 +1,94 @@
+"""What a query knows about engines that cannot run on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.execution import availability
+from buildsys.execution.availability import expected_obstacle
+from buildsys.plan.action import Action, FileRef, ToolchainRef
+from buildsys.system.devices import GPU_FACTS, NONE
+
+NO_GPU = {f"gpu.{fact}": NONE for fact in GPU_FACTS}
+H100 = NO_GPU | {"gpu.name": "NVIDIA H100", "gpu.compute_capability": "9.0"}
+RTX = {"backend": "tensorrt_rtx", "compute_capabilities": ["8.6", "12.0"]}
+TRT = {"backend": "tensorrt"}
+Machine = Callable[[dict[str, str], str], None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    def has(gpu: dict[str, str], version: str) -> None:
+        monkeypatch.setattr(availability, "gpu_facts", lambda: gpu)
+        monkeypatch.setattr(availability, "tool_versions", lambda names, _: {names[0]: version})
+        availability._missing_library.cache_clear()
+
+    yield has
+    availability._missing_library.cache_clear()
+
+
+def obstacle(engine: dict[str, Any], stage: str = "bench", python: str = "") -> str:
+    action = Action(
+        target=f"{stage}:m:e", stage=stage, model="m", variant="e", options={"engine": engine},
+        inputs={}, outputs={"result": FileRef("r.json")},
+        toolchain=ToolchainRef("old", python) if python else None,
+    )  # fmt: skip
+    return expected_obstacle(action, Path("/project"))
+
+
+def test_a_missing_library_names_the_command_that_installs_it(machine: Machine) -> None:
+    machine(H100, "absent")
+    assert obstacle(TRT, "engine") == (
+        "tensorrt is not installed; pip install 'buildsys[tensorrt]'"
+    )
+    machine(NO_GPU, "absent")
+    assert obstacle(TRT, "engine") == (
+        "tensorrt is not installed; on a machine with an NVIDIA GPU: pip install"
+        " 'buildsys[tensorrt]'"
+    )
+    assert obstacle(RTX) == "tensorrt_rtx is not installed; pip install 'buildsys[rtx]'"
+    assert obstacle(TRT, python="/bin/sh") == (
+        "tensorrt is not installed in the toolchain old; on a machine with an NVIDIA GPU:"
+        " /bin/sh -m pip install tensorrt cuda-bindings"
+    )
+    gone = "there is no /nowhere/python, the interpreter of the toolchain old"
+    assert obstacle(TRT, python="/nowhere/python") == gone
+
+
+def test_only_tensorrt_rtx_builds_without_a_gpu(machine: Machine) -> None:
+    machine(NO_GPU, "10.0")
+    for engine, stage, cannot in (
+        (RTX, "engine", False),
+        (RTX, "verify", True),
+        (TRT, "engine", True),
+        ({"backend": "onnxruntime", "provider": "cuda"}, "engine", True),
+        ({"backend": "onnxruntime", "provider": "cpu"}, "bench", False),
+    ):
+        found = obstacle(engine, stage)
+        assert found.startswith("there is no NVIDIA GPU") is cannot, (engine, stage)
+        assert bool(found) is cannot
+
+
+def test_an_rtx_engine_for_other_gpus_recommends_tensorrt(machine: Machine) -> None:
+    machine(H100, "1.7")
+    assert obstacle(RTX, "engine") == ""
+    assert obstacle(RTX) == (
+        "it is built for GPUs of compute capability 8.6, 12.0, and the NVIDIA H100 here has 9.0;"
+        " use backend: tensorrt for this GPU"
+    )
+    for capability in ("8.6", "8.9 + 9.0"):  # CUDA may choose either of two
+        machine(H100 | {"gpu.compute_capability": capability}, "1.7")
+        assert obstacle(RTX) == ""
+    assert obstacle({**RTX, "compute_capabilities": ["current"]}) == ""
+    assert obstacle(TRT) == ""
+
+
+def test_stages_without_an_engine_can_run_anywhere(machine: Machine) -> None:
+    machine(NO_GPU, "absent")
+    named = {"target": "export:m", "stage": "export", "model": "m", "variant": ""}
+    action = Action(**named, options={}, inputs={}, outputs={})  # type: ignore[arg-type]
+    assert expected_obstacle(action, Path("/project")) == ""
