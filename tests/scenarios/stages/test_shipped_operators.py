@@ -31,6 +31,7 @@ def project(module_place: ProjectFolder) -> ProjectFolder:
         shutil.copy(REPOSITORY / f"configs/models/{model}.yaml", made.root / "configs/models")
     for name in ("engines.yaml", "project.yaml"):
         shutil.copy(REPOSITORY / "configs" / name, made.root / "configs")
+    made.edit("configs/project.yaml", ", trt-fp32, trt-fp16", "")  # deform_conv has its own
     made.edit(
         "configs/project.yaml",
         "defaults:\n",
