@@ -59,35 +59,45 @@ def make_project(root: Path) -> Path:
     return root
 
 
-def build_elsewhere(root: Path, models: list[str]) -> dict[str, str]:
-    """Export and simplify in a separate process; return file -> digest."""
+@pytest.fixture(scope="module")
+def builds(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[tuple[Path, dict[str, str]], dict[str, str]]:
+    """Return the project and files built here, and the files built elsewhere."""
+    root = make_project(tmp_path_factory.mktemp("one") / "p")
+    other = tmp_path_factory.mktemp("two") / "a-longer-name" / "of-a-checkout"
+    models = change_irrelevantly(make_project(other))
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "4242",
         "OMP_NUM_THREADS": str(torch.get_num_threads() + 1),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
     }
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "export_elsewhere.py", root, root / "build", *models],
-        capture_output=True, text=True, env=environment, cwd=root, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(
-        (root / "build" / "digests.json").read_text(encoding="utf-8")
-    )
-    return found
+    command = [sys.executable, SUPPORT / "export_elsewhere.py", other, other / "build", *models]
+    with (
+        (other / "log").open("w") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=other) as process,
+    ):  # at the same time as this one
+        here = export_models(root, root / "build", list(MODELS))
+    assert process.returncode == 0, (other / "log").read_text()
+    there: dict[str, str] = json.loads((other / "build/digests.json").read_text(encoding="utf-8"))
+    return (root, here), there
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    root = make_project(tmp_path_factory.mktemp("one") / "p")
-    return root, export_models(root, root / "build", list(MODELS))
+def first(
+    builds: tuple[tuple[Path, dict[str, str]], dict[str, str]],
+) -> tuple[Path, dict[str, str]]:
+    return builds[0]
 
 
 @pytest.fixture(scope="module")
-def second(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Build in a deeper folder, in another order, with moved code and edited manifests."""
-    root = make_project(tmp_path_factory.mktemp("two") / "a-longer-name" / "of-a-checkout")
+def second(builds: tuple[tuple[Path, dict[str, str]], dict[str, str]]) -> dict[str, str]:
+    return builds[1]
+
+
+def change_irrelevantly(root: Path) -> list[str]:
+    """Move code and edit manifests; return all models in another order."""
     for file in (root / "plugins/models").glob("*.py"):
         file.write_text(f'# a comment\n\n{file.read_text()}\n\nLAST = "unused"\n')
     moved = root / "plugins/networks/deeper"
@@ -110,7 +120,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "".join(section.rstrip("\n") + "\n" for section in reversed(sections))
     )
     models = [*MODELS, "reordered", *(f"moved-{exporter}" for exporter in EXPORTERS)]
-    return build_elsewhere(root, models[::-1])
+    return models[::-1]
 
 
 def files_of(model: str, digests: dict[str, str]) -> dict[str, str]:

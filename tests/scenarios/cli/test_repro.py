@@ -159,9 +159,10 @@ def test_wrong_usage_ends_with_3_and_builds_nothing(ready: ReadyProject, tmp_pat
         assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize(("number", "to_all", "code"), [
-    (signal.SIGINT, True, 130), (signal.SIGINT, False, 130), (signal.SIGTERM, False, 143),
-])  # fmt: skip
+# to all processes as by a terminal, which leaves nothing to stop, or to the command alone
+@pytest.mark.parametrize(
+    ("number", "to_all", "code"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)]
+)
 def test_an_interrupted_comparison_leaves_no_files(
     ready: ReadyProject, tmp_path: Path, number: signal.Signals, to_all: bool, code: int
 ) -> None:
