@@ -104,7 +104,9 @@ class TargetNames:
                     groups = [f"build:{model}" for model in models]
                     groups += [f"{action.stage}:{action.model}" for action in actions]
                     stages = (action.stage for action in actions)
-                    known |= dict.fromkeys(("build", *groups, *one.actions, *stages, *models))
+                    engines = (f"{a.model}:{a.variant}" for a in actions if a.stage == "engine")
+                    spelled = ("build", *groups, *one.actions, *stages, *models, *engines)
+                    known |= dict.fromkeys(spelled)
                 listed = "`doit list --all` lists all targets"
                 raise unknown_name("target", name, known, listed)
             chosen |= only.kept(found, matching, name) if only else found

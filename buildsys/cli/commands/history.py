@@ -82,7 +82,10 @@ class HistoryCommand(ProjectCommand):
             known = only.models(session.project.models) if only else history.models()
             overview = _overview(history, known)
             document = {"schema": SCHEMA, "file": str(file), "models": overview}
-            print_answer(options, document, _overview_lines(overview, history))
+            lines = _overview_lines(overview, history)
+            if only and not overview:
+                lines = iter([f"the history has no builds of {first_names(known, _SHOWN)}"])
+            print_answer(options, document, lines)
             return 0
         named = _named(session, history, names[0])
         if options["json"]:

@@ -70,7 +70,7 @@ class Publish(ProjectCommand):
         version = _check_version(options["version"])
         engines = list(_select(Session.read_only(root), names, only))
         if any(one.state == REFUSED for one in engines):
-            engines = [one._replace(state=one.state or SKIPPED) for one in engines]
+            engines = [one if one.state else one._replace(state=SKIPPED) for one in engines]
         else:
             engines = list(place.publish(engines, version))
         if as_json:
@@ -135,8 +135,12 @@ class _Place(NamedTuple):
 
     def problem(self, attempt: str, error: Exception) -> StageError:
         """Return an error of the place as one sentence."""
-        found = mask_text(" ".join(f"{type(error).__name__}: {error}".split()))
-        return StageError(f"{attempt} {self.shown}: {found}")
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, OSError) and error.strerror:
+            found = ": ".join(filter(None, (error.filename, error.strerror)))
+        is_missing = isinstance(error, ImportError) and self.url.startswith("s3:")
+        hint = "pip install 'buildsys[s3]'" if is_missing else ""
+        return StageError(f"{attempt} {self.shown}: {mask_text(found)}", hint)
 
     def publish(self, engines: Sequence[_Engine], version: str) -> Iterator[_Engine]:
         """Publish engines one by one; each is complete or absent.
@@ -267,8 +271,10 @@ def _target_json(record: ActionRecord) -> dict[str, Any]:
 def _print(engines: Sequence[_Engine], place: _Place, version: str) -> None:
     rows = []
     for one in engines:
-        details = [f"{reason['problem']}; run `{reason['remedy']}`" for reason in one.reasons]
-        note = ""
+        details = [reason["problem"] for reason in one.reasons]
+        remedies = dict.fromkeys(reason["remedy"].removeprefix("doit ") for reason in one.reasons)
+        details += [f"run `doit {' '.join(remedies)}`"] if remedies else []
+        note = "" if one.reasons or one.state != SKIPPED else "as another engine is refused"
         if one.files:
             total = sum(file.recorded.size for file in one.files.values())
             where = f"{place.shown}/{one.name.replace(':', '/')}/{version}"

@@ -139,6 +139,8 @@ def test_the_number_of_builds_is_limited(recorded: Recorded, run: Run) -> None:
 
 
 def test_a_filter_keeps_the_models_of_a_tag_and_an_owner(recorded: Recorded, run: Run) -> None:
+    new = recorded.root / "configs/models/new.yaml"
+    new.write_text(MANIFEST.format("new") + "owner: Bob\n")
     for model, text in (("m", "tags: [nightly]\nowner: Ann\n"), ("other", "tags: [weekly]\n")):
         file = recorded.root / "configs/models" / f"{model}.yaml"
         file.write_text(MANIFEST.format(model) + text)
@@ -146,6 +148,7 @@ def test_a_filter_keeps_the_models_of_a_tag_and_an_owner(recorded: Recorded, run
         recorded.add_run(2, 2.0, model=model)
     found = json.loads(run(HistoryCommand, as_json=True, tag=["weekly"]))
     assert [one["model"] for one in found["models"]] == ["other"]
+    assert run(HistoryCommand, owner=["Bob"]) == "the history has no builds of new\n"
     found = json.loads(run(Compare, as_json=True, tag=["nightly"], owner=["Ann"]))
     assert [one["first"]["model"] for one in found["comparisons"]] == ["m"]
     with pytest.raises(UsageError, match="there is no tag 'weekyl'; nearest: weekly"):

@@ -51,6 +51,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
         (["a", "./out"], {"version": ".1"}, "'.1' is no version"),
         (["a", "./out"], {"version": "1\n"}, "is no version"),
         (["b", "./out"], {}, "there is no target 'b'"),
+        (["a:otr", "./out"], {}, "there is no target 'a:otr'; nearest: a:ort"),
         (["export:a", "./out"], {}, "there is no engine of export:a; `doit list engine` lists all"),
         (["./out"], {"tag": ["x"]}, "there is no tag 'x'; no manifest has tags"),
         (["a", "./out"], {"list": True}, "publish --list takes a URL and nothing else"),
@@ -72,12 +73,12 @@ def test_unavailable_engines_are_skipped_unless_they_are_named(
     assert Publish().run(root, ["a", url], OPTIONS) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "1 published, 1 skipped"
-    assert (
-        "engine:a:rtx could not be built here: no GPU; run `doit explain engine:a:rtx`" in printed
-    )
+    assert "engine:a:rtx could not be built here: no GPU\n" in printed
+    assert "run `doit explain engine:a:rtx`\n" in printed
     assert Publish().run(root, ["a:rtx", "a:ort", url], {**OPTIONS, "version": "2"}) == 1
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "1 skipped, 1 refused; nothing was published"
+    assert "skipped  a:ort  as another engine is refused\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,10 @@ def test_a_gate_without_a_baseline_keeps_no_engine_back(
     ("url", "message"),
     [
         ("nowhere://x/y", "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere"),
-        ("/proc/nothing/x", "a:ort was not published to /proc/nothing/x: "),
+        (
+            "/proc/nothing/x",
+            "not published to /proc/nothing/x: /proc/nothing: No such file",
+        ),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
     ],
 )
@@ -151,6 +155,17 @@ def test_an_unusable_place_is_one_sentence(session: Session, url: str, message: 
         Publish().run(session.project.root, ["a", url], OPTIONS)
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_a_missing_package_names_the_pip_command(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **options: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(publish, "connect", fail)
+    with pytest.raises(StageError, match=r"S3; pip install .buildsys\[s3\]"):
+        Publish().run(session.project.root, ["a", "s3://bucket/x"], OPTIONS)
 
 
 def test_an_empty_place_has_no_versions(
