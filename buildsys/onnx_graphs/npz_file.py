@@ -1,4 +1,4 @@
-"""Arrays of .npz files, without trust in their claimed sizes.
+"""Arrays of .npz and .npy files, without trust in their claimed sizes.
 
 ``np.load`` allocates the size in an array's header, unpacks a header of any length, and unpacks a
 compressed array to a thousand times its size: a few kilobytes can exhaust the memory.
@@ -64,6 +64,15 @@ class NpzFile(Mapping[str, npt.NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._members)
+
+
+def read_npy(path: Path) -> npt.NDArray[Any]:
+    """Return the array of an .npy file.
+
+    Raises: OSError, ValueError: the file cannot be read.
+    """
+    with path.open("rb") as stream:
+        return _read(stream, path.stat().st_size, path.name)
 
 
 def _require_bounded(member: zipfile.ZipInfo, name: str) -> None:

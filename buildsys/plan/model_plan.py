@@ -51,7 +51,7 @@ class ModelPlan:
     """A model to plan. ``spec`` has the typing of its TensorRT engines decided."""
 
     def __init__(self, spec: Spec, version_of: VersionOf = unknown_version) -> None:
-        self.spec = spec = with_typing(spec, version_of)
+        self.spec = spec = with_typing(_without_run_fields(spec), version_of)
         self.name: str = spec["model"]
         source = spec["source"]
         self.is_onnx = "onnx" in source
@@ -204,6 +204,20 @@ class EnginePlan:
         full = self.baseline_precision == FULL_PRECISION
         graph = final.graph if full else model.converted(self.baseline_precision)
         self.baseline_graph = graph if ONNXRUNTIME in self.baselines else None  # in ONNX Runtime
+
+
+def _without_run_fields(spec: Spec) -> Spec:
+    """Return the manifest without fields of `run`, for no key to contain them."""
+    return {
+        **spec,
+        **{
+            section: {
+                name: {field: value for field, value in tensor.items() if field != of_run}
+                for name, tensor in spec[section].items()
+            }
+            for section, of_run in (("inputs", "preprocess"), ("outputs", "labels"))
+        },
+    }
 
 
 def data_files(entries: Iterable[DataEntry | None]) -> tuple[str, ...]:

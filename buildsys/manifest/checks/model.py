@@ -17,6 +17,7 @@ from buildsys.manifest.checks.operators import (
     opset_problems,
     registration_problems,
 )
+from buildsys.manifest.checks.run import run_problems
 from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems, suggest
@@ -71,6 +72,7 @@ def check_model(view: ManifestView) -> Problems:
         surgery_problems,
         operator_problems,
         quantization_problems,
+        run_problems,
     )
     for check in checks:
         yield from check(view)

@@ -38,6 +38,7 @@ _FILES: tuple[Pattern, ...] = (
     ("ops", ..., "plugin", "python"),
     ("ops", ..., "plugin", "library"),
     ("symbolics", ..., "module"),
+    ("outputs", ..., "labels", "file"),
 )
 _FOLDERS: tuple[Pattern, ...] = (
     ("source", "checkpoint"),

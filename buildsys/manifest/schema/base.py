@@ -44,6 +44,7 @@ OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
 PUBLIC_KEY_PATTERN = r"^ed25519:[A-Za-z0-9+/]{43}=$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
+WEIGHTS_PATTERN = r"^[A-Za-z0-9_]+_Weights\.[A-Za-z0-9_]+$"
 PATTERN_WORDS = {  # the words of error messages
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
     TENSOR_PATTERN: "a tensor name of letters, digits and _ . : / + -, not starting with . : / + -",
@@ -57,6 +58,7 @@ PATTERN_WORDS = {  # the words of error messages
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
     PUBLIC_KEY_PATTERN: "a public key of `doit cache keygen`, ed25519: and 44 characters",
     VARIABLE_PATTERN: "the name of an environment variable such as LD_LIBRARY_PATH",
+    WEIGHTS_PATTERN: "weights of torchvision such as ResNet50_Weights.IMAGENET1K_V2",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 TensorName = Annotated[str, Field(pattern=TENSOR_PATTERN, max_length=200)]

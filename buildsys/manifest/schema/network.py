@@ -17,6 +17,7 @@ from buildsys.manifest.schema.base import (
     TensorName,
     form,
 )
+from buildsys.manifest.schema.run import ImagesData, Labels, Preprocess
 
 SOURCE_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
@@ -175,27 +176,6 @@ class ConstantData(Spec):
     constant: Scalar
 
 
-class ImagesData(Spec):
-    """Values from the image files of a folder, sorted by name."""
-
-    images: str = Field(description="A folder, relative to the project; searched recursively.")
-    resize: int | None = Field(
-        None,
-        ge=1,
-        description="Shorter side before the center crop; default: scale to height and width.",
-    )
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
-    color: Literal["rgb", "bgr", "gray"] = "rgb"
-    layout: Literal["nchw", "nhwc"] = "nchw"
-    divide: float = Field(255.0, gt=0, description="Divisor of pixel values (0 to 255).")
-    mean: tuple[float, ...] = Field(
-        (0.0,), min_length=1, description="Subtracted next: one value, or one per channel."
-    )
-    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (1.0,), min_length=1, description="Divisor of the result."
-    )
-
-
 InputData = Annotated[
     RandomData | NpzData | PythonData | ConstantData | ImagesData, OneOf(DATA_KINDS)
 ]
@@ -211,6 +191,9 @@ class InputSpec(Spec):
     )
     keyword: Annotated[str, Field(pattern=WORD_PATTERN)] | None = Field(
         None, description="Keyword argument of forward(); default: positional."
+    )
+    preprocess: Preprocess | None = Field(
+        None, description="Steps from an image file to this input, for `buildsys run`."
     )
 
 
@@ -344,6 +327,9 @@ class OutputSpec(Spec):
         None,
         description="Policy of every comparison: its name, or a map with `policy` and options.",
         json_schema_extra=_allow_name,
+    )
+    labels: Labels | None = Field(
+        None, description="Names of the classes on the last axis, for `buildsys run`."
     )
 
 

@@ -12,14 +12,12 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import (
-    describe_images,
-    find_images,
     golden_input,
     read_array,
-    read_images,
     require_dtype,
     values_from_callable,
 )
+from buildsys.models.images import describe_images, find_images, read_images
 from buildsys.onnx_graphs.npz_file import NpzFile
 from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, tensor_of
 

@@ -114,6 +114,18 @@ def test_a_field_reaches_exactly_the_stages_that_use_it(
     assert changed(**changes) == targets
 
 
+@pytest.mark.parametrize("source", [{"torchvision": "resnet18"}, {"onnx": "net.onnx"}])
+def test_preprocessing_and_labels_are_in_no_action(source: dict[str, Any]) -> None:
+    given = {"source": source, "inputs": {"x": {"shape": ["batch", 3, 8, 8]}}, "outputs": {"y": {}}}
+    labels = {"names": ["cat", "dog"], "activation": "sigmoid"}
+    shown = {
+        "inputs": {"x": {**given["inputs"]["x"], "preprocess": {"resize": 9}}},
+        "outputs": {"y": {"labels": labels}},
+    }
+    assert plan(**given) == plan(**{**given, **shown})
+    assert "preprocess" not in str(plan(**given))
+
+
 def test_a_wider_range_does_not_touch_the_export() -> None:
     targets = changed(dims={"batch": {"min": 1, "opt": 8, "max": 16}})
     assert "export:net" not in targets

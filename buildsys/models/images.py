@@ -1,0 +1,183 @@
+"""Image files as tensors: decoding, resizing, cropping, normalization.
+
+Sizes are rounded as torchvision's transforms do, so that a preprocessed image equals that of its
+weights bit by bit.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
+from buildsys.system.files import IMAGE_SUFFIXES, image_files
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Fields = Mapping[str, Any]  # of ``data`` with images, or of ``preprocess``
+Size = tuple[int, int]  # height, width
+_MAX_PIXELS = 178_956_970  # as Pillow limits files
+_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others of Pillow start programs
+_MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
+_AXES = {"nchw": (-3, -2, -1), "nhwc": (-1, -3, -2)}  # of channels, height, width
+_AGAIN = "name another file, or save it again"
+
+
+def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path]:
+    """Return the first ``count`` images of the folder.
+
+    Raises: StageError: there are fewer.
+    """
+    found = image_files(str(project / data["images"]))
+    if not found:
+        raise StageError(
+            f"{data['images']} has no images for the input {name}",
+            f"image files end in {' '.join(IMAGE_SUFFIXES)}",
+        )
+    if len(found) < count:
+        raise StageError(
+            f"{data['images']} has {len(found)} images for the input {name}, {count} are required",
+            "add images, or reduce the number of batches or batch_size",
+        )
+    return [Path(path) for path in found[:count]]
+
+
+def read_images(
+    files: Sequence[Path], data: Fields, name: str, shape: tuple[int, ...], dtype: str
+) -> Tensor:
+    """Return one batch of images as a tensor of ``shape``; without a batch, one image.
+
+    Raises: StageError: the shape or dtype does not fit images, or a file cannot be read as one.
+    """
+    layout = data["layout"]
+    expected = 1 if data["color"] == "gray" else 3
+    axes = _AXES[layout]
+    if len(shape) not in (3, 4) or shape[axes[0]] != expected:
+        raise StageError(
+            f"the input {name} has the shape {shape}, which does not fit {data['color']} images"
+            f" in layout {layout}",
+            f"{layout} has {expected} channels at index {axes[0] % 4} of 4 dimensions",
+        )
+    channels, height, width = (shape[axis] for axis in axes)
+    for field in ("mean", "std"):
+        if len(data[field]) not in (1, channels):
+            raise StageError(
+                f"{field} has {len(data[field])} values, images of the input {name} have {channels}"
+                " channels",
+                "give one value, or one per channel",
+            )
+    mean, std = np.asarray(data["mean"], np.float32), np.asarray(data["std"], np.float32)
+    pixels = np.stack([_pixels(file, data, (height, width)) for file in files])
+    values = (pixels.astype(np.float32) / np.float32(data["divide"]) - mean) / std
+    if dtype == "uint8" and not np.array_equal(values, pixels):
+        raise StageError(
+            f"the input {name} is uint8, but divide, mean or std change the pixel values",
+            "set divide: 1",
+        )
+    values = values if layout == "nhwc" else values.transpose(0, 3, 1, 2)
+    return tensor_of(values.reshape(shape) if len(shape) == 3 else values, dtype)
+
+
+def size_of(file: Path, data: Fields) -> Size:
+    """Return height and width of an image after ``resize``, before the crop.
+
+    Raises: StageError: it cannot be read as an image.
+    """
+    image = _decoded(file, "L")
+    size = image.height, image.width
+    return size if data["resize"] is None else _resized(size, data["resize"])
+
+
+def size_axes(data: Fields) -> tuple[int, int]:
+    """Return the axes of height and width, from the end."""
+    return _AXES[data["layout"]][1:]
+
+
+def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
+    """Return the preprocessing of each image in words."""
+    _, height, width = (shape[axis] for axis in _AXES[data["layout"]])
+    size = f"resized to {height} x {width}"
+    if data["resize"] is not None:
+        size = f"shorter side resized to {data['resize']}, centre {height} x {width} cut out"
+    elif data.get("pad") is not None:
+        size = f"scaled into {height} x {width}, the rest filled with {data['pad']}"
+    mean, std = (" ".join(f"{value:g}" for value in data[field]) for field in ("mean", "std"))
+    scale = f"/ {data['divide']:g}, - ({mean}), / ({std})"
+    return f"{size} ({data['interpolation']}), {data['color']}, {scale}"
+
+
+def _pixels(file: Path, data: Fields, size: Size) -> Array:
+    """Return one image, resized and cropped or padded, as height x width x channels."""
+    image = _decoded(file, _MODES[data["color"]])
+    from PIL import Image  # only models with images need it
+
+    resampling = Image.Resampling[data["interpolation"].upper()]
+    found, (height, width) = (image.height, image.width), size
+    if data["resize"] is not None:
+        high, wide = _resized(found, data["resize"])
+        if wide < width or high < height:
+            text = f"resized to {wide} x {high}, it is smaller than the crop of {width} x {height}"
+            raise _unreadable(file, text)
+        if wide * high > _MAX_PIXELS:  # of an image that is long and thin
+            raise _unreadable(file, f"resized to {wide} x {high}, it is larger than any image")
+        left, top = round((wide - width) / 2), round((high - height) / 2)
+        image = image.resize((wide, high), resampling)
+        image = image.crop((left, top, left + width, top + height))
+    elif data.get("pad") is not None:
+        scale = min(height / found[0], width / found[1])
+        high, wide = (max(1, round(side * scale)) for side in found)
+        inside = image.resize((wide, high), resampling)
+        image = Image.new(image.mode, (width, height), (data["pad"],) * len(image.getbands()))
+        image.paste(inside, ((width - wide) // 2, (height - high) // 2))
+    else:
+        image = image.resize((width, height), resampling)
+    pixels = np.asarray(image)
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return pixels[:, :, ::-1] if data["color"] == "bgr" else pixels
+
+
+def _resized(size: Size, shorter: int) -> Size:
+    """Return height and width with another shorter side."""
+    longer = int(shorter * max(size) / min(size))
+    return (shorter, longer) if size[0] <= size[1] else (longer, shorter)
+
+
+def _decoded(file: Path, mode: str) -> Image.Image:
+    """Return an image as its viewers show it, turned by its EXIF orientation.
+
+    Raises: StageError: it cannot be read as an image, or has more than 8 bits per channel.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise StageError("images need the package Pillow", "pip install pillow") from error
+    try:
+        with warnings.catch_warnings(), Image.open(file, formats=_FORMATS) as opened:
+            warnings.simplefilter("ignore")  # of large images, below the limit for an error
+            if opened.mode.startswith(("I", "F")):
+                raise _unreadable(file, "it has more than 8 bits per channel", "convert it to 8")
+            return ImageOps.exif_transpose(opened).convert(mode)
+    except UnidentifiedImageError as error:
+        formats = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
+        raise StageError(f"{_shown(file)} is not an image ({formats})", "check the file") from error
+    except Image.DecompressionBombError as error:
+        text = f"it has more than {_MAX_PIXELS:,} pixels"
+        raise _unreadable(file, text, "reduce it") from error
+    # what Pillow raises for damaged files
+    except (OSError, ValueError, SyntaxError, TypeError, LookupError, struct.error) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, why: object, hint: str = _AGAIN) -> StageError:
+    return StageError(f"{_shown(file)} cannot be read as an image: {why}", hint)
+
+
+def _shown(file: Path) -> str:
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
