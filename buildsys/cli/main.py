@@ -20,10 +20,11 @@ from buildsys.system.printable import printable
 
 PROGRAM = "buildsys"
 _FOLDER = "buildsys.cli.commands"
-COMMANDS = {
-    "build": f"{_FOLDER}.run:Build",  # of `buildsys` only: doit has a target of this name
+# doit has a target `build`, and its own `run` builds; so the same commands have two names
+_OF_BUILDSYS = {"build": f"{_FOLDER}.build:Build", "run": f"{_FOLDER}.run.command:Run"}
+_OF_DOIT = {"run": f"{_FOLDER}.build:Run", "infer": f"{_FOLDER}.run.command:Infer"}
+_OF_BOTH = {
     "help": f"{_FOLDER}.help:Help",
-    "run": f"{_FOLDER}.run:Run",
     "nightly": f"{_FOLDER}.nightly.command:Nightly",
     "list": f"{_FOLDER}.doit_commands:List",
     "info": f"{_FOLDER}.doit_commands:Info",
@@ -70,21 +71,22 @@ class Main(doit_cmd.DoitMain):  # type: ignore[misc]  # doit has no type informa
             super().__init__()
         else:  # read already
             self.config = config
-        if "run" in self.config:  # options in the configuration of doit
-            self.config.setdefault("build", self.config["run"])
+        if program == PROGRAM and "run" in self.config:  # options in the configuration of doit
+            self.config.setdefault("build", self.config.pop("run"))
         self.task_loader = task_loader or DodoTaskLoader()
         self.BIN_NAME = program
 
     def get_cmds(self) -> PluginDict:
         """Return the commands, without importing them."""
         found = PluginDict()
-        for name in commands_of(self.BIN_NAME):
-            found[name] = PluginEntry("COMMAND", name, COMMANDS[name])
+        for name, place in commands_of(self.BIN_NAME).items():
+            found[name] = PluginEntry("COMMAND", name, place)
         return found
 
     def process_args(self, cmd_args: list[str]) -> list[str]:
-        """Keep arguments with "=", which doit takes for its variables."""
-        return cmd_args
+        """Build without a command; keep arguments with "=", which doit takes for its variables."""
+        builds = cmd_args[:1] == [] or cmd_args[0] not in commands_of(self.BIN_NAME)
+        return ["build", *cmd_args] if builds and self.BIN_NAME == PROGRAM else cmd_args
 
     @staticmethod
     def print_version() -> None:
@@ -94,9 +96,9 @@ class Main(doit_cmd.DoitMain):  # type: ignore[misc]  # doit has no type informa
         sys.stdout.write(f"doit {'.'.join(map(str, VERSION))} ({doits})\n")
 
 
-def commands_of(program: str) -> list[str]:
-    """Return the names of the commands of ``buildsys`` or ``doit``."""
-    return [name for name in COMMANDS if name != "build" or program == PROGRAM]
+def commands_of(program: str) -> dict[str, str]:
+    """Return the places of the commands of ``buildsys`` or ``doit`` by name."""
+    return {**(_OF_BUILDSYS if program == PROGRAM else _OF_DOIT), **_OF_BOTH}
 
 
 def main() -> None:
@@ -129,5 +131,5 @@ def run(arguments: Sequence[str], *, program: str = PROGRAM) -> int:
 def _runs_anywhere(arguments: Sequence[str]) -> bool:
     """Check for commands without a project."""
     if arguments[:1] == ["help"]:
-        return not arguments[1:] or arguments[1] in COMMANDS
+        return not arguments[1:] or arguments[1] in commands_of(PROGRAM)
     return arguments[:1] in (["--version"], ["init"])

@@ -19,8 +19,8 @@ from doit import Globals
 from doit.exceptions import InvalidCommand, InvalidDodoFile, TaskError, TaskFailed
 from doit.task import Task
 
+from buildsys.cli.commands.build import Requested, Run
 from buildsys.cli.commands.doit_commands import DoitCommand, List
-from buildsys.cli.commands.run import Requested, Run
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import Session, no_garbage_collection

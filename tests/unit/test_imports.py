@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "history": {"report", "store"},
     "models": {"manifest", "onnx_graphs", "system"},
     "backends": {"models", "onnx_graphs", "system"},
+    "runtime": {"backends", "onnx_graphs", "system"},
     "stages": {
         "backends",
         "history",
@@ -36,11 +37,11 @@ ALLOWED: dict[str, set[str]] = {
         "models",
         "onnx_graphs",
         "report",
+        "runtime",
         "store",
         "system",
         "workers",
     },
-    "runtime": {"backends", "onnx_graphs", "system"},
     "execution": {"history", "plan", "store", "system", "workers"},
     "cli": {"execution", "history", "manifest", "plan", "report", "store", "system", "workers"},
 }

@@ -15,7 +15,9 @@ from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.main import Main
 
 SECTIONS = {
-    "Building": ("build", "run", "nightly", "clean", "forget", "ignore", "repro", "debug"),
+    "Building and running": (
+        "build", "run", "infer", "nightly", "clean", "forget", "ignore", "repro", "debug",
+    ),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
     "Reports and history": ("pages", "history", "compare"),
     "Deployment": ("publish",),
@@ -23,7 +25,7 @@ SECTIONS = {
     "Installation": ("init", "new", "import", "doctor", "lock", "schema"),
     "Caches": ("cache", "workers"),
     "Others": ("help", "tabcompletion"),
-}
+}  # fmt: skip
 _TARGETS = """\
 A target is named STAGE:MODEL[:VARIANT], MODEL:STAGE[:VARIANT] or MODEL:ENGINE; MODEL is everything
 of a model, STAGE that stage of all models; * matches any text. Options may follow names.

@@ -11,7 +11,7 @@ from doit.doit_cmd import DoitConfig
 
 from buildsys.cli import project_root
 from buildsys.cli.commands.help import SECTIONS
-from buildsys.cli.main import COMMANDS, Main, commands_of, run
+from buildsys.cli.main import Main, commands_of, run
 from buildsys.cli.project_root import enter_project, find_project, typed_path
 from buildsys.cli.run_files import check_files
 
@@ -27,21 +27,25 @@ def _no_folder_entered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_command_can_be_loaded_and_is_in_the_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = Main(config={}).get_cmds().to_dict()
-    assert {name: command.get_name() for name, command in found.items()} == {
-        name: name for name in COMMANDS
-    }
-    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
+    listed = {name for names in SECTIONS.values() for name in names}
+    assert listed == {*commands_of("buildsys"), *commands_of("doit")}
+    for program in ("buildsys", "doit"):
+        found = Main(config={}, program=program).get_cmds().to_dict()
+        assert {name: command.get_name() for name, command in found.items()} == {
+            name: name for name in commands_of(program)
+        }
+        assert run(["--help"], program=program) == 0
+        out = capsys.readouterr().out
+        assert all(f"\n  {program} {name} " in out for name in commands_of(program))
     assert run(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"\n  buildsys {name} " in out for name in COMMANDS)
-    assert "doit " not in out.replace("buildsys and doit", "")
+    assert "doit " not in capsys.readouterr().out.replace("buildsys and doit", "")
 
 
 def test_plain_doit_has_the_same_commands() -> None:
     project = DoitConfig().toml.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["doit"] == {"loader": "buildsys"}  # no second table of commands
-    doits = {name for name in commands_of("doit") if "doit_commands" in COMMANDS[name]}
+    of_doit = commands_of("doit")
+    doits = {name for name, place in of_doit.items() if "doit_commands" in place}
     points = project["project"]["entry-points"]
     assert set(points["doit.COMMAND"]) == {*doits, "run", "help"}
     for place in (place for group in points.values() for place in group.values()):
@@ -81,6 +85,35 @@ def test_doit_itself_has_no_command_build(doit: Doit) -> None:
     doit.models = ("a", "b")
     assert doit("build", "a")[0] == 0  # two targets, of which one is everything
     assert {name.split(":")[1] for name in doit.session.finished} == {"a", "b"}
+
+
+def test_run_builds_in_doit_and_runs_an_engine_in_buildsys(doit: Doit) -> None:
+    doit.models = ("a", "b")
+    for program, arguments in (
+        ("doit", ("run", "a")),
+        ("doit", ("a",)),
+        ("buildsys", ("a",)),
+        ("buildsys", ("-n", "2", "a")),
+    ):
+        doit.program = program
+        assert doit(*arguments)[0] == 0
+        assert {name.split(":")[1] for name in doit.session.finished} == {"a"}
+    code, out = doit("run", "a")
+    assert code == 3
+    assert "there is no dodo.py here" in out  # a command with a project of its own
+    assert doit.session.finished == {}
+    doit.program = "doit"
+    assert "there is no dodo.py here" in doit("infer", "a")[1]
+
+
+def test_options_for_doits_run_are_those_of_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "doit.cfg").write_text("[run]\nnum_process = 3\n")
+    ours, doits = Main(), Main(program="doit")
+    assert ours.config["build"] == doits.config["run"] == {"num_process": "3"}
+    assert "run" not in ours.config
 
 
 def test_a_project_is_found_from_its_folders(

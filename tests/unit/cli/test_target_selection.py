@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_doubles import ScriptedExecutor, make_session
 
-from buildsys.cli.commands.run import Requested
+from buildsys.cli.commands.build import Requested
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import Selection, select
 from buildsys.errors import StageError

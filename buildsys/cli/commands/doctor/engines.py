@@ -133,11 +133,13 @@ class _EngineChecker:
         return {**found, "current": current, "reasons": [*found["reasons"], *reasons]}
 
 
-def project_reasons(session: Session, engine: Action) -> Iterator[Reason]:
+def project_reasons(
+    session: Session, engine: Action, *, with_gate: bool = True
+) -> Iterator[Reason]:
     """Yield reasons against deploying an engine: stale, or without passed checks."""
     gate = f"gate:{engine.model}:{engine.variant}"
     checks = [f"validate:{engine.model}", f"verify:{engine.model}:{engine.variant}"]
-    checks += [gate] if gate in session.actions else []
+    checks += [gate] if with_gate and gate in session.actions else []
     found = session.explain([engine.target, *checks])
 
     def reason(kind: str, problem: str, target: str) -> Reason:

@@ -15,9 +15,9 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys import __version__
 from buildsys.cli.command import INTERRUPTED, TERMINATED, option
+from buildsys.cli.commands.build import Requested, Run
 from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.commands.nightly.lock import NightlyLock, NightlyRun, hold_lock
-from buildsys.cli.commands.run import Requested, Run
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.model_filter import filter_options
 from buildsys.cli.run_files import write_files

@@ -1,4 +1,4 @@
-"""doit run, also typed as plain ``doit``: build targets."""
+"""buildsys build and doit run, also typed without a command: build targets."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
 
 
 class Build(Run):
-    """The run of ``buildsys build``; doit itself has a target of this name."""
+    """The run of ``buildsys build``; doit has a target of this name."""
 
     name = "build"
     doc_purpose = "build models, engines and other targets; without a name everything"

@@ -1,0 +1,1 @@
+"""buildsys run: a built engine on images or arrays."""

@@ -1,0 +1,342 @@
+"""buildsys run, doit infer: run a built engine on images or arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    option,
+    positive_integer,
+    print_answer,
+    program_of,
+    unknown_name,
+)
+from buildsys.cli.commands.run.engine_choice import (
+    FIRST,
+    NAMED,
+    RECOMMENDED,
+    choose_engine,
+    named_engines,
+)
+from buildsys.cli.console.rows import format_table
+from buildsys.cli.project_root import typed_path
+from buildsys.cli.session import Session
+from buildsys.errors import StageError, UsageError
+from buildsys.manifest.problem import suggest_file
+from buildsys.manifest.surgery_interface import WHENS, steps_of
+from buildsys.plan.action import Action
+from buildsys.plan.graph_points import GraphPoint, graph_points
+from buildsys.report.formatting import first_names, plural, significant
+from buildsys.system.files import IMAGE_SUFFIXES, read_limited, replace_file
+from buildsys.system.interpreters.toolchain import locate_toolchain
+from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.job import Job
+
+SCHEMA = "buildsys/run/1"
+_REASONS = {NAMED: "", RECOMMENDED: " (recommended)", FIRST: " (the first that can run)"}
+_STAGES = "buildsys.stages.run"
+_ARRAY_SUFFIXES = (".npy", ".npz")
+_SHOWN_ROWS = 8
+_MAX_LABELS_BYTES = 16 << 20
+
+
+class Run(ProjectCommand):
+    """Run a built engine."""
+
+    name = "run"
+    doc_purpose = "run a built engine on images or arrays"
+    doc_usage = "MODEL[:ENGINE] --input [NAME=]FILE"
+    doc_description = (
+        "FILE is an image, to which the manifest's `preprocess` is applied, or an array: .npy, or\n"
+        ".npz with the array NAME; without NAME, an .npz file has all inputs. Images given\n"
+        "repeatedly for an input are a batch. Without ENGINE, the engine recommended by the\n"
+        "report runs. Only engines that are up to date and verified run"
+    )
+    options = (
+        option("input", "a file for an input; may be repeated", type=list, default=[]),
+        option("output", "write all outputs into this .npz file"),
+        option("top", "number of classes to show of outputs with labels", default="5"),
+        JSON,
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print the outputs of one call."""
+        program = program_of(self)
+        if len(names) != 1:
+            problem = f"{self.name} takes one MODEL or MODEL:ENGINE"
+            raise UsageError(problem, f"`{program} help {self.name}` explains it")
+        top = positive_integer("--top", options["top"])
+        output = typed_path(options["output"]) if options["output"] else None
+        _check_output(output)
+        session = Session.read_only(root, names)
+        candidates = named_engines(session, names[0])
+        model = candidates[0].model
+        if not options["input"]:
+            inputs = ", ".join(_final(session, model).inputs)
+            problem = f"{self.name} needs values for {inputs}: add --input NAME=FILE"
+            hint = f"`buildsys build {names[0]}` builds" if program == "buildsys" else ""
+            raise UsageError(problem, hint)
+        engine, why = choose_engine(session, candidates, program)
+        network = Network.of(session, model)
+        files = [network.file(text) for text in options["input"]]
+        with TemporaryDirectory(prefix="buildsys-run-") as folder:
+            call = _Call(session, engine, network, Path(folder))
+            document = call.make(files, top)
+            if output is not None:
+                replace_file(output, (Path(folder) / "outputs.npz").read_bytes())
+        document = {
+            "schema": SCHEMA, "model": model, "engine": engine.variant, "chosen": why, **document,
+            "output": str(output) if output else None,
+        }  # fmt: skip
+        print_answer(options, document, _lines(document))
+        return 0
+
+
+class Infer(Run):
+    """The same command of ``doit``, whose own ``run`` builds."""
+
+    name = "infer"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The inputs of a model's engines, and the fields for them in the manifest."""
+
+    model: str
+    point: GraphPoint
+    preprocess: Mapping[str, Mapping[str, Any]]  # by input, of those with it
+    labels: Mapping[str, Mapping[str, Any]]  # by output, of those with labels
+
+    @classmethod
+    def of(cls, session: Session, model: str) -> Network:
+        """Return the network of a model, with names after surgery."""
+        spec = session.project.models[model].data
+
+        def fields(section: str, name: str) -> dict[str, Any]:
+            found = {tensor: fields[name] for tensor, fields in spec[section].items()}
+            for step in (step for when in WHENS for step in steps_of(spec, when)):
+                names = step.get("rename") or {}
+                found = {names.get(tensor, tensor): value for tensor, value in found.items()}
+            return {tensor: value for tensor, value in found.items() if value is not None}
+
+        return cls(
+            model, _final(session, model), fields("inputs", "preprocess"),
+            fields("outputs", "labels"),
+        )  # fmt: skip
+
+    def file(self, text: str) -> tuple[str, str, str]:
+        """Return input, path and text of ``--input [NAME=]FILE``; "" for all inputs of an .npz.
+
+        Raises: UsageError: an unknown input, no such file, or one that does not fit the input.
+        """
+        inputs = self.point.inputs
+        name, equals, shown = text.partition("=")
+        if not equals or (name not in inputs and typed_path(text).exists()):
+            name, shown = "", text
+        if name and name not in inputs:
+            raise unknown_name("input", name, inputs, f"inputs: {', '.join(inputs)}")
+        path = typed_path(shown).absolute()
+        try:
+            is_file = stat.S_ISREG(path.stat().st_mode)
+        except (OSError, ValueError):
+            raise UsageError(f"there is no file {shown}", suggest_file(path)) from None
+        suffix = path.suffix.lower()
+        if not is_file or suffix not in (*_ARRAY_SUFFIXES, *IMAGE_SUFFIXES):
+            problem = f"{shown} is no image, .npy or .npz file"
+            hint = f"images end in {' '.join(IMAGE_SUFFIXES)}"
+            raise UsageError(problem if is_file else f"{shown} is not a regular file", hint)
+        if not name and (suffix != ".npz" or len(inputs) == 1):
+            if len(inputs) > 1:
+                hint = f"write --input NAME={shown}; inputs: {', '.join(inputs)}"
+                raise UsageError(f"{self.model} has several inputs", hint)
+            name = "" if suffix == ".npz" else next(iter(inputs))
+        if suffix in IMAGE_SUFFIXES and name not in self.preprocess:
+            problem = f"the manifest of {self.model} has no preprocessing of images for {name}"
+            hint = f"add for example inputs: {{{name}: {{preprocess: {{resize: 256}}}}}}"
+            raise UsageError(problem, f"{hint}, or give an .npz file")
+        return name, str(path), shown
+
+
+class _Call:
+    """One call of an engine in workers."""
+
+    def __init__(self, session: Session, engine: Action, network: Network, folder: Path) -> None:
+        self._session = session
+        self._engine = engine
+        self._network = network
+        self._folder = folder
+
+    def make(self, files: Sequence[tuple[str, str, str]], top: int) -> dict[str, Any]:
+        """Return inputs, outputs and latency.
+
+        Raises: StageError: a file is unsuitable, or the engine does not run.
+        """
+        point, project = self._network.point, self._session.project
+        declared = {
+            name: {**tensor, "preprocess": self._network.preprocess.get(name)}
+            for name, tensor in point.inputs.items()
+        }
+        values = self._folder / "inputs.npz"
+        toolchain = self._engine.toolchain
+        with WorkerPool(project.state) as pool:
+            options = {"inputs": declared, "dims": point.dims, "files": files}
+            found = self._work(pool, "inputs", options, outputs={"inputs": values})
+            names = self._labels(pool)
+            labels = {
+                output: {"activation": fields["activation"], "count": len(names[output])}
+                for output, fields in self._network.labels.items()
+            }
+            file = project.build / self._engine.outputs["engine"].path
+            answer = self._work(
+                pool,
+                "engine",
+                {"labels": labels, "top": top},
+                inputs={"engine": file, "inputs": values},
+                outputs={"outputs": self._folder / "outputs.npz"},
+                toolchain=toolchain and locate_toolchain(*toolchain, project.root, os.environ),
+            )
+        for output, figures in answer["outputs"].items():
+            for row in figures.get("top", ()):
+                row["label"] = [names[output][index] for index in row["index"]]
+        return {
+            "latency_ms": answer["latency_ms"],
+            "inputs": found["inputs"],
+            "outputs": answer["outputs"],
+        }
+
+    def _labels(self, pool: WorkerPool) -> dict[str, list[str]]:
+        """Return the class names of every labelled output."""
+        found: dict[str, list[str]] = {}
+        for output, labels in self._network.labels.items():
+            if "torchvision" in labels:
+                weights = labels["torchvision"]
+                answer = self._work(pool, "labels", {"weights": [weights]})
+                found[output] = answer["labels"][weights]["names"]
+            elif "file" in labels:
+                found[output] = _read_labels(self._session.project.root, output, labels["file"])
+            else:
+                found[output] = labels["names"]
+        return found
+
+    def _work(
+        self,
+        pool: WorkerPool,
+        stage: str,
+        options: Mapping[str, Any],
+        *,
+        inputs: Mapping[str, Path] | None = None,
+        outputs: Mapping[str, Path] | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        result = self._folder / f"{stage}.json"
+        job = Job(
+            target=f"run:{self._network.model}:{self._engine.variant}",
+            stage=f"{_STAGES}.{stage}",
+            model=self._network.model,
+            variant=self._engine.variant,
+            options=options,
+            inputs=inputs or {},
+            outputs={**(outputs or {}), "result": result},
+            project=self._session.project.root,
+            **more,
+        )
+        reply = pool.run(job, log=self._folder / f"{stage}.log")
+        if reply.status != "passed":
+            raise StageError(reply.reason, reply.hint)
+        answer: dict[str, Any] = json.loads(result.read_bytes())
+        return answer
+
+
+def _final(session: Session, model: str) -> GraphPoint:
+    return graph_points(session.project.models[model].data).final
+
+
+def _check_output(output: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything runs."""
+    if output is None:
+        return
+    if output.suffix != ".npz" or output.is_dir():
+        raise UsageError(f"--output {output} is no .npz file", "name a file that ends in .npz")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"--output {output}: its folder does not exist", "create the folder")
+
+
+def _read_labels(root: Path, output: str, name: str) -> list[str]:
+    """Return the lines of a file. Raises: UsageError: it cannot be read."""
+    where = f"outputs.{output}.labels.file: {name}"
+    try:
+        text = read_limited(root / name, _MAX_LABELS_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{where} is not UTF-8", "save it as UTF-8, one name per line") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{where} cannot be read: {reason}") from None
+    return [line.strip() for line in text.rstrip("\n").split("\n")]
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield engine, latency, inputs and outputs as text."""
+    name = f"{document['model']}:{document['engine']}"
+    why = _REASONS[document["chosen"]]
+    yield f"{name}{why}: {significant(document['latency_ms'])} ms, the first call after loading"
+    for tensor, found in document["inputs"].items():
+        files, steps = first_names(found["files"], _SHOWN_ROWS), found["preprocess"]
+        yield f"  {tensor}: {files}{', ' + steps if steps else ''}"
+    plain = {tensor: found for tensor, found in document["outputs"].items() if "top" not in found}
+    for tensor, found in document["outputs"].items():
+        if tensor not in plain:
+            yield from _class_lines(tensor, found)
+    if plain:
+        yield ""
+        rows = (
+            (
+                tensor,
+                f"{found['dtype']} [{', '.join(map(str, found['shape']))}]",
+                *(_number(found.get(end)) for end in ("min", "max")),
+                _warning(found),
+            )
+            for tensor, found in plain.items()
+        )
+        yield from format_table(("output", "type", "min>", "max>", ""), rows)
+    if document["output"]:
+        yield f"wrote {document['output']}"
+
+
+def _class_lines(tensor: str, found: Mapping[str, Any]) -> Iterator[str]:
+    rows = found["top"]
+    for number, row in enumerate(rows[:_SHOWN_ROWS]):
+        yield ""
+        which = f", row {number + 1} of {len(rows)}" if len(rows) > 1 else ""
+        yield f"{tensor}{which}{_warning(found) and ': '}{_warning(found)}"
+        scores = row["score"]
+        known = [score for score in scores if score is not None]  # JSON has no NaN
+        unit = all(0 <= score <= 1 for score in known)
+        shown = [
+            "NaN" if score is None else f"{100 * score:.2f} %" if unit else significant(score, 4)
+            for score in scores
+        ]
+        yield from (
+            f"  {score:>9}  {label} ({index})"
+            for score, label, index in zip(shown, row["label"], row["index"], strict=True)
+        )
+    if len(rows) > _SHOWN_ROWS:
+        yield f"{plural(len(rows) - _SHOWN_ROWS, 'more row')} (--json has them)"
+
+
+def _number(value: float | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else significant(value, 4)
+
+
+def _warning(found: Mapping[str, Any]) -> str:
+    number = found.get("non_finite")
+    return f"{plural(number, 'value')} NaN or infinite" if number else ""

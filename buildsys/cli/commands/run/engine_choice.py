@@ -1,0 +1,90 @@
+"""The engine that `buildsys run` runs: up to date, verified, and best where none is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from buildsys.cli.command import build_command, unknown_name
+from buildsys.cli.commands.doctor.engines import ENGINE_STAGES, project_reasons
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+from buildsys.execution.freshness import FRESH
+from buildsys.plan.action import Action
+from buildsys.plan.project_plan import model_of
+from buildsys.report.formatting import first_names
+from buildsys.store.ledger import UNAVAILABLE
+
+NAMED, RECOMMENDED, FIRST = "named", "recommended", "first"  # why an engine is chosen
+_SHOWN_ENGINES = 12
+
+
+def named_engines(session: Session, name: str) -> list[Action]:
+    """Return the engines of a name.
+
+    Raises: UsageError: it names none, or those of several models.
+    """
+    actions, targets = session.actions, session.targets_of(name)
+    models = dict.fromkeys(map(model_of, targets))
+    chosen = [actions[target] for target in targets if actions[target].stage in ENGINE_STAGES]
+    variants = dict.fromkeys(f"engine:{one.model}:{one.variant}" for one in chosen)
+    if len(models) == 1 and variants:
+        return [actions[target] for target in variants]
+    known = [
+        f"{model}:{engine['name']}"
+        for model, found in session.project.models.items()
+        for engine in found.data["engines"]
+    ]
+    listed = f"engines: {first_names(known, _SHOWN_ENGINES) or 'none yet'}"
+    if not targets:
+        raise unknown_name("model or engine", name, [*session.project.models, *known], listed)
+    if len(models) > 1:
+        raise UsageError(f"{name!r} names {len(models)} models", listed)
+    if not session.project.models[next(iter(models))].data["engines"]:
+        raise UsageError(f"{next(iter(models))} has no engines", "add `engines` to its manifest")
+    raise UsageError(f"{name!r} is no engine", listed)
+
+
+def choose_engine(session: Session, engines: Sequence[Action], program: str) -> tuple[Action, str]:
+    """Return the engine to run, and why.
+
+    Raises: UsageError: none is up to date and verified.
+    """
+    model, several = engines[0].model, len(engines) > 1
+    preferred = _recommended(session, model) if several else ""
+    problems = {}
+    for engine in sorted(engines, key=lambda engine: engine.variant != preferred):
+        problem = _problem(session, engine)
+        if problem is None:
+            best = RECOMMENDED if engine.variant == preferred else FIRST
+            return engine, best if several else NAMED
+        problems[engine.variant] = problem
+    first, problem = next(iter(problems.items()))
+    name = f"{model}:{first}"
+    if several:
+        listed = "; ".join(f"{engine}: {found}" for engine, found in problems.items())
+        problem = f"no engine of {model} can run ({listed})"
+        raise UsageError(problem, f"`{build_command(program, model)}` builds and verifies them")
+    build = f"{program} build" if program == "buildsys" else program
+    command = f"{build} validate:{model} verify:{name}"
+    raise UsageError(f"{name} cannot run: {problem}", f"`{command}` builds and verifies it")
+
+
+def _recommended(session: Session, model: str) -> str:
+    """Return the engine recommended by an up-to-date report, or ""."""
+    target = f"report:{model}"
+    if session.explain([target])[target].state != FRESH:
+        return ""
+    found = session.result(target).get("recommendation")
+    return str(found.get("engine") or "") if isinstance(found, dict) else ""
+
+
+def _problem(session: Session, engine: Action) -> str | None:
+    """Return the first reason against running an engine, None without any."""
+    # a gate decides on deployment, not on the outputs
+    reason = next(project_reasons(session, engine, with_gate=False), None)
+    result = session.result(engine.target)
+    if result.get("status") == UNAVAILABLE:
+        return f"it is unavailable here: {session.unavailable_reason(engine.target)}"
+    if not (session.project.build / engine.outputs["engine"].path).is_file():
+        return "it is not built"
+    return None if reason is None else reason["problem"]

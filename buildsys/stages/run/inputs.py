@@ -1,0 +1,209 @@
+"""The inputs of an engine from images and arrays in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.manifest.shape_cases import concrete_shape
+from buildsys.models.golden_inputs import require_dtype
+from buildsys.models.images import describe_images, read_images, size_axes, size_of
+from buildsys.onnx_graphs.npz_file import NpzFile, read_npy
+from buildsys.onnx_graphs.tensors import Array, Tensor, load_tensors, save_tensors, tensor_of
+from buildsys.system.suggestions import nearest
+from buildsys.workers.job import Job, StageResult
+
+ARRAY_SUFFIXES = (".npy", ".npz")
+_TENSORS = "__dtypes__"  # an array of our own files, such as golden cases
+_GOLDEN_INPUT = "in."
+
+
+class Given(NamedTuple):
+    """A file for an input."""
+
+    name: str  # "" for all inputs of an .npz file
+    path: Path
+    shown: str  # as typed
+
+
+class Inputs:
+    """The tensors read so far, with the sizes of the dimensions that they imply."""
+
+    def __init__(self, declared: Mapping[str, Mapping[str, Any]], dims: Mapping[str, Any]) -> None:
+        self._declared = declared  # name -> shape, dtype, preprocess
+        self._spans = dims  # name -> min, max, multiple_of
+        self._sizes: dict[str, tuple[int, str]] = {}  # dimension -> size, the file that has it
+        self.tensors: dict[str, Tensor] = {}
+        self.origins: dict[str, list[str]] = {}  # files
+        self.steps: dict[str, str] = {}  # of images
+
+    def add_array(self, name: str, tensor: Tensor, what: str, origin: str) -> None:
+        """Take an array. Raises: StageError: it does not fit the input, or has NaN."""
+        declared = self._declared[name]
+        wanted = self._format_shape(name)
+        if tensor.dtype != declared["dtype"]:
+            require_dtype(tensor.array, declared["dtype"], what, f"the input {name}")
+            tensor = tensor_of(tensor.array, declared["dtype"])
+        shape = tensor.shape
+        sizes = list(zip(declared["shape"], shape, strict=False))
+        if len(shape) != len(declared["shape"]) or any(
+            isinstance(size, int) and size != found for size, found in sizes
+        ):
+            problem = f"{what} has the shape {list(shape)}, the input {name} takes {wanted}"
+            raise StageError(problem, "change its shape")
+        for size, found in sizes:
+            self._bind(size, found, what)
+        values = tensor.values()
+        if values.dtype.kind in "fc" and (count := int(np.isnan(values).sum())):
+            raise StageError(f"{what} has {count} NaN of {values.size} values", "replace them")
+        self.tensors[name] = tensor
+        self.origins[name] = [origin]
+
+    def add_images(self, name: str, files: Sequence[Given]) -> None:
+        """Take images as a batch. Raises: StageError: they cannot be read or do not fit."""
+        declared = self._declared[name]
+        fields, shape = declared["preprocess"], list(declared["shape"])
+        if len(shape) == 4:
+            self._bind(shape[0], len(files), f"the images of {name}")
+        batch = shape[0] if len(shape) == 4 else 1
+        if isinstance(batch, int) and batch != len(files):
+            problem = f"the input {name} takes {batch} at a time, {len(files)} given"
+            raise StageError(problem, f"name {batch}: --input {name}=FILE, repeated")
+        axes = size_axes(fields)
+        for given in files if any(isinstance(shape[axis], str) for axis in axes) else ():
+            found = size_of(given.path, fields)
+            names = [shape[axis] for axis in axes]
+            if names[0] == names[1]:
+                found = (min(found), min(found))
+            for dim, size in zip(names, found, strict=True):
+                if isinstance(dim, str):
+                    self._bind(dim, self._within(dim, size), given.shown)
+        concrete = concrete_shape(shape, {dim: size for dim, (size, _) in self._sizes.items()})
+        paths = [given.path for given in files]
+        self.tensors[name] = read_images(paths, fields, name, concrete, declared["dtype"])
+        self.origins[name] = [given.shown for given in files]
+        self.steps[name] = describe_images(fields, concrete)
+
+    def _bind(self, dim: int | str, size: int, what: str) -> None:
+        """Note the size of a dimension. Raises: StageError: it is another one, or out of range."""
+        if not isinstance(dim, str):
+            return
+        known, other = self._sizes.setdefault(dim, (size, what))
+        if known != size:
+            raise StageError(
+                f"{dim} is {size} in {what}, but {known} in {other}", "give files of equal sizes"
+            )
+        span = self._spans[dim]
+        multiple = span["multiple_of"] or 1
+        if not span["min"] <= size <= span["max"] or size % multiple:
+            steps = f" in steps of {multiple}" if multiple != 1 else ""
+            problem = f"{dim} is {size} in {what}, the engine takes {span['min']} to {span['max']}"
+            raise StageError(problem + steps, f"change it, or widen dims.{dim} and build again")
+
+    def _within(self, dim: str, size: int) -> int:
+        """Return the size nearest to that of an image in the range of a dimension."""
+        span = self._spans[dim]
+        multiple = span["multiple_of"] or 1
+        return max(span["min"], min(span["max"], size // multiple * multiple))
+
+    def _format_shape(self, name: str) -> str:
+        return f"[{', '.join(map(str, self._declared[name]['shape']))}]"
+
+
+def run(job: Job) -> StageResult:
+    """Write the inputs of an engine to an .npz file.
+
+    Raises: StageError: a file cannot be read or does not fit, or an input is missing.
+    """
+    declared = job.options["inputs"]
+    given = [Given(name, Path(path), shown) for name, path, shown in job.options["files"]]
+    found = Inputs(declared, job.options["dims"])
+    images: dict[str, list[Given]] = {}
+    for one in given:
+        if one.path.suffix.lower() not in ARRAY_SUFFIXES:
+            images.setdefault(one.name, []).append(one)
+            continue
+        for name, tensor, what in _arrays(one, declared):
+            if name in found.tensors:
+                problem = f"the input {name} is given twice"
+                raise StageError(problem, f"remove {one.shown} or {found.origins[name][0]}")
+            found.add_array(name, tensor, what, one.shown)
+    for name, files in images.items():
+        if name in found.tensors:
+            problem = f"the input {name} is given as an image and as an array"
+            raise StageError(problem, f"remove {files[0].shown} or {found.origins[name][0]}")
+        found.add_images(name, files)
+    missing = [name for name in declared if name not in found.tensors]
+    if missing:
+        text = f"the engine also needs the input {', '.join(missing)}"
+        raise StageError(text, f"add --input {missing[0]}=FILE")
+    save_tensors(job.outputs["inputs"], {name: found.tensors[name] for name in declared})
+    return StageResult(
+        figures={
+            "inputs": {
+                name: {
+                    "files": found.origins[name],
+                    "dtype": found.tensors[name].dtype,
+                    "shape": list(found.tensors[name].shape),
+                    "preprocess": found.steps.get(name, ""),
+                }
+                for name in declared
+            }
+        }
+    )
+
+
+def _arrays(
+    given: Given, declared: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, Tensor, str]]:
+    """Yield name, tensor and its name for messages of every array in a file.
+
+    Raises: StageError: it cannot be read, or has no array of the input's name.
+    """
+    kind = given.path.suffix.lower()
+    try:
+        if kind == ".npy":
+            yield given.name, tensor_of(_numbers(read_npy(given.path), given.shown)), given.shown
+            return
+        arrays: Mapping[str, Any] = NpzFile(given.path)
+        if _TENSORS in arrays:  # written by us: types unknown to numpy, inputs of golden cases
+            arrays = load_tensors(given.path)
+            golden = {n[len(_GOLDEN_INPUT) :]: t for n, t in arrays.items() if n[:3] == "in."}
+            arrays = golden or arrays
+        names = list(arrays)
+        single = {names[0]} if len(names) == 1 else set()
+        if not names:
+            raise StageError(f"{given.shown} has no arrays", "save it with numpy.savez")
+        if given.name:
+            chosen = {given.name: given.name if given.name in arrays else next(iter(single), "")}
+        elif len(declared) == 1 and single:
+            chosen = {next(iter(declared)): names[0]}
+        else:
+            chosen = {name: name for name in arrays}
+        for name, key in chosen.items():
+            if name not in declared or not key:
+                wrong, known = (key, declared) if key else (name, names)
+                near = nearest(wrong, known, count=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+                problem = f"has no array {name}" if not key else f"has the array {key}, no input"
+                raise StageError(f"{given.shown} {problem}", hint)
+            value = arrays[key]
+            what = f"{given.shown}: {key}"
+            yield (
+                name,
+                value if isinstance(value, Tensor) else tensor_of(_numbers(value, what)),
+                what,
+            )
+    except (OSError, ValueError) as error:
+        hint = "save it with numpy.save" + ("z" if kind == ".npz" else "")
+        raise StageError(f"{given.shown} cannot be read: {error}", hint) from error
+
+
+def _numbers(array: Array, what: str) -> Array:
+    if array.dtype.kind not in "biufcSU":
+        raise StageError(f"{what} has the type {array.dtype}", "save it as numbers or strings")
+    return array

@@ -1,0 +1,52 @@
+"""Images for an engine, compared with the transforms of torchvision's trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.models import get_weight
+
+from buildsys.errors import StageError
+from buildsys.models.images import read_images
+from buildsys.stages.run.labels import categories
+
+FIELDS: dict[str, Any] = {
+    "resize": 256, "pad": None, "interpolation": "bilinear", "color": "rgb", "layout": "nchw",
+    "divide": 255.0, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes"),
+    [
+        ("ResNet18_Weights.IMAGENET1K_V1", {}),
+        ("Swin_T_Weights.IMAGENET1K_V1", {"resize": 232, "interpolation": "bicubic"}),
+    ],
+)
+@pytest.mark.parametrize("size", [(301, 467), (640, 481), (40, 47), (256, 256)])
+def test_an_image_equals_that_of_the_weights_bit_by_bit(
+    tmp_path: Path, weights: str, changes: dict[str, Any], size: tuple[int, int]
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    file = tmp_path / "photo.png"
+    Image.fromarray(pixels).save(file)
+    found = read_images([file], {**FIELDS, **changes}, "x", (1, 3, 224, 224), "float32").array
+    with Image.open(file) as image:
+        expected = get_weight(weights).transforms()(image).numpy()
+    assert np.array_equal(found[0], expected)
+
+
+def test_categories_come_from_weights_without_their_file() -> None:
+    assert categories("ResNet50_Weights.IMAGENET1K_V2")[258] == "Samoyed"
+    for name, message in (
+        ("ResNet50_Weight.V1", "torchvision has no weights ResNet50_Weight; did you mean ResNet50"),
+        ("ResNet50_Weights.V1", "ResNet50_Weights has no V1; it has IMAGENET1K_V1, IMAGENET1K_V2"),
+        ("Raft_Small_Weights.C_T_V1", "Raft_Small_Weights.C_T_V1 has no categories; name the"),
+    ):
+        with pytest.raises(StageError) as error:
+            categories(name)
+        assert str(error.value).startswith(message)

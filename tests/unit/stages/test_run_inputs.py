@@ -1,0 +1,168 @@
+"""Files as inputs of an engine: images, arrays, and files that are refused."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import load_tensors, save_case, save_tensors, tensor_of
+from buildsys.stages.run.inputs import run
+from buildsys.workers.job import Job
+
+PREPROCESS: dict[str, Any] = {
+    "resize": None, "pad": None, "interpolation": "bilinear", "color": "rgb", "layout": "nchw",
+    "divide": 255.0, "mean": [0.0], "std": [1.0],
+}  # fmt: skip
+IMAGE = {"shape": ["batch", 3, 4, 4], "dtype": "float32", "preprocess": PREPROCESS}
+IDS = {"shape": ["batch", "length"], "dtype": "int64", "preprocess": None}
+DIMS = {
+    "batch": {"min": 1, "max": 4, "multiple_of": 1},
+    "length": {"min": 2, "max": 8, "multiple_of": 2},
+    "height": {"min": 8, "max": 32, "multiple_of": 8},
+    "width": {"min": 8, "max": 64, "multiple_of": 8},
+}
+ONE, TWO = {"image": IMAGE}, {"image": IMAGE, "ids": IDS}
+ZEROS = np.zeros((1, 3, 4, 4), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8), (255, 0, 0)).save("red.png")
+    Image.new("RGB", (40, 20), (0, 255, 0)).save("wide.png")
+    return tmp_path
+
+
+def read(declared: dict[str, Any], *files: str) -> dict[str, Any]:
+    """Return the tensors of files, each written as NAME=FILE or FILE."""
+    given = []
+    for text in files:
+        name, equals, file = text.partition("=")
+        given.append([name if equals else "", str(Path(file or name).absolute()), file or name])
+    job = Job(
+        target="run:net:ort", stage="", model="net", variant="ort",
+        options={"inputs": declared, "dims": DIMS, "files": given}, inputs={},
+        outputs={"inputs": Path("inputs.npz")}, project=Path.cwd(),
+    )  # fmt: skip
+    run(job)
+    return load_tensors(Path("inputs.npz"))
+
+
+def test_images_are_a_batch() -> None:
+    found = read(ONE, "image=red.png", "image=wide.png")["image"]
+    assert found.shape == (2, 3, 4, 4)
+    assert found.array[:, :, 0, 0].tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_an_image_keeps_its_size_where_it_is_dynamic() -> None:
+    free = {**IMAGE, "shape": ["batch", 3, "height", "width"]}
+    assert read({"image": free}, "image=wide.png")["image"].shape == (1, 3, 16, 40)
+    larger = {**free, "preprocess": {**PREPROCESS, "resize": 40}}
+    assert read({"image": larger}, "image=wide.png")["image"].shape == (1, 3, 32, 64)
+    square = {**IMAGE, "shape": ["batch", 3, "height", "height"]}
+    assert read({"image": square}, "image=wide.png")["image"].shape == (1, 3, 16, 16)
+    with pytest.raises(StageError, match=r"height is 16 in wide.png, but 8 in red.png"):
+        read({"image": free}, "image=red.png", "image=wide.png")
+
+
+def test_arrays_come_from_npy_and_npz_files() -> None:
+    np.save("ids.npy", np.zeros((1, 4), np.int64))
+    np.savez("any.npz", whatever=ZEROS)
+    np.savez("all.npz", image=ZEROS, ids=np.ones((1, 2), np.int64))
+    found = read(TWO, "ids=ids.npy", "image=any.npz")
+    assert (found["ids"].shape, found["image"].shape) == ((1, 4), (1, 3, 4, 4))
+    assert read(TWO, "all.npz")["ids"].array.tolist() == [[1, 1]]
+    assert read(ONE, "any.npz")["image"].shape == (1, 3, 4, 4)
+    np.save("foreign.npy", ZEROS.astype(">f4"))
+    assert read(ONE, "image=foreign.npy")["image"].array.dtype == np.float32
+
+
+def test_our_own_files_are_inputs() -> None:
+    save_case(Path("opt.npz"), {"image": tensor_of(ZEROS)}, {"y": tensor_of(ZEROS)})
+    assert read(ONE, "opt.npz").keys() == {"image"}
+    half = {"image": {**IMAGE, "dtype": "bfloat16"}}
+    save_tensors(Path("half.npz"), {"image": tensor_of(ZEROS, "bfloat16")})
+    assert read(half, "half.npz")["image"].dtype == "bfloat16"
+    np.save("full.npy", ZEROS)  # numpy has no bfloat16
+    assert read(half, "image=full.npy")["image"].dtype == "bfloat16"
+
+
+class Attack:
+    """A pickle that leaves a trace when it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("executed"),)
+
+
+MISTAKES = {
+    "wrong.npz": ({"image": np.zeros((1, 3, 4, 5), np.float32)},
+        "wrong.npz: image has the shape [1, 3, 4, 5], the input image takes [batch, 3, 4, 4]"),
+    "rank.npz": ({"image": np.zeros((3, 4, 4), np.float32)},
+        "rank.npz: image has the shape [3, 4, 4], the input image takes [batch, 3, 4, 4]"),
+    "double.npz": ({"image": np.zeros((1, 3, 4, 4))},
+        "double.npz: image is float64, the input image is float32; save it as float32"),
+    "nan.npz": ({"image": np.full((1, 3, 4, 4), np.nan, np.float32)},
+        "nan.npz: image has 48 NaN of 48 values; replace them"),
+    "many.npz": ({"image": np.zeros((9, 3, 4, 4), np.float32)},
+        "batch is 9 in many.npz: image, the engine takes 1 to 4; change it, or widen dims.batch"),
+    "names.npz": ({"imgae": ZEROS, "ids": np.zeros((1, 2), np.int64)},
+        "names.npz has the array imgae, no input; did you mean image?"),
+    "odd.npz": ({"image": ZEROS, "ids": np.zeros((1, 3), np.int64)},
+        "length is 3 in odd.npz: ids, the engine takes 2 to 8 in steps of 2"),
+    "both.npz": ({"image": ZEROS, "ids": np.zeros((2, 2), np.int64)},
+        "batch is 2 in both.npz: ids, but 1 in both.npz: image"),
+    "part.npz": ({"image": ZEROS}, "the engine also needs the input ids; add --input ids=FILE"),
+    "dates.npz": ({"image": ZEROS.astype("M8[s]"), "ids": ZEROS},
+        "dates.npz: image has the type datetime64[s]; save it as numbers or strings"),
+    "none.npz": ({}, "none.npz has no arrays; save it with numpy.savez"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_an_unsuitable_array_is_one_sentence(name: str) -> None:
+    arrays, message = MISTAKES[name]
+    np.savez(name, **arrays)  # type: ignore[arg-type]
+    with pytest.raises(StageError) as error:
+        read(TWO, name)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["evil.npz", "evil.npy", "pickle.npy"])
+def test_no_file_executes_code(folder: Path, name: str) -> None:
+    objects = np.array([Attack()], dtype=object)
+    if name == "pickle.npy":
+        (folder / name).write_bytes(pickle.dumps(Attack()))
+    elif name == "evil.npy":
+        np.save(name, objects, allow_pickle=True)
+    else:
+        np.savez(name, image=objects)
+    with pytest.raises(StageError, match=f"{name} cannot be read: .*; save it with numpy.save"):
+        read(ONE, f"image={name}")
+    assert not (folder / "executed").exists()
+
+
+def test_other_mistakes_are_one_sentence_each(folder: Path) -> None:
+    np.save("image.npy", ZEROS)
+    fixed = {"image": {**IMAGE, "shape": [2, 3, 4, 4]}}
+    single = {"image": {**IMAGE, "shape": [3, 4, 4]}}
+    (folder / "text.npz").write_text("no archive")
+    (folder / "text.npy").write_text("no array")
+    for declared, files, message in (
+        (fixed, ["image=red.png"], "the input image takes 2 at a time, 1 given; name 2: --input"),
+        (single, ["image=red.png"] * 2, "the input image takes 1 at a time, 2 given; name 1"),
+        (ONE, ["image=red.png"] * 5, "batch is 5 in the images of image, the engine takes 1 to 4"),
+        (ONE, ["image=image.npy"] * 2, "the input image is given twice; remove image.npy or"),
+        (ONE, ["image=red.png", "image=image.npy"], "the input image is given as an image and as"),
+        (ONE, ["image=text.npz"], "text.npz cannot be read: File is not a zip file; save it with"),
+        (ONE, ["image=text.npy"], "text.npy cannot be read: text.npy is not an array; save it"),
+    ):
+        with pytest.raises(StageError) as error:
+            read(declared, *files)
+        assert str(error.value).startswith(message)
