@@ -108,7 +108,7 @@ class Inputs:
         """Return the size nearest to that of an image in the range of a dimension."""
         span = self._spans[dim]
         multiple = span["multiple_of"] or 1
-        return max(span["min"], min(span["max"], size // multiple * multiple))
+        return int(max(span["min"], min(span["max"], size // multiple * multiple)))
 
     def _format_shape(self, name: str) -> str:
         return f"[{', '.join(map(str, self._declared[name]['shape']))}]"
