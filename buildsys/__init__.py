@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from buildsys.errors import EngineError
+    from buildsys.runtime.device_arrays import DeviceArray
     from buildsys.runtime.load import load_engine
     from buildsys.system.compatibility.check import can_run
 
 __version__ = "0.1.0"
-__all__ = ["EngineError", "__version__", "can_run", "load_engine"]
+__all__ = ["DeviceArray", "EngineError", "__version__", "can_run", "load_engine"]
 
 _MODULES = {
+    "DeviceArray": "runtime.device_arrays",
     "EngineError": "errors",
     "can_run": "system.compatibility.check",
     "load_engine": "runtime.load",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engine_jobs import resolved, save_at, stage_job
+from onnx import ModelProto
 from small_graphs import conv_bn
 
 from buildsys.stages.engine import stage as engine
@@ -31,8 +32,8 @@ RTX4090 = {
 }
 
 
-def build(folder: Path, backend: str, **fields: Any) -> Path:
-    model = save_at(folder / "model.onnx", conv_bn())
+def build(folder: Path, backend: str, network: ModelProto | None = None, **fields: Any) -> Path:
+    model = save_at(folder / "model.onnx", network or conv_bn())
     job = stage_job(resolved({"backend": backend, **fields}), "engine", folder / "build", model)
     result = engine.run(job)
     assert result.status == "passed", result.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
-from built_engines import copied, edit
+from built_engines import build, copied, edit
+from small_graphs import make_model
 
 import buildsys
 from buildsys import EngineError, load_engine
@@ -232,6 +235,24 @@ def test_close_waits_for_running_calls(built: Path) -> None:
     closing.join(60)
     assert not closing.is_alive()
     waiting.shutdown()
+
+
+def test_the_example_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "deploying.md").read_text(encoding="utf-8")
+    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    ports = (onnx.TensorProto.FLOAT, ["batch", 3, 224, 224])
+    node = onnx.helper.make_node("Relu", ["input0"], ["output0"])
+    folder = tmp_path / "build" / "resnet18" / "engine"
+    built = build(
+        tmp_path / "built", "onnxruntime", make_model([node], {"input0": ports}, {"output0": ports})
+    )
+    folder.mkdir(parents=True)
+    built.parent.rename(folder / "ort-cpu")
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    assert capsys.readouterr().out == "(1, 3, 224, 224)\n"
 
 
 def test_importing_buildsys_loads_nothing_else() -> None:
