@@ -20,6 +20,7 @@ from buildsys.cli.command import (
     program_of,
 )
 from buildsys.cli.project_root import typed_path
+from buildsys.cli.worker_pool import open_pool
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import Project, check_manifests, empty_project
 from buildsys.system.files import replace_file
@@ -67,7 +68,7 @@ class New(ProjectCommand):
             raise UsageError(f"{_shown(file)} exists already", "choose another name, or remove it")
         source, defaults = _source(root, options["from"])
         inputs = dict(map(_input, options["input"]))
-        with WorkerPool(project.state) as pool:
+        with open_pool(project.state) as pool:
             found = _try(pool, project, model, {**defaults, **source, "seed": 0}, inputs)
         _write(project, file, model, source, found)
         print_lines([f"wrote {_shown(file)}", f"next: {build_command(program_of(self), model)}"])
@@ -95,7 +96,7 @@ class Import(ProjectCommand):
             hint = "name a folder of the project with ONNX files"
             raise UsageError(f"there are no ONNX files in {names[0]}", hint)
         project, code = empty_project(root), 0
-        with WorkerPool(project.state) as pool:
+        with open_pool(project.state) as pool:
             for network, model in zip(networks, _model_names(networks, folder), strict=True):
                 file = project.configs / "models" / f"{model}.yaml"
                 source = {"onnx": network.relative_to(root).as_posix()}

@@ -20,12 +20,12 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.session import Session
+from buildsys.cli.worker_pool import open_pool
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import changes_golden, graph_points, size_ranges
-from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
 
 SCHEMA = "buildsys/stress/1"
@@ -99,7 +99,7 @@ def _run_stage(
             outputs={"result": Path(folder) / "stress.json"},
             project=project.root,
         )
-        with WorkerPool(project.state) as pool:
+        with open_pool(project.state) as pool:
             pool.run(job, log=Path(folder) / "stress.log", on_event=_show)
         _show({})
         result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())

@@ -39,10 +39,13 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
 
     A job's process ends with this one, however that ends; ``close`` ends it at once. A server may
     stay for a while, so that the next run finds its libraries loaded (``BUILDSYS_WORKER_IDLE``).
+    ``texts`` caches facts about libraries; a pool with it uses no server of one without.
     """
 
-    def __init__(self, state: Path, *, python: str = sys.executable) -> None:
-        self.texts: TextCache | None = None  # of facts about libraries
+    def __init__(
+        self, state: Path, texts: TextCache | None = None, *, python: str = sys.executable
+    ) -> None:
+        self.texts = texts
         self._folder = state / "workers"
         self._python = python
         self._servers: dict[tuple[object, ...], ServerHandle] = {}

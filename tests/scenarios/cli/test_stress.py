@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from project_folder import ProjectFolder
+
+from buildsys.workers.client.status import list_servers
 
 BRANCH = '''
 
@@ -14,6 +17,13 @@ class Branch(Linear):
     def forward(self, x):
         return super().forward(x) + (1.0 if x.shape[0] == 23 else 0.0)
 '''
+
+
+def torch_servers(project: ProjectFolder) -> list[int]:
+    """Return the pids of the project's worker servers that have loaded torch."""
+    records = (server.record for server in list_servers(project.environment))
+    ours = (one for one in records if Path(one.log).is_relative_to(project.root))
+    return [one.pid for one in ours if one.kind == "torch"]
 
 
 def test_stress_finds_what_validate_did_not_compare(project: ProjectFolder) -> None:
@@ -28,9 +38,10 @@ def test_stress_finds_what_validate_did_not_compare(project: ProjectFolder) -> N
     assert "export:lin is not up to date; run `doit validate:lin` first" in early.err
 
     assert project.doit("validate:lin").code == 0
-    before = project.files()
+    before, server = project.files(), torch_servers(project)
     found = project.doit("stress", "lin", "-n", "6", "--seed", "5", "--json")
     assert project.files() == before
+    assert torch_servers(project) == server  # torch was not loaded again
     assert found.code == 1, found.err
     document = json.loads(found.out)
     assert document["schema"] == "buildsys/stress/1"

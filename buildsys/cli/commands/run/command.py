@@ -31,6 +31,7 @@ from buildsys.cli.commands.run.engine_choice import (
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.cli.worker_pool import open_pool
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.problem import suggest_file
 from buildsys.manifest.surgery_interface import WHENS, steps_of
@@ -188,7 +189,7 @@ class _Call:
         }
         values = self._folder / "inputs.npz"
         toolchain = self._engine.toolchain
-        with WorkerPool(project.state) as pool:
+        with open_pool(project.state) as pool:
             options = {"inputs": declared, "dims": point.dims, "files": files}
             found = self._work(pool, "inputs", options, outputs={"inputs": values})
             names = self._labels(pool)
