@@ -39,6 +39,7 @@ _TOOLCHAIN_PRELOAD = ("numpy",)  # an engine library may crash or hang: only its
 DEFAULT_INTERPRETER_STAGES = frozenset({"bench", "gate"})
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
 _STRESS = "buildsys.stages.validate.stress"
+_LABELS = "buildsys.stages.run.labels"  # imports torchvision
 _TORCH_STAGES = frozenset({"export", "reference", _STRESS})
 # imported by the first dynamo export; saves 0.3 s of each later one
 _DYNAMO = (
@@ -58,6 +59,8 @@ def server_kind_of(job: Job) -> ServerKind:
     toolchain = toolchain_of(job)
     if toolchain is not None:
         return ServerKind(f"toolchain-{toolchain.name}", preload=_TOOLCHAIN_PRELOAD)
+    if job.stage == _LABELS:
+        return TORCH
     if "." in job.stage and job.stage != _STRESS:
         return BARE
     if job.stage == "bench":

@@ -14,7 +14,7 @@ from doit.dependency import SqliteDB
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 from doit.runner import ERROR as TASK_ERROR
 
-from buildsys.cli.command import INTERRUPTED, option
+from buildsys.cli.command import INTERRUPTED, option, program_of
 from buildsys.cli.commands.doit_commands import FilteredCommand
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.interruption import on_interruption
@@ -84,6 +84,9 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             arguments = [argument.replace("--stress", "--count", 1) for argument in in_args]
             stress = Stress(config=self.config, bin_name=self.bin_name)
             return stress.parse_execute(arguments)
+        if any(argument.partition("=")[0] == "--input" for argument in in_args):
+            engine = "buildsys run" if program_of(self) == "buildsys" else "doit infer"
+            raise InvalidCommand(f"{self.name} builds, it takes no --input; type `{engine}`")
         return super().parse_execute(in_args)
 
     def execute(self, params: Any, args: list[str]) -> Any:

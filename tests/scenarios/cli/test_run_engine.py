@@ -44,5 +44,5 @@ def test_a_verified_engine_gives_the_golden_outputs(ready_built: ReadyProject) -
     assert "`doit validate:a verify:a:ort` builds and verifies it" in stale.err
     shutil.rmtree(root / "build")
     missing = ready_built.doit("infer", "a", "--input", "labels.txt", "--output", "new.npz")
-    assert "a:ort cannot run: it is not built; `doit validate:a verify:a:ort`" in missing.err
+    assert "a:ort cannot run: not built; `doit validate:a verify:a:ort`" in missing.err
     assert not (root / "new.npz").exists()

@@ -104,6 +104,8 @@ def test_run_builds_in_doit_and_runs_an_engine_in_buildsys(doit: Doit) -> None:
     assert doit.session.finished == {}
     doit.program = "doit"
     assert "there is no dodo.py here" in doit("infer", "a")[1]
+    code, out = doit("run", "a", "--input", "x.npy")
+    assert (code, out) == (3, "ERROR: run builds, it takes no --input; type `doit infer`\n")
 
 
 def test_options_for_doits_run_are_those_of_build(

@@ -34,6 +34,7 @@ class Project:
         self.report_state = "fresh"
         self.jobs: list[Any] = []
         self.outputs: dict[str, Any] = {}
+        self.files = ["photo.jpg"]
         self.session, _ = make_session(root, "net", inputs=INPUTS, outputs=OUTPUTS, dims=DIMS)
         for engine in ("ort", "rtx"):
             self.engine(engine).parent.mkdir(parents=True)
@@ -80,7 +81,7 @@ class Project:
         stage = job.stage.rpartition(".")[2]
         answers = {
             "inputs": {"inputs": {"x": {
-                "files": ["photo.jpg"], "dtype": "float32", "shape": [1, 3, 8, 8],
+                "files": self.files, "dtype": "float32", "shape": [1, 3, 8, 8],
                 "preprocess": "resized to 8 x 8",
             }}},
             "engine": {"latency_ms": 1.25, "outputs": self.outputs},
@@ -131,7 +132,7 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
     project.engine("rtx").unlink()
     assert project.refusal() == (
         "no engine of net can run (ort: verify:net:ort has not run on the current files: never "
-        "built; rtx: it is not built); `buildsys build net` builds and verifies them"
+        "built; rtx: not built); `buildsys build net` builds and verifies them"
     )
 
 
@@ -143,7 +144,7 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
         (["net:otr"], {}, "there is no model or engine 'net:otr'; nearest: net:ort"),
         (["export:net"], {}, "'export:net' is no engine; engines: net:ort, net:rtx"),
         (["net"], {"input": []}, "run needs values for x, mask: add --input NAME=FILE; "
-            "`buildsys build net` builds"),
+            "to build, type `buildsys build net`"),
         (["net"], {"input": ["X=x.npy"]}, "there is no input 'X'; nearest: x"),
         (["net"], {"input": ["x=foto.jpg"]}, "there is no file foto.jpg; did you mean photo.jpg?"),
         (["net"], {"input": ["x.npy"]}, "net has several inputs; write --input NAME=x.npy; inputs"),
@@ -213,6 +214,9 @@ def test_classes_and_ranges_are_printed_and_outputs_written(
         "w       float32 []    —       —  1 value NaN or infinite",
         "wrote out.npz",
     ]
+    project.files = ["a.jpg", "b.jpg"]
+    assert project.run("net:ort") == 0
+    assert {"y, a.jpg", "y, b.jpg"} <= {*capsys.readouterr().out.splitlines()}
     assert project.run("net:ort", json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "buildsys/run/1"

@@ -34,6 +34,8 @@ def _job(stage: str, **options: Any) -> Job:
         (_job("report"), "light"),
         (_job("buildsys.stages.validate.stress", source={"python": "net.py:make"}), "torch"),
         (_job("buildsys.stages.validate.stress", source={"onnx": "given.onnx"}), "light"),
+        (_job("buildsys.stages.run.labels", weights=["ResNet18_Weights.DEFAULT"]), "torch"),
+        (_job("buildsys.stages.run.inputs"), "bare"),
         (_job("team.stages.prune"), "bare"),
     ],
 )

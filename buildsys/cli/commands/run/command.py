@@ -58,10 +58,10 @@ class Run(ProjectCommand):
     doc_purpose = "run a built engine on images or arrays"
     doc_usage = "MODEL[:ENGINE] --input [NAME=]FILE"
     doc_description = (
-        "FILE is an image, to which the manifest's `preprocess` is applied, or an array: .npy, or\n"
-        ".npz with the array NAME; without NAME, an .npz file has all inputs. Images given\n"
-        "repeatedly for an input are a batch. Without ENGINE, the engine recommended by the\n"
-        "report runs. Only engines that are up to date and verified run"
+        "FILE is an image, to which the manifest's `preprocess` is applied, or an array: .npy, or "
+        ".npz with the array NAME; without NAME, an .npz file has all inputs. Several images for "
+        "an input are a batch. Without ENGINE, the one that the report recommends runs. "
+        "Only engines that are up to date and verified run."
     )
     options = (
         option("input", "a file for an input; may be repeated", type=list, default=[]),
@@ -85,7 +85,7 @@ class Run(ProjectCommand):
         if not options["input"]:
             inputs = ", ".join(_final(session, model).inputs)
             problem = f"{self.name} needs values for {inputs}: add --input NAME=FILE"
-            hint = f"`buildsys build {names[0]}` builds" if program == "buildsys" else ""
+            hint = f"to build, type `buildsys build {names[0]}`" if program == "buildsys" else ""
             raise UsageError(problem, hint)
         engine, why = choose_engine(session, candidates, program)
         network = Network.of(session, model)
@@ -296,7 +296,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     plain = {tensor: found for tensor, found in document["outputs"].items() if "top" not in found}
     for tensor, found in document["outputs"].items():
         if tensor not in plain:
-            yield from _class_lines(tensor, found)
+            yield from _class_lines(tensor, found, document["inputs"])
     if plain:
         yield ""
         rows = (
@@ -313,11 +313,16 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"wrote {document['output']}"
 
 
-def _class_lines(tensor: str, found: Mapping[str, Any]) -> Iterator[str]:
+def _class_lines(
+    tensor: str, found: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield the best classes of each row, named by its image if there is one."""
     rows = found["top"]
+    images = [one["files"] for one in inputs.values() if len(one["files"]) == len(rows) > 1]
     for number, row in enumerate(rows[:_SHOWN_ROWS]):
         yield ""
         which = f", row {number + 1} of {len(rows)}" if len(rows) > 1 else ""
+        which = f", {images[0][number]}" if len(images) == 1 else which
         yield f"{tensor}{which}{_warning(found) and ': '}{_warning(found)}"
         scores = row["score"]
         known = [score for score in scores if score is not None]  # JSON has no NaN

@@ -61,7 +61,10 @@ def choose_engine(session: Session, engines: Sequence[Action], program: str) -> 
     first, problem = next(iter(problems.items()))
     name = f"{model}:{first}"
     if several:
-        listed = "; ".join(f"{engine}: {found}" for engine, found in problems.items())
+        groups: dict[str, list[str]] = {}
+        for engine_name, found in problems.items():
+            groups.setdefault(found, []).append(engine_name)
+        listed = "; ".join(f"{', '.join(names)}: {found}" for found, names in groups.items())
         problem = f"no engine of {model} can run ({listed})"
         raise UsageError(problem, f"`{build_command(program, model)}` builds and verifies them")
     build = f"{program} build" if program == "buildsys" else program
@@ -84,7 +87,7 @@ def _problem(session: Session, engine: Action) -> str | None:
     reason = next(project_reasons(session, engine, with_gate=False), None)
     result = session.result(engine.target)
     if result.get("status") == UNAVAILABLE:
-        return f"it is unavailable here: {session.unavailable_reason(engine.target)}"
+        return f"unavailable here: {session.unavailable_reason(engine.target)}"
     if not (session.project.build / engine.outputs["engine"].path).is_file():
-        return "it is not built"
+        return "not built"
     return None if reason is None else reason["problem"]
