@@ -79,6 +79,8 @@ def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
     page = (ready.root / "build/report/a.html").read_text()
     assert "built in the toolchain other (python " in page
     assert "onnxruntime (other)" in page
+    ran = ready.doit("infer", "a:other", "--input", "build/a/reference/opt.npz")
+    assert (ran.code, ran.err, ran.out[:9]) == (0, "", "a:other: ")
     assert ready.doit("debug", "engine:a:other", "--keep", "kept").code == 0
     debugged = json.loads((ready.root / "kept/a/engine/other/engine.json").read_bytes())
     assert debugged["toolchain"] == built["toolchain"]
