@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from buildsys.backends.interface import Backend, DeviceSession, Port, Session
 from buildsys.errors import EngineError, StageError
@@ -59,7 +60,10 @@ class Engine:
 
         A mapping is for names that are no identifiers. See ``run``.
         """
-        return self.run({**inputs, **arrays} if inputs else arrays)
+        if inputs is None:
+            return self.run(arrays)
+        merges = arrays and isinstance(inputs, Mapping)
+        return self.run({**inputs, **arrays} if merges else inputs)
 
     def run(
         self,
@@ -93,8 +97,14 @@ class Engine:
         if os.getpid() != self._process:
             problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
             raise EngineError(problem, "load the engine in the process that runs it")
+        if not isinstance(inputs, Mapping):
+            problem = f"the inputs of {self.name} are a value of type {type(inputs).__name__}"
+            raise EngineError(problem, "pass them by name, engine(NAME=array), or as a mapping")
         if inputs.keys() != self._readers.keys():
             raise self._wrong_names(inputs)
+        if profile is not None and not self.profiles:
+            problem = f"{self.name} has no optimization profiles"
+            raise EngineError(problem, "leave out `profile`")
         try:
             on_gpu = [value for value in inputs.values() if is_on_gpu(value)]
             if self._takes_gpu_memory and on_gpu:
@@ -163,6 +173,16 @@ class Engine:
     ) -> None:
         """Close the engine."""
         self.close()
+
+    def __del__(self) -> None:
+        """Close the engine: memory of a GPU is not freed otherwise."""
+        if hasattr(self, "_pool"):
+            with suppress(StageError):
+                self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or sent to another process."""
+        raise EngineError(f"{self.name} cannot be copied or pickled", "load it where it runs")
 
     def __repr__(self) -> str:
         """Return the name, the backend and the inputs and outputs."""

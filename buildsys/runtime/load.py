@@ -38,8 +38,8 @@ def load_engine(
     Raises: EngineError: the engine cannot run here, or an argument is wrong; one sentence with the
     remedy.
     """
-    if concurrency is not None and concurrency < 1:
-        raise EngineError(f"concurrency is {concurrency}", "pass a number from 1 on, or None")
+    if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+        raise EngineError(f"concurrency is {concurrency!r}", "pass a number from 1 on, or None")
     result = can_run(engine, digest=digest, project=project)
     if not result:
         first, *others = result.reasons
@@ -55,13 +55,19 @@ def load_engine(
         backend = load_backend(record.backend)
         chosen = _options(record, backend.RUN_OPTIONS, options or {})
         session = backend.load(file, chosen, tuple(_operators(record, file, project)))
+        try:
+            return Engine(shown, file, record, result.notes, backend, session, concurrency)
+        except StageError:  # an input or output of a type that cannot be used
+            backend.unload(session)
+            raise
     except StageError as error:
         raise EngineError(f"{shown} cannot be loaded: {error.problem}", error.hint) from error
-    return Engine(shown, file, record, result.notes, backend, session, concurrency)
 
 
 def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> Options:
     """Return the recorded options with the given ones instead."""
+    if not isinstance(given, Mapping):
+        raise StageError(f"options is {given!r}", "pass a mapping of options by name")
     for name, value in given.items():
         if name not in changeable:
             similar = nearest(name, changeable, count=1)
@@ -70,9 +76,12 @@ def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> O
             problem = f"{record.backend} has no option {name!r} for running, it has {names}"
             raise StageError(problem, hint)
         kind = type(changeable[name])
-        fits = type(value) is kind or (kind is dict and isinstance(value, Mapping))
-        if not fits or (kind is int and value < 0):
-            wanted = {int: "a number from 0 on", bool: "True or False", dict: "a mapping"}[kind]
+        fits = type(value) is kind and (kind is not int or value >= 0)
+        if kind is dict and fits:
+            fits = all(isinstance(each, str) for item in value.items() for each in item)
+        if not fits:
+            words = {int: "a number from 0 on", bool: "True or False", dict: "a dict of strings"}
+            wanted = words[kind]
             raise StageError(f"the option {name} is {value!r}", f"pass {wanted}")
     return {**changeable, **record.map("portability"), **record.map("settings"), **given}
 

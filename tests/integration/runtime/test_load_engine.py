@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -150,6 +151,26 @@ def test_wrong_inputs_are_refused(engine: Engine, inputs_and_sentence: tuple[Any
     engine(x=x_of())  # still works
 
 
+def test_calls_of_another_kind_are_refused(engine: Engine) -> None:
+    for inputs in (x_of(), [x_of()], "x"):
+        with pytest.raises(
+            EngineError, match=r"value of type \w+; pass them by name, e\.g\. engine\("
+        ):
+            engine(inputs)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="m:e has no optimization profiles; leave out `profile`"):
+        engine.run({"x": x_of()}, profile=0)
+    with pytest.raises(EngineError, match="m:e cannot be copied or pickled; load it where it runs"):
+        pickle.dumps(engine)
+
+
+def test_an_engine_is_closed_with_its_last_reference(built: Path) -> None:
+    engine = load_engine(built)
+    pool = engine._pool
+    del engine
+    with pytest.raises(EngineError, match="m:e is closed"):
+        pool.acquire()
+
+
 def test_threads_share_an_engine(engine: Engine) -> None:
     inputs = [x_of(1 + number % 3, number) for number in range(24)]
     with ThreadPoolExecutor(6) as threads:
@@ -213,12 +234,15 @@ def test_options_for_running_are_checked(built: Path) -> None:
         ({"intra_op_thread": 1}, "has no option 'intra_op_thread' for running, it has intra_op_"),
         ({"intra_op_threads": "4"}, "the option intra_op_threads is '4'; pass a number from 0 on"),
         ({"spinning": 1}, "the option spinning is 1; pass True or False"),
+        ({"session_config": {"a": 1}}, "session_config is {'a': 1}; pass a dict of strings"),
+        (["spinning"], r"options is \['spinning'\]; pass a mapping of options by name"),
         ({"provider": "cuda"}, "onnxruntime has no option 'provider' for running"),
     ):
         with pytest.raises(EngineError, match=sentence):
-            load_engine(built, options=options)
-    with pytest.raises(EngineError, match="concurrency is 0; pass a number from 1 on"):
-        load_engine(built, concurrency=0)
+            load_engine(built, options=options)  # type: ignore[arg-type]
+    for concurrency in (0, "2"):
+        with pytest.raises(EngineError, match=f"concurrency is {concurrency!r}; pass a number"):
+            load_engine(built, concurrency=concurrency)  # type: ignore[arg-type]
 
 
 def test_close_waits_for_running_calls(built: Path) -> None:
