@@ -82,12 +82,18 @@ def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
 
 
 def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
-    """Yield the documents of all versions, oldest first."""
-    found = folder.system.glob(f"{folder.root}/*/*/*/{DOCUMENT}")
-    places = (path[len(folder.root) + 1 :].rpartition("/")[0] for path in sorted(found))
-    visible = (place for place in places if "/." not in place)
-    documents = (_read_document(folder, place) for place in visible)
-    yield from sorted(filter(None, documents), key=lambda one: str(one.get("published")))
+    """Yield the documents of all versions, with ``problem`` for unreadable ones."""
+    for model in _folders(folder, ""):
+        for engine in _folders(folder, model):
+            for version in _folders(folder, f"{model}/{engine}"):
+                names = {"model": model, "engine": engine, "version": version}
+                try:
+                    found = _read_document(folder, f"{model}/{engine}/{version}")
+                except StageError as error:
+                    yield {**names, "published": "", "files": {}, "problem": error.problem}
+                    continue
+                if found is not None:
+                    yield {**found, **names}
 
 
 def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
@@ -192,7 +198,7 @@ def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(content)
-        if all(isinstance(file, dict) for file in found["files"].values()):
+        if all(type(file["bytes"]) is int for file in found["files"].values()):
             return dict(found)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
@@ -201,17 +207,30 @@ def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
 
 def _remove_abandoned(folder: RemoteFolder, parent: str) -> None:
     """Remove the hidden folders of killed processes."""
-    try:
-        entries = folder.system.ls(f"{folder.root}/{parent}", detail=True)
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        name, changed = entry["name"].rstrip("/").rpartition("/")[2], entry.get("mtime")
+    for entry in _entries(folder, parent):
+        name, changed = _name(entry), entry.get("mtime")
         if isinstance(changed, datetime):
             changed = changed.timestamp()
         is_hidden = name.startswith(".") and name.endswith(".part")
         if is_hidden and isinstance(changed, float) and time.time() - changed > _ABANDONED_S:
             folder.remove(f"{parent}/{name}")
+
+
+def _folders(folder: RemoteFolder, path: str) -> list[str]:
+    """Return the names of visible folders; a pattern would read brackets in a URL."""
+    entries = (one for one in _entries(folder, path) if one.get("type") == "directory")
+    return sorted(name for name in map(_name, entries) if not name.startswith("."))
+
+
+def _entries(folder: RemoteFolder, path: str) -> list[dict[str, Any]]:
+    try:
+        return list(folder.system.ls(f"{folder.root}/{path}".rstrip("/"), detail=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry["name"]).rstrip("/").rpartition("/")[2]
 
 
 def _to_json(document: Mapping[str, Any]) -> bytes:

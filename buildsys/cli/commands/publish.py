@@ -35,6 +35,7 @@ SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
 PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "skipped"
 _REFUSED = 1
+_PATTERN = "*?[]"
 _TIMEOUT_S = 30.0  # of SFTP connections
 
 
@@ -118,6 +119,8 @@ class _Place(NamedTuple):
         if "/" not in typed:
             hint = f"write ./{typed} for a folder" if typed else "s3://bucket/engines, ./releases"
             raise UsageError("publish takes a URL or a folder as its last argument", hint)
+        if "://" in typed and any(letter in typed for letter in _PATTERN):
+            raise UsageError(f"the URL has one of {_PATTERN}", "fsspec reads them as a pattern")
         url = typed if "://" in typed else os.path.abspath(typed_path(typed))  # noqa: PTH100
         return cls(url, root / STATE_FOLDER / "known_hosts")
 
@@ -297,10 +300,10 @@ def _list(place: _Place, options: Options) -> int:
         raise place.problem("cannot list", error) from error
     rows = [
         [
-            f"{one.get('model')}:{one.get('engine')}",
-            str(one.get("version")),
-            str(one.get("published"))[:16].replace("T", " "),
-            size(sum(int(file.get("bytes", 0)) for file in one["files"].values())),
+            f"{one['model']}:{one['engine']}",
+            one["version"],
+            one.get("problem") or str(one.get("published"))[:16].replace("T", " "),
+            size(sum(file["bytes"] for file in one["files"].values())),
         ]
         for one in found
     ]

@@ -45,6 +45,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     [
         ([], {}, "publish takes a URL or a folder as its last argument; s3://bucket/engines, ./re"),
         (["a"], {}, "a URL or a folder as its last argument; write ./a for a folder"),
+        (["a", "s3://bucket/*"], {}, "the URL has one of *?[]; fsspec reads them as a pattern"),
         (["./out"], {}, "publish takes the engines to publish; name a model or MODEL:ENGINE"),
         (["a", "./out"], {"version": ""}, "publish takes a version; add --version, for example"),
         (["a", "./out"], {"version": "../x"}, "'../x' is no version; use letters, digits and"),

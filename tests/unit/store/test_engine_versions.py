@@ -33,7 +33,9 @@ CONTENTS = {"engine.onnx": b"graph" * 1000, "engine.json": b"{}", "reports/verif
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemoteFolder]:
     """A folder of this machine, and an object storage, which cannot rename."""
     place = connect(
-        str(tmp_path / "engines") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
+        str(tmp_path / "engines [1]*")
+        if request.param == "folder"
+        else f"memory://{uuid.uuid4().hex}"
     )
     yield place
     place.remove("")
@@ -58,6 +60,14 @@ def make_engine(built: Path, version: str = "1.0", **changes: bytes) -> EngineVe
 
 def names(folder: RemoteFolder) -> set[str]:
     return {path[len(folder.root) + 1 :] for path in folder.system.find(folder.root)}
+
+
+def contents(folder: RemoteFolder) -> dict[str, bytes]:
+    found = {}
+    for name in names(folder):
+        with folder.open_to_read(name, None) as reader:
+            found[name] = reader.read()
+    return found
 
 
 def read(folder: RemoteFolder, name: str) -> bytes:
@@ -102,11 +112,11 @@ def test_a_version_with_other_files_is_refused(
     folder: RemoteFolder, engine: EngineVersion, tmp_path: Path, name: str
 ) -> None:
     publish_version(folder, engine)
-    before = {path: folder.system.cat(f"{folder.root}/{path}") for path in names(folder)}
+    before = contents(folder)
     other = make_engine(tmp_path / "other", **{name: b"other"})
     with pytest.raises(StageError, match=rf"net/ort/1.0 is published already, with another {name}"):
         publish_version(folder, other)
-    assert {p: folder.system.cat(f"{folder.root}/{p}") for p in names(folder)} == before
+    assert contents(folder) == before
     assert publish_version(folder, other._replace(version="1.1"))
     assert [one["version"] for one in list_versions(folder)] == ["1.0", "1.1"]
 
@@ -217,13 +227,28 @@ def test_a_killed_publication_is_completed_or_removed_later(
         assert read(folder, "engine.onnx") == CONTENTS["engine.onnx"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"files": []}', b'{"files": {"a": 1}}'])
-def test_a_damaged_version_is_an_error(
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"files": []}',
+        b'{"files": {"a": 1}}',
+        b'{"files": {"a": {"bytes": "x"}}}',
+    ],
+)
+def test_a_damaged_version_is_an_error_and_does_not_hide_others(
     folder: RemoteFolder, engine: EngineVersion, content: bytes
 ) -> None:
+    publish_version(folder, engine._replace(version="2.0"))
     folder.write("net/ort/1.0/version.json", [content])
     with pytest.raises(StageError, match=r"net/ort/1.0/version.json is damaged"):
         publish_version(folder, engine)
+    damaged, whole = list_versions(folder)
+    assert (damaged["version"], whole["version"]) == ("1.0", "2.0")
+    assert "is damaged or of a newer buildsys" in damaged["problem"]
 
 
 def test_a_version_on_an_sftp_server_is_complete_and_unchangeable(
