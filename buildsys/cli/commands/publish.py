@@ -35,7 +35,7 @@ SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
 PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "skipped"
 _REFUSED = 1
-_PATTERN = "*?[]"
+_PATTERN = frozenset("*?[]")
 _TIMEOUT_S = 30.0  # of SFTP connections
 
 
@@ -119,8 +119,9 @@ class _Place(NamedTuple):
         if "/" not in typed:
             hint = f"write ./{typed} for a folder" if typed else "s3://bucket/engines, ./releases"
             raise UsageError("publish takes a URL or a folder as its last argument", hint)
-        if "://" in typed and any(letter in typed for letter in _PATTERN):
-            raise UsageError(f"the URL has one of {_PATTERN}", "fsspec reads them as a pattern")
+        path = typed.partition("://")[2].partition("/")[2]  # a host may be [::1]
+        if not _PATTERN.isdisjoint(path):
+            raise UsageError("the URL has one of *?[]", "fsspec reads them as a pattern")
         url = typed if "://" in typed else os.path.abspath(typed_path(typed))  # noqa: PTH100
         return cls(url, root / STATE_FOLDER / "known_hosts")
 

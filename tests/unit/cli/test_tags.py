@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from cli_doubles import Doit, make_session
 from buildsys.cli import html_pages
 from buildsys.cli.commands.doctor.engines import _EngineChecker
 from buildsys.cli.commands.pages import Pages
+from buildsys.cli.main import COMMANDS
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -190,3 +192,17 @@ def test_pages_are_written_for_the_models_of_an_owner(
     monkeypatch.setattr(html_pages, "write_pages", lambda _, models: written.extend(models))
     assert Pages().run(session.project.root, [], {"owner": ["Ann"]}) == 0
     assert (written, capsys.readouterr().out) == (["a"], "no model has a page\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "build", "clean", "compare", "doctor", "explain", "forget", "history", "ignore", "list",
+        "nightly", "pages", "plan", "publish", "run",
+    ],
+)  # fmt: skip
+def test_every_command_on_several_models_has_the_filter(name: str) -> None:
+    module, _, command = COMMANDS[name].partition(":")
+    made = getattr(import_module(module), command)(task_loader=None)
+    known = {one["name"] for one in made.cmd_options}
+    assert {"tag", "owner"} <= known
