@@ -11,7 +11,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import require_dtype
-from buildsys.models.images import describe_images, read_images, size_axes, size_of
+from buildsys.models.images import Size, describe_images, read_images, size_axes, size_of
 from buildsys.onnx_graphs.npz_file import NpzFile, read_npy
 from buildsys.onnx_graphs.tensors import Array, Tensor, load_tensors, save_tensors, tensor_of
 from buildsys.system.suggestions import nearest
@@ -73,15 +73,12 @@ class Inputs:
         if isinstance(batch, int) and batch != len(files):
             problem = f"the input {name} takes {batch} at a time, {len(files)} given"
             raise StageError(problem, f"name {batch}: --input {name}=FILE, repeated")
-        axes = size_axes(fields)
-        for given in files if any(isinstance(shape[axis], str) for axis in axes) else ():
-            found = size_of(given.path, fields)
-            names = [shape[axis] for axis in axes]
-            if names[0] == names[1]:
-                found = (min(found), min(found))
-            for dim, size in zip(names, found, strict=True):
-                if isinstance(dim, str):
-                    self._bind(dim, self._within(dim, size), given.shown)
+        dims = [shape[axis] for axis in size_axes(fields)]
+        for given in files if any(isinstance(dim, str) for dim in dims) else ():
+            for dim, size in zip(
+                dims, self._fitted(dims, size_of(given.path, fields)), strict=True
+            ):
+                self._bind(dim, size, given.shown)
         concrete = concrete_shape(shape, {dim: size for dim, (size, _) in self._sizes.items()})
         paths = [given.path for given in files]
         self.tensors[name] = read_images(paths, fields, name, concrete, declared["dtype"])
@@ -104,11 +101,19 @@ class Inputs:
             problem = f"{dim} is {size} in {what}, the engine takes {span['min']} to {span['max']}"
             raise StageError(problem + steps, f"change it, or widen dims.{dim} and build again")
 
-    def _within(self, dim: str, size: int) -> int:
-        """Return the size nearest to that of an image in the range of a dimension."""
-        span = self._spans[dim]
-        multiple = span["multiple_of"] or 1
-        return int(max(span["min"], min(span["max"], size // multiple * multiple)))
+    def _fitted(self, dims: Sequence[int | str], size: Size) -> Sequence[int]:
+        """Return the size nearest to that of an image in the ranges, in its proportions."""
+        spans = [self._spans[dim] if isinstance(dim, str) else None for dim in dims]
+        size = (min(size), min(size)) if dims[0] == dims[1] else size
+        pairs = [(span, side) for span, side in zip(spans, size, strict=True) if span]
+        scale = min(1.0, *(span["max"] / side for span, side in pairs))
+        scale = max(scale, *(span["min"] / side for span, side in pairs))
+        fitted = []
+        for span, side in zip(spans, size, strict=True):
+            multiple = (span and span["multiple_of"]) or 1
+            scaled = round(side * scale) // multiple * multiple
+            fitted.append(max(span["min"], min(span["max"], scaled)) if span else side)
+        return fitted
 
     def _format_shape(self, name: str) -> str:
         return f"[{', '.join(map(str, self._declared[name]['shape']))}]"

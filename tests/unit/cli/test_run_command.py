@@ -19,7 +19,11 @@ from buildsys.execution.freshness import Explanation
 from buildsys.workers.client.pool import JobReply
 
 OPTIONS: dict[str, Any] = {"json": False, "input": ["x=x.npy"], "output": "", "top": "5"}
-INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "preprocess": {}}, "mask": {"shape": [1]}}
+INPUTS = {
+    "x": {"shape": ["batch", 3, 8, 8], "preprocess": {}},
+    "mask": {"shape": ["batch", 1, 8, 8]},
+    "scale": {"shape": [1]},
+}
 OUTPUTS = {"y": {"labels": {"file": "labels.txt"}}, "z": {}}
 DIMS = {"batch": {"min": 1, "opt": 2, "max": 4}}
 
@@ -143,7 +147,7 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
         (["nett"], {}, "there is no model or engine 'nett'; nearest: net"),
         (["net:otr"], {}, "there is no model or engine 'net:otr'; nearest: net:ort"),
         (["export:net"], {}, "'export:net' is no engine; engines: net:ort, net:rtx"),
-        (["net"], {"input": []}, "run needs values for x, mask: add --input NAME=FILE; "
+        (["net"], {"input": []}, "run needs values for x, mask, scale: add --input NAME=FILE; "
             "to build, type `buildsys build net`"),
         (["net"], {"input": ["X=x.npy"]}, "there is no input 'X'; nearest: x"),
         (["net"], {"input": ["x=foto.jpg"]}, "there is no file foto.jpg; did you mean photo.jpg?"),
@@ -152,6 +156,8 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
         (["net"], {"input": ["x=build"]}, "build is not a regular file"),
         (["net"], {"input": ["mask=photo.jpg"]}, "the manifest of net has no preprocessing of image"
             "s for mask; add for example inputs: {mask: {preprocess: {resize: 256}}}, or give an"),
+        (["net"], {"input": ["scale=photo.jpg"]}, "the input scale has 1 dimension and takes no ima"
+            "ge; give an .npy or .npz file"),
         (["net"], {"output": "out.txt"}, "--output out.txt is no .npz file; name a file that ends"),
         (["net"], {"output": "no/out.npz"}, "--output no/out.npz: its folder does not exist"),
         (["net"], {"top": "0"}, "--top expects a positive integer, found '0'"),

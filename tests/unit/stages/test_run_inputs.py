@@ -65,6 +65,10 @@ def test_an_image_keeps_its_size_where_it_is_dynamic() -> None:
     assert read({"image": free}, "image=wide.png")["image"].shape == (1, 3, 16, 40)
     larger = {**free, "preprocess": {**PREPROCESS, "resize": 40}}
     assert read({"image": larger}, "image=wide.png")["image"].shape == (1, 3, 32, 64)
+    Image.new("RGB", (320, 64)).save("long.png")
+    assert read({"image": free}, "image=long.png")["image"].shape == (1, 3, 8, 64)
+    Image.new("RGB", (8, 2)).save("small.png")
+    assert read({"image": free}, "image=small.png")["image"].shape == (1, 3, 8, 32)
     square = {**IMAGE, "shape": ["batch", 3, "height", "height"]}
     assert read({"image": square}, "image=wide.png")["image"].shape == (1, 3, 16, 16)
     with pytest.raises(StageError, match=r"height is 16 in wide.png, but 8 in red.png"):

@@ -94,7 +94,7 @@ class Run(ProjectCommand):
             call = _Call(session, engine, network, Path(folder))
             document = call.make(files, top)
             if output is not None:
-                replace_file(output, (Path(folder) / "outputs.npz").read_bytes())
+                _write(output, (Path(folder) / "outputs.npz").read_bytes())
         document = {
             "schema": SCHEMA, "model": model, "engine": engine.variant, "chosen": why, **document,
             "output": str(output) if output else None,
@@ -153,14 +153,18 @@ class Network:
             raise UsageError(f"there is no file {shown}", suggest_file(path)) from None
         suffix = path.suffix.lower()
         if not is_file or suffix not in (*_ARRAY_SUFFIXES, *IMAGE_SUFFIXES):
-            problem = f"{shown} is no image, .npy or .npz file"
+            if not is_file:
+                raise UsageError(f"{shown} is not a regular file")
             hint = f"images end in {' '.join(IMAGE_SUFFIXES)}"
-            raise UsageError(problem if is_file else f"{shown} is not a regular file", hint)
+            raise UsageError(f"{shown} is no image, .npy or .npz file", hint)
         if not name and (suffix != ".npz" or len(inputs) == 1):
             if len(inputs) > 1:
                 hint = f"write --input NAME={shown}; inputs: {', '.join(inputs)}"
                 raise UsageError(f"{self.model} has several inputs", hint)
             name = "" if suffix == ".npz" else next(iter(inputs))
+        if suffix in IMAGE_SUFFIXES and len(inputs[name]["shape"]) not in (3, 4):
+            problem = f"the input {name} has {plural(len(inputs[name]['shape']), 'dimension')}"
+            raise UsageError(f"{problem} and takes no image", "give an .npy or .npz file")
         if suffix in IMAGE_SUFFIXES and name not in self.preprocess:
             problem = f"the manifest of {self.model} has no preprocessing of images for {name}"
             hint = f"add for example inputs: {{{name}: {{preprocess: {{resize: 256}}}}}}"
@@ -270,6 +274,14 @@ def _check_output(output: Path | None) -> None:
         raise UsageError(f"--output {output} is no .npz file", "name a file that ends in .npz")
     if not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: its folder does not exist", "create the folder")
+
+
+def _write(output: Path, content: bytes) -> None:
+    try:
+        replace_file(output, content)
+    except OSError as error:
+        problem = f"--output {output} cannot be written: {error.strerror}"
+        raise StageError(problem, "name another file") from None
 
 
 def _read_labels(root: Path, output: str, name: str) -> list[str]:
