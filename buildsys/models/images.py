@@ -52,8 +52,9 @@ def find_images(data: Fields, name: str, count: int, project: Path) -> list[Path
 def read_images(
     files: Sequence[Path], data: Fields, name: str, shape: tuple[int, ...], dtype: str
 ) -> Tensor:
-    """Return one batch of images as a tensor of ``shape``; without a batch, one image.
+    """Return one batch of images as a tensor of ``shape``.
 
+    A shape without a batch takes one image.
     Raises: StageError: the shape or dtype does not fit images, or a file cannot be read as one.
     """
     layout = data["layout"]
@@ -114,7 +115,7 @@ def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
 
 
 def _pixels(file: Path, data: Fields, size: Size) -> Array:
-    """Return one image, resized and cropped or padded, as height x width x channels."""
+    """Return a resized, cropped or padded image as height x width x channels."""
     image = _decoded(file, _MODES[data["color"]])
     from PIL import Image  # only models with images need it
 
@@ -150,7 +151,7 @@ def _resized(size: Size, shorter: int) -> Size:
 
 
 def _decoded(file: Path, mode: str) -> Image.Image:
-    """Return an image as its viewers show it, turned by its EXIF orientation.
+    """Return an image in a mode, turned by its EXIF orientation.
 
     Raises: StageError: it cannot be read as an image, or has more than 8 bits per channel.
     """

@@ -1,4 +1,4 @@
-"""Checks of the fields that only `run` reads."""
+"""Checks of the fields for `run`: preprocessing and labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHANNEL_AXES = {"nchw": -3, "nhwc": -1}  # from the end: the batch is optional
 
 
 def run_problems(view: ManifestView) -> Problems:
-    """Yield preprocessing that does not fit its input, and labels that miss classes."""
+    """Yield preprocessing unsuitable for its input, and labels missing classes."""
     for (section, name), tensor in view.maps("inputs", ...):
         fields = tensor.get("preprocess")
         if isinstance(fields, dict):

@@ -1,4 +1,4 @@
-"""Fields that only `run` reads: preprocessing of inputs, labels of outputs.
+"""Fields for `run`: preprocessing of inputs, labels of outputs.
 
 They decide no target: ``plan`` removes them, so no key contains them.
 """

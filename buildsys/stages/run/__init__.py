@@ -1,1 +1,1 @@
-"""The work of ``buildsys run``: files to inputs, one call of an engine, class names."""
+"""The work of ``buildsys run``: inputs from files, one call, class names."""

@@ -1,4 +1,4 @@
-"""One call of a built engine, in the interpreter that can load it."""
+"""One call of a built engine, in the interpreter of its toolchain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_ROWS = 64  # of a labelled output
 
 
 def run(job: Job) -> StageResult:
-    """Call the engine once; write its outputs, and their best classes where labelled.
+    """Call the engine once; write its outputs and describe them.
 
     Raises: StageError: the engine cannot be loaded, does not run, or has other classes.
     """
@@ -42,7 +42,7 @@ def run(job: Job) -> StageResult:
 def best_classes(
     name: str, output: Tensor, *, activation: str, count: int, top: int
 ) -> list[dict[str, Any]]:
-    """Return index and score of the best classes of each row, best first.
+    """Return index and score of the best classes of each row.
 
     Raises: StageError: the output does not have ``count`` classes.
     """

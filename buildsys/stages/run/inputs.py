@@ -31,7 +31,7 @@ class Given(NamedTuple):
 
 
 class Inputs:
-    """The tensors read so far, with the sizes of the dimensions that they imply."""
+    """Tensors read so far, with the sizes of their dynamic dimensions."""
 
     def __init__(self, declared: Mapping[str, Mapping[str, Any]], dims: Mapping[str, Any]) -> None:
         self._declared = declared  # name -> shape, dtype, preprocess
@@ -102,7 +102,7 @@ class Inputs:
             raise StageError(problem + steps, f"change it, or widen dims.{dim} and build again")
 
     def _fitted(self, dims: Sequence[int | str], size: Size) -> Sequence[int]:
-        """Return the size nearest to that of an image in the ranges, in its proportions."""
+        """Return the allowed size nearest to an image's, in its proportions."""
         spans = [self._spans[dim] if isinstance(dim, str) else None for dim in dims]
         size = (min(size), min(size)) if dims[0] == dims[1] else size
         pairs = [(span, side) for span, side in zip(spans, size, strict=True) if span]
@@ -165,7 +165,7 @@ def run(job: Job) -> StageResult:
 def _arrays(
     given: Given, declared: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Tensor, str]]:
-    """Yield name, tensor and its name for messages of every array in a file.
+    """Yield input, tensor and name for messages of a file's arrays.
 
     Raises: StageError: it cannot be read, or has no array of the input's name.
     """

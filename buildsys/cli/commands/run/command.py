@@ -104,14 +104,14 @@ class Run(ProjectCommand):
 
 
 class Infer(Run):
-    """The same command of ``doit``, whose own ``run`` builds."""
+    """The same command of ``doit``: its own ``run`` builds."""
 
     name = "infer"
 
 
 @dataclass(frozen=True)
 class Network:
-    """The inputs of a model's engines, and the fields for them in the manifest."""
+    """Inputs of a model's engines, with their fields in the manifest."""
 
     model: str
     point: GraphPoint
@@ -136,7 +136,9 @@ class Network:
         )  # fmt: skip
 
     def file(self, text: str) -> tuple[str, str, str]:
-        """Return input, path and text of ``--input [NAME=]FILE``; "" for all inputs of an .npz.
+        """Return input, path and text of ``--input [NAME=]FILE``.
+
+        The input is "" for an .npz file with all inputs.
 
         Raises: UsageError: an unknown input, no such file, or one that does not fit the input.
         """
@@ -267,7 +269,7 @@ def _final(session: Session, model: str) -> GraphPoint:
 
 
 def _check_output(output: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything runs."""
+    """Refuse an unsuitable output file before anything runs."""
     if output is None:
         return
     if output.suffix != ".npz" or output.is_dir():

@@ -1,4 +1,4 @@
-"""The engine that `buildsys run` runs: up to date, verified, and best where none is named."""
+"""Choice of the engine for `buildsys run`, among those up to date and verified."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def named_engines(session: Session, name: str) -> list[Action]:
 
 
 def choose_engine(session: Session, engines: Sequence[Action], program: str) -> tuple[Action, str]:
-    """Return the engine to run, and why.
+    """Return the engine to run, and the reason.
 
     Raises: UsageError: none is up to date and verified.
     """
