@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zipfile
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, load_tensor
 from buildsys.runtime.load import load_engine
 from buildsys.workers.job import Job, StageResult
 
-_MAX_ROWS = 64  # of a labelled output
+_MAX_ROWS = 64  # of a labelled output, in the result
 
 
 def run(job: Job) -> StageResult:
@@ -36,6 +37,7 @@ def run(job: Job) -> StageResult:
     figures = {name: _describe(tensor) for name, tensor in outputs.items()}
     for name, labels in job.options["labels"].items():
         figures[name]["top"] = best_classes(name, outputs[name], **labels, top=job.options["top"])
+        figures[name]["rows"] = prod(outputs[name].shape[:-1])
     return StageResult(figures={"latency_ms": latency_ms, "outputs": figures})
 
 

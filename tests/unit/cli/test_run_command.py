@@ -197,6 +197,7 @@ def test_classes_and_ranges_are_printed_and_outputs_written(
 ) -> None:
     project.outputs = {
         "y": {"dtype": "float32", "shape": [2, 2], "min": -1.0, "max": 2.0, "non_finite": 0,
+              "rows": 2,
               "top": [{"index": [1, 0], "score": [0.8127, 0.1873]},
                       {"index": [0], "score": [None]}]},
         "z": {"dtype": "int64", "shape": [2], "min": -3, "max": 12345, "non_finite": 0},

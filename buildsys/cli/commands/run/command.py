@@ -330,12 +330,12 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 def _class_lines(
     tensor: str, found: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield the best classes of each row, named by its image if there is one."""
-    rows = found["top"]
-    images = [one["files"] for one in inputs.values() if len(one["files"]) == len(rows) > 1]
-    for number, row in enumerate(rows[:_SHOWN_ROWS]):
+    """Yield the best classes of each row, titled with its image if known."""
+    count = found["rows"]
+    images = [one["files"] for one in inputs.values() if len(one["files"]) == count > 1]
+    for number, row in enumerate(found["top"][:_SHOWN_ROWS]):
         yield ""
-        which = f", row {number + 1} of {len(rows)}" if len(rows) > 1 else ""
+        which = f", row {number + 1} of {count}" if count > 1 else ""
         which = f", {images[0][number]}" if len(images) == 1 else which
         yield f"{tensor}{which}{_warning(found) and ': '}{_warning(found)}"
         scores = row["score"]
@@ -349,8 +349,8 @@ def _class_lines(
             f"  {score:>9}  {label} ({index})"
             for score, label, index in zip(shown, row["label"], row["index"], strict=True)
         )
-    if len(rows) > _SHOWN_ROWS:
-        yield f"{plural(len(rows) - _SHOWN_ROWS, 'more row')} (--json has them)"
+    if count > _SHOWN_ROWS:
+        yield f"{plural(count - _SHOWN_ROWS, 'more row')}; --output writes all"
 
 
 def _number(value: float | None) -> str:
