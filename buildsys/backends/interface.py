@@ -202,10 +202,10 @@ class DeviceSession(Protocol):
         stream: int | None = None,
         profile: int | None = None,
     ) -> dict[str, DeviceTensor]:
-        """Put an inference on a CUDA stream; return the outputs, in memory from ``allocate``.
+        """Put an inference on a CUDA stream; return its outputs.
 
-        Without ``stream`` the outputs are complete on return, else as soon as the stream gets
-        there. Until then the caller keeps inputs and outputs alive.
+        Their memory is from ``allocate``. Without ``stream`` they are complete on return, else as
+        soon as the stream gets there. Until then the caller keeps inputs and outputs alive.
         Raises: StageError: an input does not fit or must be in host memory.
         """
         ...

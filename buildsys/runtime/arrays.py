@@ -1,4 +1,4 @@
-"""Arrays of numpy, torch and other libraries as an engine's inputs and outputs.
+"""Arrays of numpy and other libraries as inputs and outputs.
 
 Arrays in host memory are taken through DLPack, without a copy. Results are arrays of the inputs'
 library. No library but numpy is imported: a caller with an array of another one has imported it.
@@ -23,7 +23,7 @@ _SIGNED = {"uint8": "uint8", "uint16": "int16"}  # torch's numpy bridge has no u
 
 
 class InputReader:
-    """Conversion of the arrays for one input to tensors, and the checks of them."""
+    """Checks of the arrays for one input, and their conversion."""
 
     def __init__(self, engine: str, port: Port) -> None:
         """Read arrays for ``port``; ``engine`` is its name for messages."""
@@ -39,8 +39,9 @@ class InputReader:
         ]
 
     def read(self, value: Any) -> Tensor:
-        """Return an array in host memory as a tensor, without a copy if its type fits.
+        """Return an array in host memory as a tensor.
 
+        It is only copied if its type has to be converted.
         Raises: StageError: it has another type or shape, or is no array in host memory.
         """
         if isinstance(value, np.ndarray) and value.dtype == self._dtype:
@@ -51,8 +52,9 @@ class InputReader:
         return tensor
 
     def read_on_gpu(self, value: Any, stream: int) -> Tensor | DeviceTensor:
-        """Return an array as a tensor where it is; work on ``stream`` finds it complete.
+        """Return an array as a tensor in the memory it is in.
 
+        Work on ``stream`` finds it complete.
         Raises: StageError: it does not fit, or is not contiguous, or on another GPU.
         """
         if not is_on_gpu(value):
@@ -137,7 +139,7 @@ def library_of(value: object) -> str:
 
 
 def as_array(tensor: Tensor, library: str) -> Any:
-    """Return a result as an array of torch, or of numpy for any other library; no copy.
+    """Return a result as an array of torch or numpy, without a copy.
 
     Raises: StageError: numpy has no such type, and ``ml_dtypes`` is not installed.
     """

@@ -1,4 +1,4 @@
-"""Arrays in GPU memory: those of callers as an engine's inputs, and new ones for its outputs."""
+"""Arrays in GPU memory: a caller's inputs, and new outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeviceArray:
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
-        """Allocate memory on the first GPU; ``dtype`` is ONNX's name of a type.
+        """Allocate memory on the first GPU; ``dtype`` has ONNX's name.
 
         Raises: StageError: too little memory is left.
         """
@@ -56,7 +56,10 @@ class DeviceArray:
         return new
 
     def numpy(self) -> Array:
-        """Return a copy in host memory, of ``ml_dtypes``' types for those unknown to numpy."""
+        """Return a copy in host memory.
+
+        Types unknown to numpy are those of ``ml_dtypes``.
+        """
         target = np.empty(self.shape, self._stored)
         with self._gpu.current():
             self._buffer.download(target)
@@ -75,7 +78,7 @@ class DeviceArray:
         return CUDA, self._gpu.index
 
     def __dlpack__(self, **_: Any) -> Any:
-        """Return the memory for libraries with DLPack; it is complete, whatever the stream."""
+        """Return the memory for libraries with DLPack, complete for any stream."""
         return make_capsule(self.address, self.shape, self.dtype, self.__dlpack_device__(), self)
 
     def __del__(self) -> None:
@@ -94,7 +97,7 @@ class DeviceArray:
 
 @cache
 def _shared_gpu() -> Device:
-    """Return the first GPU, which outlives all engines: arrays may."""
+    """Return the first GPU; like arrays, it may outlive all engines."""
     from buildsys.backends.cuda.device import Device
 
     return Device(0)
@@ -113,7 +116,7 @@ def is_on_gpu(value: object) -> bool:
 
 
 def read_memory(value: Any, stream: int) -> Memory:
-    """Return the GPU memory of an array; work on ``stream`` finds it complete.
+    """Return the GPU memory of an array, complete for work on ``stream``.
 
     Raises: StageError: the array is on another GPU or cannot be shared.
     """
@@ -142,14 +145,14 @@ def read_memory(value: Any, stream: int) -> Memory:
 
 
 def allocator_of(library: str) -> Allocate:
-    """Return a function for new arrays of a library; the default is ``DeviceArray``."""
+    """Return a function for new arrays of a library, else of ``DeviceArray``."""
     if library == TORCH:
         return _new_torch_tensor
     return _new_cupy_array if library == CUPY else _new_device_array
 
 
 def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
-    """Return a function that hands out a caller's arrays for the outputs."""
+    """Return a function for a caller's arrays in place of new ones."""
 
     def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
         array = arrays[name]
@@ -166,7 +169,9 @@ def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
     return allocate
 
 
-def _new_torch_tensor(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:  # noqa: ARG001
+def _new_torch_tensor(
+    name: str, dtype: str, shape: tuple[int, ...]  # noqa: ARG001
+) -> DeviceTensor:  # fmt: skip
     torch = sys.modules[TORCH]
     array = torch.empty(shape, dtype=getattr(torch, ML_DTYPES.get(dtype, dtype)), device="cuda:0")
     return DeviceTensor(array.data_ptr(), shape, dtype, array)
@@ -181,15 +186,18 @@ def _new_cupy_array(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTens
     return DeviceTensor(array.data.ptr, shape, dtype, array)
 
 
-def _new_device_array(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:  # noqa: ARG001
+def _new_device_array(
+    name: str, dtype: str, shape: tuple[int, ...]  # noqa: ARG001
+) -> DeviceTensor:  # fmt: skip
     array = DeviceArray(dtype, shape)
     return DeviceTensor(array.address, shape, dtype, array)
 
 
 def stream_handle(stream: Any) -> int:
-    """Return the number of a CUDA stream of torch, cupy, cuda-python or the driver.
+    """Return the number of a CUDA stream.
 
-    Raises: StageError: it is none.
+    ``stream`` is a number, or an object of torch, cupy or cuda-python.
+    Raises: StageError: it is none of these.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream

@@ -76,7 +76,7 @@ class Memory(NamedTuple):
 
 
 def read_capsule(capsule: Any) -> Memory:
-    """Return the memory of a capsule, which stays the owner.
+    """Return the memory of a capsule; the capsule stays its owner.
 
     Raises: StageError: its type has no ONNX name.
     """
@@ -93,7 +93,7 @@ def read_capsule(capsule: Any) -> Memory:
 def make_capsule(
     address: int, shape: tuple[int, ...], dtype: str, device: tuple[int, int], owner: object
 ) -> Any:
-    """Return a capsule of memory that ``owner`` keeps alive."""
+    """Return a capsule of memory; it keeps ``owner`` alive."""
     code, bits = _CODES[dtype]
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     managed = _Managed()
@@ -118,7 +118,7 @@ def _delete(managed: Any) -> None:
 
 
 def _destroy(capsule: int) -> None:
-    """Free the memory of a capsule that nobody has taken; a consumer renames it."""
+    """Free the memory of an unused capsule; consumers rename theirs."""
     if _is_valid(capsule, _NAME):
         _exported.pop(_pointer_of_freed(capsule, _NAME), None)
 

@@ -1,4 +1,4 @@
-"""A loaded engine: inputs by name in, outputs by name out, from any thread."""
+"""A loaded engine: arrays by name in, arrays by name out."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ AnyArray = TypeVar("AnyArray")
 class Engine:
     """A built engine in this process, made by ``load_engine``.
 
+    ``inputs`` and ``outputs`` are in the order of the graph; a dynamic size in a ``shape`` is a
+    name, None or -1. ``profiles`` has the shape ranges of each optimization profile, ``{input:
+    {"min": …, "opt": …, "max": …}}``; it is empty if the shapes of the inputs are the only limits.
+    ``record`` is the content of ``engine.json``, and ``notes`` are those of ``can_run``.
+
     Threads may call it at the same time. A fork of the process must load its own. ``close``, or
-    the end of a ``with`` block, frees the engine and its memory; it waits for running calls.
+    the end of a ``with`` block, frees the engine and its memory.
     """
 
     def __init__(
@@ -41,11 +46,10 @@ class Engine:
         self.name = name  # "resnet18:ort-cpu", for messages
         self.file = file
         self.backend = record.backend
-        self.record = record.figures  # engine.json
-        self.notes = notes  # facts worth knowing, from can_run
-        self.inputs: tuple[Port, ...] = session.inputs  # name, dtype, shape in the graph's order
+        self.record = record.figures
+        self.notes = notes
+        self.inputs: tuple[Port, ...] = session.inputs
         self.outputs: tuple[Port, ...] = session.outputs
-        # shape ranges of each optimization profile, [] if the shapes of the inputs are the limits
         self.profiles = session.profiles
         self._readers = {port.name: InputReader(name, port) for port in self.inputs}
         self._outputs_by_name = {port.name: port for port in self.outputs}
@@ -56,7 +60,7 @@ class Engine:
     def __call__(
         self, inputs: Mapping[str, AnyArray] | None = None, /, **arrays: AnyArray
     ) -> dict[str, AnyArray]:
-        """Return the outputs for inputs given by keyword, or in a mapping, or both.
+        """Return the outputs for inputs by keyword, in a mapping, or both.
 
         A mapping is for names that are no identifiers. See ``run``.
         """
@@ -154,9 +158,9 @@ class Engine:
         return {name: result.array for name, result in results.items()}
 
     def close(self) -> None:
-        """Free the engine after the calls that are running; later ones fail.
+        """Wait for running calls, then free the engine.
 
-        Closing twice is no error. In a fork of the process it does nothing.
+        Later calls fail. Closing twice is no error. In a fork of the process it does nothing.
         """
         if os.getpid() == self._process:
             self._pool.close()

@@ -1,4 +1,4 @@
-"""The sessions of one engine, one for each call that runs."""
+"""The sessions of one engine, one for each running call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from buildsys.errors import EngineError, StageError
 
 
 class SessionPool:
-    """Sessions for concurrent calls, made when a call finds none idle."""
+    """Sessions for concurrent calls, made on demand."""
 
     def __init__(
         self, engine: str, backend: Backend, session: Session, limit: int | None = None
@@ -51,7 +51,7 @@ class SessionPool:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Free all sessions, after the calls that are running; the first one last."""
+        """Wait for running calls, then free all sessions, the first one last."""
         with self._changed:
             if self._is_closed:
                 return

@@ -59,7 +59,7 @@ class Stream(Resource):
             super().__init__(None, cuda.CUstream(handle))
 
     def wait_for(self, event: Event) -> None:
-        """Let later work on the stream wait for an event on another one."""
+        """Let later work wait for an event on another stream."""
         call(cuda.cuStreamWaitEvent, self.handle, event.handle, 0)
 
     def synchronize(self) -> None:
@@ -212,7 +212,7 @@ class CudaGraph(Resource):
 
 
 class Current:
-    """A block with a context that is current. Every inference enters some, so this is fast."""
+    """A block with a current context; every inference enters several."""
 
     __slots__ = ("_context",)
 
@@ -248,7 +248,7 @@ class Device:
             raise
 
     def current(self) -> Current:
-        """Make this GPU the calling thread's inside a block, then the previous one again."""
+        """Return a block with this GPU as the calling thread's."""
         return Current(self._context)
 
     def allocate(self, size_bytes: int) -> Buffer:

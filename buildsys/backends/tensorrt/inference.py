@@ -122,10 +122,10 @@ class Inference:
         stream: int | None = None,
         profile: int | None = None,
     ) -> dict[str, DeviceTensor]:
-        """Put an inference on a stream; return the outputs, in memory from ``allocate``.
+        """Put an inference on a stream; return its outputs.
 
-        Without ``stream`` the outputs are complete on return, else as soon as the stream gets
-        there. Inputs whose values decide shapes must be in host memory.
+        Their memory is from ``allocate``. Without ``stream`` they are complete on return, else as
+        soon as the stream gets there. Inputs whose values decide shapes must be in host memory.
         """
         queue = self.gpu.main_stream if stream is None else Stream(stream)
         with self.gpu.current(), self.log.collected() as messages:
@@ -165,7 +165,7 @@ class Inference:
     def _prepare(
         self, inputs: Mapping[str, Tensor], profile: int | None, messages: Messages
     ) -> None:
-        """Set profile, shapes and memory, unless they are those of the last call; upload."""
+        """Set what differs from the last call, and upload the inputs."""
         stream = self.gpu.main_stream
         self._follow(stream)
         given = {name: self._in_own_type(name, inputs[name]) for name in self._given(inputs)}
@@ -199,7 +199,7 @@ class Inference:
         stream: Stream,
         messages: Messages,
     ) -> None:
-        """Set profile and shapes, unless they are those of the last call, and the addresses."""
+        """Set what differs from the last call, and the addresses of inputs."""
         self._follow(stream)
         given = {}
         for name in self._given(inputs):
@@ -232,7 +232,7 @@ class Inference:
                 self._set_address(name, buffer.address)
 
     def _follow(self, stream: Stream) -> None:
-        """Let a stream wait for an inference that may still run on another one."""
+        """Let a stream wait for an inference still running on another one."""
         if self._finished is not None and self._running_on not in (None, int(stream.handle)):
             stream.wait_for(self._finished)
             self._running_on = None
@@ -246,7 +246,7 @@ class Inference:
     def _set_shapes(
         self, inputs: Mapping[str, AnyTensor], profile: int | None, messages: Messages
     ) -> None:
-        """Set the profile, the shapes and the inputs in host memory; find the output shapes."""
+        """Set profile, shapes and host inputs; find the output shapes."""
         self._choose_profile(inputs, profile)
         for name, value in inputs.items():
             if not self._context.set_input_shape(name, value.shape):

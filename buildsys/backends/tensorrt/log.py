@@ -88,7 +88,7 @@ class Log:
 
         class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
             def log(self, severity: Any, msg: str) -> None:
-                # the builder also logs in threads of its own
+                # the builder also logs in its worker threads
                 messages = getattr(log.of_thread, "messages", None) or log.messages
                 if severity <= trt.ILogger.ERROR:
                     messages.errors.append(clean_message(msg))
@@ -110,7 +110,7 @@ class Log:
 
 
 class Collected:
-    """A block of a log. Every inference enters one, so this is fast."""
+    """A block of a log; every inference enters one."""
 
     __slots__ = ("_before", "_log", "_outer")
 

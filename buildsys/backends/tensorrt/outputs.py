@@ -1,4 +1,4 @@
-"""Memory of an engine's outputs, also of those whose shapes depend on values."""
+"""Memory of an engine's outputs, also of value-dependent shapes."""
 
 from __future__ import annotations
 
