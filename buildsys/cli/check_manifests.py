@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from buildsys.errors import BuildsysError, UsageError
@@ -34,7 +35,8 @@ def main(names: Sequence[str]) -> int:
                     raise UsageError(f"{os.path.relpath(file)} is not a manifest", hint)
             # without a file all manifests are checked
             for error in check_manifests(project, files or [project.configs]):
-                sys.stderr.write(printable(f"{error}\n"))
+                file = Path(os.path.relpath(root / error.file))
+                sys.stderr.write(printable(f"{replace(error, file=file)}\n"))
                 code = error.exit_code
     except (BuildsysError, OSError) as error:
         sys.stderr.write(printable(f"ERROR: {error}\n"))

@@ -16,6 +16,7 @@ from doit.cmd_base import Command, opt_dodo
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys.cli.environment_variables import check_variables
+from buildsys.cli.project_root import shown_text
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.system.printable import printable, printable_line
 from buildsys.system.suggestions import nearest
@@ -69,8 +70,8 @@ class PlainCommand(Command, ABC):  # type: ignore[misc]  # doit has no type info
             return code
         except BuildsysError as error:
             if error.exit_code == UsageError.exit_code:
-                raise InvalidCommand(printable(str(error))) from None
-            sys.stderr.write(printable(f"ERROR: {error}\n"))
+                raise InvalidCommand(printable(shown_text(str(error)))) from None
+            sys.stderr.write(printable(shown_text(f"ERROR: {error}\n")))
             return error.exit_code
         except KeyboardInterrupt:
             return INTERRUPTED

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
@@ -81,7 +81,7 @@ def _report_model(session: Session, model: str) -> StaleOutputs:
         if target not in stale_since:
             problem = ""
     except Exception as error:  # the border: one line, with the traceback in a file
-        path = os.path.relpath(session.keep_traceback(target, error))
+        path = shown_path(session.keep_traceback(target, error))
         return StaleOutputs(model, problem=f"unexpected {type(error).__name__}; traceback: {path}")
     if report:
         stale_since.pop(target, None)

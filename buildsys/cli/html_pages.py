@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildsys.cli.failure_report import read_state
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.environment_parts import FILES
@@ -76,10 +77,10 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
     except (BuildsysError, OSError) as error:  # such as a full disk
         return f"{CANNOT_WRITE}: {' '.join(str(error).split())}"
     except Exception as error:  # the border: one line, with the traceback in a file
-        path = os.path.relpath(session.keep_traceback("pages", error))
+        path = shown_path(session.keep_traceback("pages", error))
         summary = " ".join(f"{type(error).__name__}: {error}".split())
         return f"{CANNOT_WRITE}: {summary}; traceback: {path}"
-    return f"pages: {os.path.relpath(index)}" if index else ""
+    return f"pages: {shown_path(index)}" if index else ""
 
 
 def write_pages(session: Session, models: Iterable[str]) -> Path | None:

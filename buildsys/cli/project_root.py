@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 from buildsys.errors import UsageError
 
 DODO = "dodo.py"
+_PATH = re.compile(r"(?<![\w./~-])[\w.-]+(?:/[\w.,@+-]+)*/[\w@+-]+(?:\.\w+)*")
 _started_in: list[Path] = []  # the folder of the user, once the project is another one
 
 
@@ -47,3 +49,17 @@ def typed_path(name: str) -> Path:
     if not _started_in or path.is_absolute():
         return path
     return Path(os.path.relpath(_started_in[0] / path))
+
+
+def shown_path(path: Path | str) -> str:
+    """Return a path relative to the user's folder, or the absolute one if that is shorter."""
+    return min(os.path.relpath(path, *_started_in), str(Path(path).absolute()), key=len)
+
+
+def shown_text(text: str) -> str:
+    """Return a text with the existing files that it names relative to the user's folder."""
+    if not _started_in:
+        return text
+    return _PATH.sub(
+        lambda found: shown_path(found[0]) if Path(found[0]).exists() else found[0], text
+    )

@@ -59,6 +59,7 @@ class Session(TargetNames):
     # options of the run, known before the project is loaded
     jobs: ClassVar[int] = 1  # ``doit -n``
     always: ClassVar[bool] = False  # ``doit -a``
+    began: ClassVar[float] = 0.0  # monotonic clock
 
     def __init__(self, project: Project) -> None:
         versions = builder_versions(project.root, project.state)
@@ -68,6 +69,7 @@ class Session(TargetNames):
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.on_warning: Callable[[str], None] | None = None  # None: print it on stderr
         self.exit_code = 0  # of the worst failure so far
+        self.seconds: float | None = None  # of the run, as the console shows it
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups

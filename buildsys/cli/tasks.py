@@ -23,6 +23,7 @@ from buildsys.cli.commands.build import Requested, Run
 from buildsys.cli.commands.doit_commands import DoitCommand, List
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
+from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session, no_garbage_collection
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
@@ -47,7 +48,7 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
         session.project.state.mkdir(parents=True, exist_ok=True)
     except ManifestErrors as error:
         summary = f"{plural(len(error.errors), 'error')} in the manifests"
-        raise InvalidDodoFile(printable(f"{summary}\n{error}")) from None
+        raise InvalidDodoFile(printable(shown_text(f"{summary}\n{error}"))) from None
     except (BuildsysError, OSError) as error:
         raise InvalidDodoFile(printable(str(error))) from None
     return doit_config(session)
@@ -183,7 +184,7 @@ class SessionTask(Task):  # type: ignore[misc]  # doit has no type information
             if target not in self.session.cleaned:
                 self.session.cleaned.add(target)
                 for path in remove_target_files(self.session, target, dry_run=dryrun):
-                    outstream.write(f"{target} - removing {os.path.relpath(path)}\n")
+                    outstream.write(f"{target} - removing {shown_path(path)}\n")
 
 
 def _target_task(session: Session, target: str, others: Iterable[str]) -> SessionTask:
@@ -286,7 +287,7 @@ def _run_target(session: Session, target: str) -> TaskFailed | TaskError | None:
         return TaskError(str(error))
     except Exception as error:  # the border: one line, with the traceback in a file
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        path = os.path.relpath(session.keep_traceback(target, error))
+        path = shown_path(session.keep_traceback(target, error))
         return TaskError(f"unexpected {line}; traceback: {path}")
     return None
 

@@ -31,7 +31,7 @@ from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, 
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, missing_outputs
 from buildsys.store import ledger
-from buildsys.store.file_digests import DigestCache
+from buildsys.store.file_digests import DigestCache, stamp_file
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
@@ -151,6 +151,7 @@ class Executor:
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:
                     return Outcome.recorded(record, waited=True)
+            stamp_file(str(self._log(action)))  # refuses a FIFO, which its writers would wait for
             reasons = found.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
@@ -280,8 +281,7 @@ class Executor:
                         self._runs.add(action, key, run)
                     raise
                 now = self._keys.build(action)
-                changed = self._keys.changed_file(action, key, now)
-                if changed:
+                if changed := self._keys.changed_file(action, key, now):
                     text = f"{changed} changed while {target} ran; nothing was published"
                     raise StageError(text, "run it again")
                 # equal content is no proof (a branch may have been checked out and back)
@@ -303,8 +303,7 @@ class Executor:
 
         Raises: StageError: the manifest forbids them.
         """
-        reads = key.undeclared
-        if not reads:
+        if not (reads := key.undeclared):
             return
         if action.strict_reads:
             error = forbidden(reads)
@@ -361,7 +360,8 @@ class Executor:
             self._runs.add(action, key, run, sealed, figures)
             if status == ledger.NOISY:
                 return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
-            details = f"details: {self._shown(self._build / main)}"
+            files = [main, *sorted(sealed.keys() - {main})][:4]  # and failing tensors
+            details = f"details: {', '.join(self._shown(self._build / name) for name in files)}"
             failure = CheckFailed(reply.reason, joined(reply.hint, details))
             failure.seconds = reply.seconds
             raise failure

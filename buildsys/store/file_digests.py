@@ -25,6 +25,7 @@ _CHUNK_BYTES = 1 << 18
 _LARGE_BYTES = 8 << 20  # larger chunks pay from here on, each digested by several cores
 _LARGE_CHUNK_BYTES = 4 << 20
 THREADS_FROM_BYTES = 4 << 20
+_REPORTED_BYTES = 16 << 30  # several seconds, in which nothing else happens
 _ATTEMPTS = 3
 _FEW_FILES = 300  # looked up one by one; above, reading all rows at once is faster
 T = TypeVar("T")
@@ -124,6 +125,9 @@ class DigestCache:
         if unread := [path for path in unread if not found[path]]:
             begun_ns = time.time_ns()
             size = sum(stamp.size for stamp in map(stamp_file, unread) if stamp is not None)
+            if size >= _REPORTED_BYTES:
+                more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+                self._db.notify(f"reading {size >> 30} GiB to digest {unread[0]}{more}")
             jobs = [partial(hash_file, path) for path in unread]
             read = dict(
                 zip(unread, run_all(jobs, in_threads=size >= THREADS_FROM_BYTES), strict=True)

@@ -105,7 +105,7 @@ class StateDb:
         self.path = path
         self._schema = schema
         self._lock = path.with_name(path.name + ".lock")
-        self._notify = notify
+        self.notify = notify
         self._texts: dict[str, str] = {}
         self._guard = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -227,7 +227,7 @@ class StateDb:
                 path = self.path.with_name(self.path.name + part)
                 if path.exists():
                     path.rename(self.path.with_name(self.path.name + suffix + part))
-            self._notify(
+            self.notify(
                 f"{self._schema.subject} {self.path} is not readable ({error}); "
                 f"set aside as {self.path.name}{suffix}"
             )
@@ -287,7 +287,7 @@ class ReadOnlyStateDb(StateDb):
             except (sqlite3.DatabaseError, OSError) as error:
                 self.close()
                 if self.path.exists():
-                    self._notify(
+                    self.notify(
                         f"{self._schema.subject} {self.path} cannot be read ({error}): "
                         f"{self._schema.lost}"
                     )

@@ -56,7 +56,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.started, self._began = "", 0.0
+        self.started = ""
         self._files: Mapping[str, str] = {}  # option -> file about the run
         self._ignored: set[str] = set()
 
@@ -91,7 +91,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """Let the tasks be selected by the command line."""
-        self.started, self._began = self.started or utc_now(), time.monotonic()
+        self.started, Session.began = self.started or utc_now(), time.monotonic()
         self._files = {name: params[name] for name in ("junit", "summary") if params[name]}
         if isinstance(params["outfile"], str):
             params["outfile"] = str(typed_path(params["outfile"]))
@@ -181,7 +181,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             [name for name in targets if name in session.actions],
             self._ignored,
             started=self.started,
-            seconds=time.monotonic() - self._began,
+            seconds=session.seconds or time.monotonic() - session.began,
             since=since,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -13,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.command import Options, ProjectCommand, option, print_lines
-from buildsys.cli.project_root import typed_path
+from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import CheckFailed, StageError, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
@@ -60,7 +59,7 @@ class Debug(ProjectCommand):
         seconds = answer.get("seconds", time.monotonic() - started)
         took = f"{answer['status']} after {duration(seconds)}"
         reason = with_hint(answer["reason"], answer["hint"])
-        place = f"its outputs are in {os.path.relpath(kept)}" if kept else "nothing was published"
+        place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
         print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
         return _exit_code(action, answer["status"])
 
@@ -81,7 +80,7 @@ def _check_inputs(session: Session, action: Action) -> None:
     """Warn about stale inputs. Raises: UsageError: one does not exist."""
     for ref in action.inputs.values():
         if not ref.optional and not (session.project.build / ref.path).exists():
-            path = os.path.relpath(session.project.build / ref.path)
+            path = shown_path(session.project.build / ref.path)
             makers = [
                 name
                 for name in action.after

@@ -26,6 +26,7 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, options_first
 from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.project_root import shown_path
 from buildsys.errors import BuildsysError
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
@@ -194,7 +195,7 @@ class Clean(FilteredCommand, DoitClean):  # type: ignore[misc]
             from buildsys.cli.html_pages import remove_pages
 
             for path in remove_pages(session, models, dry_run=options["dryrun"]):
-                self.outstream.write(f"removing {os.path.relpath(path)}\n")
+                self.outstream.write(f"removing {shown_path(path)}\n")
         return code
 
 

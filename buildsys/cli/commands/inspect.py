@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.rows import format_table, titled_lines
 from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph, target_of
-from buildsys.cli.project_root import typed_path
+from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.manifest.shape_cases import case_values
@@ -144,7 +143,7 @@ def _describe_engine(
         raise UsageError(f"{graph.target} is a TensorRT engine without readable nodes", hint)
     result = {} if graph.state == STORED else session.result(graph.target)
     lines = [
-        f"{graph.target}: {_shown_path(graph.file)}, {size(graph.bytes)}",
+        f"{graph.target}: {shown_path(graph.file)}, {size(graph.bytes)}",
         "TensorRT engines have no readable graph; from engine.json:",
     ]
     for name, value in result.items():
@@ -200,7 +199,7 @@ def _graph_lines(document: Document) -> list[str]:
     ]
     producer = f"{document['producer'] or 'unknown'}, IR version {document['ir_version']}"
     return [
-        f"{graph['target']}: {_shown_path(Path(graph['file']))}, {size(graph['bytes'])}",
+        f"{graph['target']}: {shown_path(Path(graph['file']))}, {size(graph['bytes'])}",
         *_entry("producer", [producer]),
         *_entry("opsets", [opsets]),
         *_entry("inputs", [f"{one['name']}: {_typed(one)}" for one in document["inputs"]]),
@@ -306,8 +305,3 @@ def _shape(shape: Sequence[Any] | None) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {TIMES}{number}" for name, number in counts.items())
-
-
-def _shown_path(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(str(path)) else str(path)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from buildsys.cli.command import Options, ProjectCommand, print_lines
 from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.plan.project_plan import model_of
 
@@ -27,5 +27,5 @@ class Pages(ProjectCommand):
         selected = session.select(names, only=ModelFilter.of(options))
         chosen = set(map(model_of, selected))
         index = write_pages(session, [name for name in session.project.models if name in chosen])
-        print_lines([f"pages: {os.path.relpath(index)}" if index else "no model has a page"])
+        print_lines([f"pages: {shown_path(index)}" if index else "no model has a page"])
         return 0

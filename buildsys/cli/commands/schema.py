@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from buildsys.cli.command import Options, ProjectCommand, print_lines
+from buildsys.cli.project_root import shown_path
 from buildsys.errors import UsageError
 from buildsys.manifest.json_schema import write_schemas
 
@@ -22,5 +23,5 @@ class Schema(ProjectCommand):
         if names:
             raise UsageError("schema takes no arguments")
         folder = root / (os.environ.get("BUILDSYS_CONFIGS") or "configs") / "schema"
-        print_lines(f"wrote {os.path.relpath(path)}" for path in write_schemas(folder))
+        print_lines(f"wrote {shown_path(path)}" for path in write_schemas(folder))
         return 0

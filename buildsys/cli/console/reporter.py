@@ -5,7 +5,6 @@ Nothing is imported at the top that a run with nothing to do can go without.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from buildsys.cli.console.progress import LiveDisplay, open_display
 from buildsys.cli.console.target_line import TargetLine, target_line
 from buildsys.cli.console.unavailable import causes, engine_of, lines_by_cause, target_names
 from buildsys.cli.interruption import NOTICE
+from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import with_hint
@@ -55,7 +55,6 @@ class Reporter:
         self._unshown: list[TargetLine] = []  # failures; shown at the end, or before what follows
         self._problems: list[str] = []
         self._loading: threading.Thread | None = None
-        self._began = time.monotonic()
 
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """List all targets of this run, in plan order."""
@@ -92,7 +91,8 @@ class Reporter:
         if line is None or finished is None:
             return
         with self._lock:
-            line.status, line.reason = finished.status, with_hint(finished.reason, finished.hint)
+            line.status = finished.status
+            line.reason = shown_text(with_hint(finished.reason, finished.hint))
             line.seconds = finished.seconds
             if finished.waited or finished.restored:
                 line.seconds = None
@@ -126,10 +126,10 @@ class Reporter:
                 line.reason = f"needs {', '.join(failed or unmet[:1])}"
                 return
             finished = self.session.finished.get(task.name)
-            line.status, line.reason = "failed", fail.message.strip()
+            line.status, line.reason = "failed", shown_text(fail.message.strip())
             line.seconds = finished.seconds if finished else 0.0
             log = self.session.log(task.name)
-            line.log = os.path.relpath(log) if log.exists() and log.name not in line.reason else ""
+            line.log = shown_path(log) if log.exists() and log.name not in line.reason else ""
             self._unshown.append(line)
 
     def skip_uptodate(self, task: Any) -> None:
@@ -194,10 +194,10 @@ class Reporter:
         if stale or any(line.has_ended for line in lines):
             from buildsys.cli.console.run_summary import print_summary
 
-            elapsed_s = time.monotonic() - self._began
             unshown = {line.target for line in self._unshown}
             changed = {one.model for one in lines if one.has_ended} | {one.model for one in stale}
             pages = self._write_pages(changed)
+            self.session.seconds = elapsed_s = time.monotonic() - self.session.began
             print_summary(self._out, self.session, lines, elapsed_s, stale, unshown, pages)
         elif not broken and not self._problems:
             self._print_nothing_to_do(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rich import box
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from buildsys.cli.console.target_line import ENDED, OBVIOUS, TargetLine
 from buildsys.cli.console.unavailable import causes, row_title, table_rows, took_together
+from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
@@ -70,15 +70,19 @@ def print_summary(
             if row.stage == "report" and row.status in ("passed", "restored", "fresh"):
                 outputs = session.actions[row.target].outputs
                 file = outputs.get("markdown", outputs["result"])
-                print_line(f"report: {_shown(session.project.build / file.path)}")
+                print_line(f"report: {shown_path(session.project.build / file.path)}")
         if model in remaining:
             one = remaining.pop(model)
             if one.report:
-                print_line(f"report on this failure: {_shown(session.project.build / one.report)}")
-            if text := one.describe(_shown(session.project.build / model)):
+                print_line(
+                    f"report on this failure: {shown_path(session.project.build / one.report)}"
+                )
+            if text := one.describe(shown_path(session.project.build / model)):
                 print_line(text, "yellow")
         console.print()
-    others = [one.describe(_shown(session.project.build / one.model)) for one in remaining.values()]
+    others = [
+        one.describe(shown_path(session.project.build / one.model)) for one in remaining.values()
+    ]
     others = [text for text in others if text]
     for text in others[:_MOST_OTHER_MODELS]:
         print_line(text, "yellow")
@@ -99,7 +103,7 @@ def print_summary(
 def _print_failure(console: Console, session: Session, line: TargetLine, *, in_full: bool) -> None:
     """Print a failure, its log, and the command for this stage alone."""
     finished = session.finished.get(line.target)
-    sentence = line.reason if in_full or finished is None else finished.reason
+    sentence = line.reason if in_full or finished is None else shown_text(finished.reason)
     first, *details = printable(sentence).splitlines() or [""]
     below = details if in_full else []
     below += [f"log: {printable_line(line.log)}"] if line.log else []
@@ -157,7 +161,7 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
         status = line.status
         figure = "" if status == "failed" else line.reason  # a failure was printed above
         if status in ("unavailable", "noisy"):
-            figure = cause.get(line.target) or reason_of(line)
+            figure = shown_text(cause.get(line.target) or reason_of(line))
         elif status in ("passed", "restored", "fresh") or status == result.get("status"):
             figure = key_figure(line.stage, result)
         cells = [Text(printable_line(figure))]
@@ -180,15 +184,9 @@ def _warnings(session: Session, lines: Iterable[TargetLine]) -> Iterator[str]:
     for line in lines:
         if line.status in ("passed", "restored") and line.stage != "report":  # it repeats others'
             for warning in session.result(line.target).get("warnings") or ():
-                text = " ".join(str(warning).split())
+                text = shown_text(" ".join(str(warning).split()))
                 cut = f"{text[:_WARNING_LENGTH]}…" if len(text) > _WARNING_LENGTH else text
                 found.append(f"warning: {line.target}: {cut}")
     yield from found[:_MOST_WARNINGS]
     if len(found) > _MOST_WARNINGS:
         yield f"and {len(found) - _MOST_WARNINGS} more warnings, in the report"
-
-
-def _shown(path: Path) -> str:
-    """Return a path, relative if below the current folder."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

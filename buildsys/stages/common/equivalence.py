@@ -60,8 +60,9 @@ def run_case(graph: OrtGraph, case: str, feeds: Mapping[str, Tensors]) -> dict[s
         raise StageError(
             f"{error.problem}; case {case} fails, unlike {', '.join(others)}: a size is fixed in"
             " the graph",
-            "with exporter torchscript, dynamo may keep it: export: {exporter: dynamo, opset: 18};"
-            " otherwise limit dims to the sizes that run",
+            "limit dims to the sizes that run; if exporter torchscript fixed it, dynamo keeps sizes"
+            " that forward neither loops over nor turns into numbers: export: {exporter: dynamo,"
+            " opset: 18}",
         ) from error
 
 

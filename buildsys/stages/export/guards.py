@@ -204,14 +204,14 @@ def _agrees(program: Any, request: ExportRequest, inputs: Tensors) -> bool:
         for seed in (0, 1):
             torch.manual_seed(seed)
             try:
-                runs.append(_flat(request.module(*(tensor.clone() for tensor in inputs))))
+                runs.append(flat(request.module(*(tensor.clone() for tensor in inputs))))
             except Exception:  # of the user's code
                 return True
-        if not _are_close(*runs):
+        if not are_close(*runs):
             return True
         torch.manual_seed(0)
         try:
-            return _are_close(_run(program, inputs), runs[0])
+            return are_close(_run(program, inputs), runs[0])
         except Exception:  # such as a view of a fixed size
             return False
 
@@ -236,11 +236,13 @@ def _run(program: Any, inputs: Tensors) -> list[torch.Tensor]:
     return [o for o, s in zip(outputs, specs, strict=True) if s.kind.name == "USER_OUTPUT"]
 
 
-def _flat(result: Any) -> list[torch.Tensor]:
+def flat(result: Any) -> list[torch.Tensor]:
+    """Return one or several tensors as a list."""
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-def _are_close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+def are_close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Compare tensors with a limit for two runs of one network."""
     if len(actual) != len(expected):
         return False
     for found, golden in zip(actual, expected, strict=True):

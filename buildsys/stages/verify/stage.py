@@ -276,7 +276,6 @@ def _reason(job: Job, checks: _Checks) -> str:
 def _hint(job: Job, checks: _Checks) -> str:
     if len(checks.hints) == len(checks.sentences):
         return checks.hints[0]
-    saved = f"the failing tensors are in {job.model}/verify/failed/ as {job.variant}-CASE.npz"
     remedy = tf32_remedy(job.options["engine"])
     wrong = [
         comparison
@@ -287,9 +286,9 @@ def _hint(job: Job, checks: _Checks) -> str:
     if not remedy or not wrong or not all(
         comparison.non_finite == 0 and comparison.relative < _MAX_TF32_ERROR for comparison in wrong
     ):  # fmt: skip
-        return saved
+        return ""
     cause = "the error is no larger than TF32 can cause"
-    return f"{cause}: try {remedy}, which computes in full float32; {saved}"
+    return f"{cause}: try {remedy}, which computes in full float32"
 
 
 def tf32_remedy(options: Mapping[str, Any]) -> str:

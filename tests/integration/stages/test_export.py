@@ -491,6 +491,8 @@ def test_a_size_that_forward_fixes_is_named(tmp_path: Path) -> None:
     assert "but tracing inferred a static shape of" in message
     assert "for dimension inputs['x'].shape[0]" in message
     assert "forward fixes that size" in message
+    found = "its graph is right only for the traced sizes, batch 2"
+    assert message.endswith(f"the torchscript exporter fails as well ({found})")
 
 
 def test_several_operators_that_the_other_exporter_translates(tmp_path: Path) -> None:

@@ -33,12 +33,16 @@ def check(capsys: Output, *names: str) -> tuple[int, list[str]]:
     return code, capsys.readouterr().err.splitlines()
 
 
-def test_only_the_named_manifests_are_checked(models: Path, capsys: Output) -> None:
+def test_only_the_named_manifests_are_checked(
+    models: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert check(capsys, "configs/models/a.yaml") == (0, [])
     error = "configs/models/b.yaml:1:1: modle: unknown field; did you mean model?"
     assert check(capsys, "configs/models/b.yaml", "configs/models/a.yaml") == (3, [error])
     assert check(capsys, str(models / "b.yaml")) == (3, [error])
     assert check(capsys) == (3, [error])
+    monkeypatch.chdir(models)
+    assert check(capsys, "b.yaml") == (3, [error.removeprefix("configs/models/")])
 
 
 def test_a_name_in_use_is_an_error(models: Path, capsys: Output) -> None:

@@ -12,7 +12,13 @@ from doit.doit_cmd import DoitConfig
 from buildsys.cli import project_root
 from buildsys.cli.commands.help import SECTIONS
 from buildsys.cli.main import Main, commands_of, run
-from buildsys.cli.project_root import enter_project, find_project, typed_path
+from buildsys.cli.project_root import (
+    enter_project,
+    find_project,
+    shown_path,
+    shown_text,
+    typed_path,
+)
 from buildsys.cli.run_files import check_files
 
 ROOT = Path(__file__).parents[3]
@@ -134,6 +140,17 @@ def test_a_project_is_found_from_its_folders(
     assert typed_path("../../x/out.xml") == Path("x/out.xml")
     assert typed_path("/srv/out.xml") == Path("/srv/out.xml")
     assert check_files({"junit": "out.xml"}) == {"junit": str(deep / "out.xml")}
+    log = tmp_path / "build/net/verify/ort.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    assert (
+        shown_path(log)
+        == shown_path("build/net/verify/ort.log")
+        == f"../../{log.relative_to(tmp_path)}"
+    )
+    assert shown_path("/srv/x") == "/srv/x"
+    named = "1/2 of x: see build/net/verify/ort.log, build/net/verify/ and https://x/build/net"
+    assert shown_text(named) == named.replace(" build/", " ../../build/")
 
 
 def test_a_broken_configuration_of_doit_is_one_sentence(
@@ -158,6 +175,8 @@ def test_in_the_project_folder_paths_are_as_typed(
     monkeypatch.chdir(tmp_path)
     enter_project()
     assert typed_path("a/../out.xml") == Path("a/../out.xml")
+    assert shown_path(tmp_path / "build/net") == "build/net"
+    assert shown_text("see dodo.py/") == "see dodo.py/"
 
 
 def test_outside_of_a_project_only_some_commands_run(

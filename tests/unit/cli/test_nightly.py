@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +14,7 @@ import pytest
 from cli_doubles import Doit, fail, passed
 
 from buildsys.cli.commands.nightly.lock import NightlyRun, hold_lock
+from buildsys.cli.console.reporter import Reporter
 from buildsys.errors import CheckFailed, ManifestError, StageError
 from buildsys.store.ledger import HistoryEntry
 
@@ -58,6 +61,21 @@ def test_a_nightly_run_builds_everything_stale_and_writes_its_files(nightly: Doi
     assert nightly("nightly")[0] == 0
     assert nightly.session.finished == {}
     assert written(nightly)["counts"]["up-to-date"] == len(nightly.session.actions)
+
+
+def test_console_and_files_have_one_duration(
+    nightly: Doit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_slowly(*_: Any) -> str:
+        time.sleep(0.05)
+        return ""
+
+    monkeypatch.setattr(Reporter, "_write_pages", write_slowly)
+    _, out = nightly("nightly")
+    total = re.search(r"^\d+ passed in (.+)$", out, re.MULTILINE)
+    assert total is not None
+    summary = (nightly.root / "build/nightly/summary.md").read_text()
+    assert f" in {total[1]}, on " in summary
 
 
 def test_a_failure_stops_only_what_needs_it(nightly: Doit) -> None:

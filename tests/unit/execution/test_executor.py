@@ -385,9 +385,8 @@ def test_a_failed_check_publishes_its_result_but_no_artefact(
     build(root)
     order(root, EXPORT, "fail", *how)
     executor, _ = make_executor(root, actions(opset=18))
-    with pytest.raises(
-        CheckFailed, match=r"numbers differ; do something; details: build/m/export/export\.json"
-    ):
+    written = "build/m/export/export.json, build/m/export/worst.npy"
+    with pytest.raises(CheckFailed, match=f"numbers differ; do something; details: {written}"):
         executor.run(EXPORT)
     files = published(root)
     assert json.loads(files["m/export/export.json"])["status"] == "failed"
@@ -429,6 +428,20 @@ def test_a_stage_that_breaks_leaves_the_previous_outputs_alone(
         make_executor(root, actions(opset=18))[0].run(EXPORT)
     assert published(root) == before
     assert build(root) == []
+
+
+def test_a_fifo_in_place_of_a_log_blocks_nothing(root: Path) -> None:
+    log = root / "build/m/export/export.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)
+    for _ in range(2):  # without a build to restore, and with one
+        with pytest.raises(StageError, match=r"export\.log is not a regular file; remove it"):
+            make_executor(root)[0].run(EXPORT)
+        log.unlink()
+        build(root)
+        (root / "build" / MODEL).unlink()
+        log.unlink()
+        os.mkfifo(log)
 
 
 @pytest.mark.parametrize("word", ["half", "silent"])

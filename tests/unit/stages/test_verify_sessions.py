@@ -229,7 +229,6 @@ def test_wrong_outputs_are_saved_with_inputs_and_expected_values(
 ) -> None:
     expected = {case: {**outputs, "z": outputs["y"]} for case, outputs in golden().items()}
     result = verified(Session(expected, plus(2.0)), expected)
-    assert result.hint == "the failing tensors are in m/verify/failed/ as e-CASE.npz"
     kept = load_tensors(tmp_path / "m/verify/failed/e-min.npz")
     assert set(kept) == {"in.x", "expected.y", "actual.y"}
     assert kept["actual.y"].array[0, 0] == kept["expected.y"].array[0, 0] + 2
@@ -256,12 +255,11 @@ def test_tf32_is_suggested_only_for_errors_that_it_can_cause(
     assert result.status == "failed"
     advice = "the error is no larger than TF32 can cause: try tf32: false, which computes in full"
     assert result.hint.startswith(advice) == advised
-    assert "the failing tensors are in m/verify/failed/" in result.hint
 
 
 def test_tf32_is_not_suggested_for_a_missing_case(verified: Any) -> None:
     result = verified(Session(golden(), profiles=(SMALL,)), golden(), TRT)
-    assert result.hint.startswith("the failing tensors are in")
+    assert result.hint == ""
     assert result.reason == (
         "the engine e of m is wrong: case max (batch 8) fits no optimization profile of the engine"
         " (x [1, 3, 8, 8] to [3, 3, 8, 8])"

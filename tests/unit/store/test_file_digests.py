@@ -67,6 +67,21 @@ def test_a_file_just_written_is_read_again(
     assert reads == ["f", "f"]
 
 
+def test_a_huge_file_is_reported_before_it_is_read(
+    db: StateDb, tmp_path: Path, warnings_given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+
+    def hashed(path: str) -> digest_module.FileDigest:
+        assert warnings_given == [f"reading 1024 GiB to digest {path}"]
+        return digest_module.FileDigest("digest", digest_module.Stamp.of(Path(path).stat()))
+
+    monkeypatch.setattr(digest_module, "hash_file", hashed)
+    assert DigestCache(db).digest(str(path)).digest == "digest"
+
+
 def test_a_touched_file_is_read_and_has_the_same_digest(
     db: StateDb, tmp_path: Path, reads: list[str]
 ) -> None:

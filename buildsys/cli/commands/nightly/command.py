@@ -20,6 +20,7 @@ from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.commands.nightly.lock import NightlyLock, NightlyRun, hold_lock
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.model_filter import filter_options
+from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.run_files import write_files
 from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
@@ -190,7 +191,7 @@ class Nightly(Run):
             line = update_pages(session, list(session.project.models))
             sys.stdout.write(printable(f"{line}\n") if line else "")
         code = max(code, self._write(results, code))
-        _print_end(results, self._folder, self._html())
+        _print_end(results, self._folder)
         return code
 
     def _write_unfinished(self, status: str, error: str, code: int) -> int:
@@ -290,7 +291,7 @@ def _killed(previous: NightlyRun | None) -> dict[str, Any] | None:
     return {"pid": previous.pid, "host": previous.host, "started": previous.started}
 
 
-def _print_end(results: RunResults, folder: Path, html: str | None) -> None:
+def _print_end(results: RunResults, folder: Path) -> None:
     """Print failed, regressed and missed targets, and the files."""
     rows: list[Row] = []
     for manifest in results.manifests:
@@ -313,12 +314,14 @@ def _print_end(results: RunResults, folder: Path, html: str | None) -> None:
     for reason, targets in results.never_ran_by_reason.items():
         names = first_names([one.target for one in targets], _MOST_NAMES)
         rows.append(Row("never ran", f"{names}  {reason}"))
-    files = [f"{os.path.relpath(folder)}/summary.md", *([html] if html else [])]
-    print_rows(rows, [f"nightly: {outcome(results)}; see {' and '.join(files)}"])
+    files = [folder / "summary.md"]
+    if (index := folder.parent / "report" / "index.html").is_file():
+        files.append(index)
+    print_rows(rows, [f"nightly: {outcome(results)}; see {' and '.join(map(shown_path, files))}"])
 
 
 def _line(one: TargetResult) -> str:
-    parts = [one.target, one.reason.split("\n")[0]]
+    parts = [one.target, shown_text(one.reason.split("\n")[0])]
     parts += [f"last passed {one.last_passed[:10]}"] if one.last_passed else []
     parts += [f"owner: {one.owner}"] if one.owner else []
     return "  ".join(part for part in parts if part)
