@@ -36,33 +36,61 @@ def is_present(name: str, project: Path) -> bool:
     return (project / name).is_file()
 
 
+def pinned(repository: str, revision: str, path: str) -> str:
+    """Return the name of a file at the commit of a branch or tag; the file is downloaded.
+
+    Raises: StageError: the Hub does not have it, or cannot be reached.
+    """
+    shown = f"{path} of {repository} at {revision}"
+    file = _fetch(repository, path, revision, shown)
+    if file is None:
+        raise StageError(f"the Hub has no {shown}", "check the name and the revision")
+    commit = file.parents[path.count("/")].name  # the cache has a folder per commit
+    return f"{HUB}{repository}@{commit}/{path}"
+
+
 def _download(name: str) -> Path | None:
     """Return the path in the cache, None if the repository has no such file."""
     parts = parse_hub_name(name)
     if parts is None:
         raise StageError(f"{name} is no file of the Hub", "write hf://OWNER/NAME@COMMIT/FILE")
+    return _fetch(parts.repository, parts.path, parts.commit, name)
+
+
+def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None:
+    """Return the path in the cache, None if the repository has no such file."""
     try:
         from huggingface_hub import constants, hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
     except ImportError as error:
         raise StageError(
-            f"{name} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
+            f"{shown} needs huggingface_hub, which is not installed", "pip install huggingface_hub"
         ) from error
-    repository, commit, path = parts
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     try:
-        file = Path(hf_hub_download(repository, path, revision=commit, endpoint=endpoint))
+        file = Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
     except Exception as error:  # of the HTTP library too
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             return None
+        if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
+            what = "revision" if isinstance(error, RevisionNotFoundError) else "repository"
+            raise StageError(
+                f"{endpoint} has no {what} for {shown}, or does not show it to you",
+                "check the name; for a private or gated repository, `hf auth login`",
+            ) from error
         first = (str(error).strip().splitlines() or [""])[0]
         raise StageError(
-            f"{name} is not in the cache, and {endpoint} did not give it"
+            f"{shown} is not in the cache, and {endpoint} did not give it"
             f" ({type(error).__name__}: {first:.200})",
-            f"go online, or run `hf download {repository} {path} --revision {commit}` elsewhere and"
-            f" copy it to {constants.HF_HUB_CACHE}",
+            f"go online, or run `hf download {repository} {path} --revision {revision}` elsewhere"
+            f" and copy it to {constants.HF_HUB_CACHE}",
         ) from error
     digest = file.resolve().name  # large files are stored under their SHA-256
     if _SHA256.fullmatch(digest) and sha256_of(file) != digest:
-        raise StageError(f"the cached file {file} of {name} is damaged", "delete it")
+        raise StageError(f"the cached file {file} of {shown} is damaged", "delete it")
     return file

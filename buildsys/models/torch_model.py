@@ -24,7 +24,7 @@ from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.call_arguments import arranged, call_hint
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.random_weights import measuring_layers
-from buildsys.models.sources.source_module import make_module
+from buildsys.models.sources.source_module import GPU, ProgramInput, make_module, needs_gpu
 from buildsys.models.user_code import reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 
@@ -50,6 +50,7 @@ class Network:
     weights: str  # their origin, for the report
     call: Mapping[str, Any] | None = None  # the manifest's section
     example_result: Any = None  # of forward, if the example had to run for the weights
+    on_gpu: bool = False
 
     def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of forward."""
@@ -64,6 +65,8 @@ class Network:
 
         Raises: StageError: forward raised; the message has the inputs and the line.
         """
+        if self.on_gpu:
+            inputs = {name: tensor.to(GPU) for name, tensor in inputs.items()}
         positional, named = self.arguments(inputs)
         what = f"forward of {type(self.module).__name__} failed on {_describe(inputs)}"
         try:
@@ -109,10 +112,16 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         name: signature["keyword"] or (name if made.by_keyword else None)
         for name, signature in options["inputs"].items()
     }
-    if made.shapes is not None and not options.get("call"):
-        _check_inputs(made.shapes, options)
+    if made.program is not None and not options.get("call"):
+        _check_inputs(made.program, options)
     network = Network(
-        made.module, keywords, options["outputs"], project, made.weights, options.get("call")
+        made.module,
+        keywords,
+        options["outputs"],
+        project,
+        made.weights,
+        options.get("call"),
+        on_gpu=needs_gpu(options["source"]),
     )
     if not made.needs_forward:
         return network
@@ -121,9 +130,7 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         return replace(network, example_result=network.result(example))
 
 
-def _check_inputs(
-    program: Mapping[str, tuple[int | None, ...]], options: Mapping[str, Any]
-) -> None:
+def _check_inputs(program: Mapping[str, ProgramInput], options: Mapping[str, Any]) -> None:
     """Compare declared inputs with those of a saved program.
 
     Raises: StageError: their number, or a size, differs.
@@ -137,13 +144,13 @@ def _check_inputs(
     ordered = sorted(declared.items(), key=lambda item: item[1]["keyword"] is not None)
     for (name, tensor), saved in zip(ordered, program.values(), strict=True):
         sizes = tensor["shape"]
-        if len(sizes) != len(saved):
+        if len(sizes) != len(saved.shape):
             raise StageError(
-                f"input {name} has {len(saved)} dimensions in {shown}, the manifest declares"
+                f"input {name} has {len(saved.shape)} dimensions in {shown}, the manifest declares"
                 f" {len(sizes)}"
             )
-        for axis, (size, fixed) in enumerate(zip(sizes, saved, strict=True)):
-            if fixed is not None and size != fixed:
+        for axis, (size, fixed) in enumerate(zip(sizes, saved.shape, strict=True)):
+            if isinstance(fixed, int) and size != fixed:
                 raise StageError(
                     f"input {name}: axis {axis} is fixed to {fixed} in {shown}, the manifest"
                     f" declares {size}",
@@ -161,9 +168,9 @@ def main_float_type(module: nn.Module) -> str:
 
 
 def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch.Tensor]:
-    """Return inputs of the example's sizes, for tracing and random weights.
+    """Return inputs of the example's sizes, on the network's device.
 
-    Without ``data``, floats are normal; indices, counts and masks are ones.
+    They are traced, and random weights are measured on them. Without ``data``, floats are normal; indices, counts and masks are ones.
     Raises: StageError: the data does not fit the input, or cannot be read.
     """
     seed = options["source"]["seed"]
@@ -186,6 +193,8 @@ def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch
             torch.randn(shape, generator=generator).numpy() if is_float else np.ones(shape, np.int8)
         )
         example[name] = to_torch(tensor_of(values, dtype))
+    if needs_gpu(options["source"]):
+        return {name: tensor.to(GPU) for name, tensor in example.items()}
     return example
 
 
@@ -206,7 +215,10 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
             )
         found[path if is_mapping else f"output{index}"] = leaf
     if not found:
-        raise StageError(f"forward returned no tensor but {type(result).__name__}")
+        raise StageError(
+            f"forward returned no tensor but {with_article(type(result).__name__)}",
+            "let it return tensors, also in tuples, lists, dicts or dataclasses",
+        )
     if not declared:
         return found
     declares = f"the manifest declares {_count(declared, 'output')} ({', '.join(declared)}), "

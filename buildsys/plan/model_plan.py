@@ -55,6 +55,8 @@ class ModelPlan:
         self.name: str = spec["model"]
         source = spec["source"]
         self.is_onnx = "onnx" in source
+        self.on_gpu = source.get("device") == "cuda"  # the network, not its engines
+        self.environment = ("torch", *(("gpu",) if self.on_gpu else ()))
         self.is_made = False
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         self.further = further_cases(spec, self.exported)
@@ -196,6 +198,7 @@ class EnginePlan:
             for name in model.spec["bench"]["baselines"]
             if (self.on_gpu or name not in _GPU_BASELINES)
             and (model.has_torch_baselines or name not in TORCH_BASELINES)
+            and (self.on_gpu or not model.on_gpu or name not in TORCH_BASELINES)
         ]
         self.baseline_precision: str = model.spec["bench"]["baseline_precision"]
         if self.baseline_precision == "auto":

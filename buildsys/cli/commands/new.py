@@ -30,11 +30,30 @@ from buildsys.workers.job import Job
 _STAGE = "buildsys.stages.reference.proposal"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
-_SOURCES = "torchvision:NAME, FILE.py:CALLABLE or FILE.onnx"
+_SOURCES = (
+    "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
+)
+_HUB_FILE = "hf://OWNER/NAME@COMMIT/model.safetensors"
 _SOURCE_NOTES = {
-    "torchvision": "  # random weights; add `weights: DEFAULT` for the trained ones",
-    "python": "  # weights as the callable sets them",
+    "torchvision": "random weights; add `weights: DEFAULT` for the trained ones",
+    "timm": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
+    "python": "weights as the callable sets them",
+    "config": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
 }
+_DEFAULTS: dict[str, dict[str, Any]] = {  # of a worker's source
+    "torchvision": {"weights": None, "kwargs": {}},
+    "timm": {"weights": None, "kwargs": {}},
+    "transformers": {
+        "checkpoint": None, "config": None, "weights": None, "cache": False, "kwargs": {},
+    },
+    "exported_program": {},
+    "python": {"weights": None, "randomize": False, "kwargs": {}},
+    "onnx": {},
+}  # fmt: skip
+_HUB_PLACE = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+?)?(/config\.json)?")
+_PLAIN = r"[\w./@-]+(:[\w./@-]+)?"  # a place that needs no quotes in YAML
+_OPT_BATCH = 4
+_DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
 _ENGINES = ("[ort-cpu]", "[{backend: onnxruntime, name: ort-cpu}]")  # without such a preset
 
 
@@ -44,7 +63,10 @@ class New(ProjectCommand):
     doc_purpose = "write the manifest of a model, from trial runs"
     doc_usage = "MODEL --from SOURCE"
     doc_description = (
-        f"SOURCE is {_SOURCES}.\n"
+        "SOURCE is torchvision:NAME, timm:NAME, FILE.py:CALLABLE, FILE.onnx, FILE.pt2 (saved by\n"
+        "torch.export) or, for transformers, hf:FOLDER (a checkpoint), hf:FOLDER/config.json\n"
+        "(random weights) or hf:OWNER/NAME[@REVISION] (of the Hub, pinned to its commit). A class\n"
+        "or task other than that of the checkpoint goes first: hf:text-classification:FOLDER.\n"
         "The model is run at several sizes; its inputs, outputs and dynamic axes are written to\n"
         "configs/models/MODEL.yaml. --input describes an input of unknown shape; a word is a\n"
         "dynamic dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64"
@@ -66,11 +88,11 @@ class New(ProjectCommand):
         file = project.configs / "models" / f"{model}.yaml"
         if file.exists():
             raise UsageError(f"{_shown(file)} exists already", "choose another name, or remove it")
-        source, defaults = _source(root, options["from"])
+        source = _source(root, options["from"])
         inputs = dict(map(_input, options["input"]))
         with open_pool(project.state) as pool:
-            found = _try(pool, project, model, {**defaults, **source, "seed": 0}, inputs)
-        _write(project, file, model, source, found)
+            found = _try(pool, project, model, source, inputs)
+        _write(project, file, model, found)
         print_lines([f"wrote {_shown(file)}", f"next: {build_command(program_of(self), model)}"])
         return 0
 
@@ -104,8 +126,8 @@ class Import(ProjectCommand):
                     print_lines([f"kept {_shown(file)}"])
                     continue
                 try:
-                    found = _try(pool, project, model, {**source, "seed": 0}, {})
-                    _write(project, file, model, source, found)
+                    found = _try(pool, project, model, source, {})
+                    _write(project, file, model, found)
                     print_lines([f"wrote {_shown(file)}"])
                 except StageError as error:
                     code = error.exit_code
@@ -128,26 +150,44 @@ def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
     ]
 
 
-def _source(root: Path, text: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the manifest's ``source``, and its defaults for a worker.
+def _source(root: Path, text: str) -> dict[str, str]:
+    """Return the manifest's ``source``; the worker completes that of a transformers model.
 
     Raises: UsageError: an unknown kind, or a file that is missing or outside of the project.
     """
-    kind, colon, name = text.partition(":")
-    if colon and kind == "torchvision" and name:
-        return {"torchvision": name}, {"weights": None, "kwargs": {}}
+    kind, _, name = text.partition(":")
+    if kind in ("torchvision", "timm") and name:
+        return {kind: name}
+    if kind == "hf" and name:
+        return _transformers_source(root, name)
     file, _, attribute = text.partition(".py:")
     path = f"{file}.py" if attribute else text
-    if not attribute and not text.endswith(".onnx"):
+    if not attribute and not text.endswith((".onnx", ".pt2")):
         raise UsageError(f"--from {text} is no source", f"write {_SOURCES}")
     full = _inside(root, path)
     if not full.is_file():
         raise UsageError(f"there is no file {path}")
     inside = full.relative_to(root).as_posix()
     if attribute:
-        more: dict[str, Any] = {"weights": None, "randomize": False, "kwargs": {}}
-        return {"python": f"{inside}:{attribute}"}, more
-    return {"onnx": inside}, {}
+        return {"python": f"{inside}:{attribute}"}
+    return {"onnx" if text.endswith(".onnx") else "exported_program": inside}
+
+
+def _transformers_source(root: Path, text: str) -> dict[str, str]:
+    """Return the source of ``[CLASS:]PLACE``, with an empty class if it is not given.
+
+    Raises: UsageError: the place is neither of the project nor of the Hub.
+    """
+    match = re.fullmatch(r"(?:([\w-]+):(?!//))?(.+)", text)
+    name, place = (match[1] or "", match[2]) if match else ("", text)
+    field = "config" if place.endswith(".json") else "checkpoint"
+    if typed_path(place).exists():
+        return {"transformers": name, field: _inside(root, place).relative_to(root).as_posix()}
+    in_project = "://" not in place and Path(typed_path(place)).parent.exists()
+    if in_project or not _HUB_PLACE.fullmatch(place):
+        hint = "write hf:FOLDER, hf:FOLDER/config.json or, of the Hub, hf:OWNER/NAME[@REVISION]"
+        raise UsageError(f"there is no folder {place}", hint)
+    return {"transformers": name, field: f"hf://{place.removeprefix('hf://')}"}
 
 
 def _inside(root: Path, name: str) -> Path:
@@ -179,6 +219,7 @@ def _try(
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Run the model in a worker. Raises: StageError: it cannot be loaded or run."""
+    defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
     with TemporaryDirectory(prefix="buildsys-new-") as folder:
         log = Path(folder) / "new.log"
         job = Job(
@@ -186,15 +227,16 @@ def _try(
             stage=_STAGE,
             model=model,
             variant="",
-            options={"source": source, "inputs": inputs, "outputs": {}},
+            options={"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}},
             inputs={},
             outputs={"result": Path(folder) / "result.json"},
             project=project.root,
         )
         try:
-            return pool.run(job, log=log, on_event=_show).figures
+            figures = pool.run(job, log=log, on_event=_show).figures
         finally:
             _show({})
+    return {**figures, "source": {field: figures["source"][field] for field in source}}
 
 
 def _show(event: Mapping[str, Any]) -> None:
@@ -203,16 +245,14 @@ def _show(event: Mapping[str, Any]) -> None:
         sys.stderr.flush()
 
 
-def _write(
-    project: Project, file: Path, model: str, source: Mapping[str, str], found: Mapping[str, Any]
-) -> None:
+def _write(project: Project, file: Path, model: str, found: Mapping[str, Any]) -> None:
     """Write the manifest; remove it again unless it is valid.
 
     Raises: StageError: no valid manifest describes the model.
     """
     problem = ""
     for engines in _ENGINES:
-        text = "\n".join(_lines(model, source, found, engines))
+        text = "\n".join(_lines(model, found, engines))
         replace_file(file, text.encode())
         kept = False
         try:
@@ -229,31 +269,51 @@ def _write(
     raise StageError(f"no manifest describes {model}: {problem}", hint)
 
 
-def _lines(
-    model: str, source: Mapping[str, str], found: Mapping[str, Any], engines: str
-) -> Iterator[str]:
+def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:
     """Yield the lines of a manifest."""
+    source = found["source"]
     yield "# yaml-language-server: $schema=../schema/model.schema.json"
     yield "# Proposed from trial runs. Names of outputs and dimensions are free; check the ranges."
     yield f"model: {_flow(model)}"
-    ((kind, place),) = source.items()
-    # a colon without a space needs no quotes
-    shown = place if re.fullmatch(r"[\w./-]+(:\w+)?", place) else _flow(place)
-    yield f"source: {{{kind}: {shown}}}" + _SOURCE_NOTES.get(kind, "")
-    for section in ("inputs", "outputs"):
-        yield f"{section}:"
-        for name, tensor in found[section].items():
-            signature = {key: value for key, value in tensor.items() if value is not None}
-            yield f"  {_flow(name)}: {_flow(signature)}"
+    fields = ", ".join(
+        f"{field}: {text if re.fullmatch(_PLAIN, text) else _flow(text)}"
+        for field, text in source.items()
+    )
+    notes = [note for field, note in _SOURCE_NOTES.items() if field in source]
+    yield f"source: {{{fields}}}" + "".join(f"  # {note}" for note in notes)
+    if "exported_program" in source:
+        yield _DYNAMO
+    yield "inputs:" + ("  # guessed, and accepted by the network" if found["guessed"] else "")
+    for name, tensor in found["inputs"].items():
+        yield f"  {_flow(name)}: {_signature(tensor)}"
+    yield "outputs:"
+    for name, tensor in found["outputs"].items():
+        unknown = None in (tensor["shape"] or ())
+        note = "  # null: a size that follows no dimension" if unknown else ""
+        yield f"  {_flow(name)}: {_signature(tensor)}{note}"
     if found["dims"]:
         yield "dims:  # dynamic axes"
-        batches = {tensor["shape"][0] for tensor in found["inputs"].values() if tensor["shape"]}
-        for name, (size, other) in found["dims"].items():
-            spans = (1, 4, 8) if name in batches else (size, size, 2 * size)
-            dims = dict(zip(("min", "opt", "max"), spans, strict=True))
-            yield f"  {_flow(name)}: {_flow(dims)}  # it ran with {size} and {other}"
+        for name, sizes in found["dims"].items():
+            opt = min(_OPT_BATCH, sizes[-1]) if name in _first_axes(found["inputs"]) else sizes[0]
+            span = {"min": sizes[0], "opt": opt, "max": sizes[-1]}
+            yield f"  {_flow(name)}: {_flow(span)}  # it ran with {_listed(sizes)}"
+    for name, size in found["fixed"].items():
+        yield f"# {name} is fixed to {size}: no other size ran"
     yield f"engines: {engines}"
     yield ""
+
+
+def _signature(tensor: Mapping[str, Any]) -> str:
+    return _flow({field: value for field, value in tensor.items() if value is not None})
+
+
+def _first_axes(inputs: Mapping[str, Mapping[str, Any]]) -> set[Any]:
+    return {tensor["shape"][0] for tensor in inputs.values() if tensor["shape"]}
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    *most, last = map(str, sizes)
+    return f"{', '.join(most)} and {last}"
 
 
 def _flow(value: Any) -> str:

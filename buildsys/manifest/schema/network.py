@@ -45,7 +45,13 @@ class _Source(Spec):
     seed: int = Field(0, ge=0, description="Seed of random weights and random inputs.")
 
 
-class TorchvisionSource(_Source):
+class _TorchSource(_Source):
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="cuda: build, run and trace the network on a GPU."
+    )
+
+
+class TorchvisionSource(_TorchSource):
     """A model of torchvision, by name."""
 
     torchvision: str = Field(description="A name in torchvision.models.list_models().")
@@ -55,7 +61,7 @@ class TorchvisionSource(_Source):
     kwargs: dict[str, Any] = Field({}, description="Arguments of the model's builder.")
 
 
-class TimmSource(_Source):
+class TimmSource(_TorchSource):
     """A model of timm, by name."""
 
     timm: str = Field(description="A name in timm.list_models().")
@@ -63,7 +69,7 @@ class TimmSource(_Source):
     kwargs: dict[str, Any] = Field({}, description="Arguments of timm.create_model.")
 
 
-class TransformersSource(_Source):
+class TransformersSource(_TorchSource):
     """A model of transformers, from a configuration or a checkpoint."""
 
     transformers: str = Field(
@@ -101,13 +107,13 @@ class TransformersSource(_Source):
         return self
 
 
-class ExportedProgramSource(_Source):
+class ExportedProgramSource(_TorchSource):
     """A program saved by torch.export.save, with its weights."""
 
     exported_program: str = Field(description="A .pt2 file, relative to the project.")
 
 
-class PythonSource(_Source):
+class PythonSource(_TorchSource):
     """A callable of the project, returning a torch.nn.Module."""
 
     python: Callable = Field(description="FILE.py:CALLABLE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import types
 from collections.abc import Iterator, Mapping
@@ -11,13 +12,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export.passes import move_to_device_pass
 
 from buildsys.errors import StageError
 from buildsys.models.exported_archive import check_archive
-from buildsys.models.sources.source_module import SourceModule
+from buildsys.models.sources.source_module import ProgramInput, SourceModule, needs_gpu
 from buildsys.system.memory_limit import memory_limit
 
 _LOADING_BYTES = 2 << 30
+_LARGEST_SIZE = 2**31 - 1
 _VARIABLES = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": ""}
 
 
@@ -34,23 +37,36 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         with memory_limit(4 * file.stat().st_size + _LOADING_BYTES):
             program = check_archive(file, shown)
             exported = _load(file)
+            tensors = [*exported.state_dict.values(), *exported.constants.values()]
+            on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in tensors)
+            if on_gpu != needs_gpu(source):
+                exported = move_to_device_pass(exported, source.get("device", "cpu"))
             module = exported.module()
     except StageError:
         raise
     except Exception as error:  # torch raises any class
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         saved_by = program.get("torch_version") or "an unknown version"
-        raise StageError(
-            f"torch.export cannot load {shown}: {first:.300}",
+        hint = (
             f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: save it again with"
-            " this torch",
-        ) from error
+            " this torch"
+        )
+        if '"type": "cuda"' in json.dumps(program) and not torch.cuda.is_available():
+            hint = (
+                "it was saved on a GPU, and torch finds none here: save"
+                " torch.export.passes.move_to_device_pass(program, 'cpu')"
+            )
+        raise StageError(f"torch.export cannot load {shown}: {first:.300}", hint) from error
     # a program has one mode; torch would raise
     module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     for part in module.modules():
         part.training = False
-    return SourceModule(module, f"from {shown}", shapes=_shapes(exported))
+    spans = {
+        str(symbol): (int(span.lower), int(min(span.upper, _LARGEST_SIZE)))
+        for symbol, span in exported.range_constraints.items()
+    }
+    return SourceModule(module, f"from {shown}", program=_inputs(exported), spans=spans)
 
 
 def _load(file: Path) -> torch.export.ExportedProgram:
@@ -82,11 +98,20 @@ def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
-def _shapes(exported: torch.export.ExportedProgram) -> dict[str, tuple[int | None, ...]]:
-    """Return the sizes of tensor inputs in order, None if dynamic."""
+def _inputs(exported: torch.export.ExportedProgram) -> dict[str, ProgramInput]:
+    """Return the tensor inputs in order."""
     user_inputs = set(exported.graph_signature.user_inputs)
+    nodes = [n for n in exported.graph.find_nodes(op="placeholder") if n.name in user_inputs]
+    keywords = [
+        *exported.call_spec.in_spec.children()[1].context
+    ]  # empty without keyword arguments
+    names = [*[None] * (len(nodes) - len(keywords)), *keywords]
     return {
-        node.name: tuple(size if isinstance(size, int) else None for size in node.meta["val"].shape)
-        for node in exported.graph.find_nodes(op="placeholder")
-        if node.name in user_inputs and isinstance(node.meta.get("val"), torch.Tensor)
+        node.name: ProgramInput(
+            tuple(size if isinstance(size, int) else str(size) for size in value.shape),
+            str(value.dtype).removeprefix("torch."),
+            keyword,
+        )
+        for node, keyword in zip(nodes, names, strict=True)
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
     }

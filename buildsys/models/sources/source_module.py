@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,16 @@ from buildsys.models.random_weights import draw_parameters, has_measured_layers
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.models.weights_files import load_weights
 
+GPU = "cuda"
 TORCH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python")
+
+
+class ProgramInput(NamedTuple):
+    """An input of a saved program."""
+
+    shape: tuple[int | str, ...]  # a dynamic size is an expression of symbols
+    dtype: str
+    keyword: str | None  # None: by position
 
 
 @dataclass(frozen=True)
@@ -28,22 +37,38 @@ class SourceModule:
     weights: str
     needs_forward: bool = False  # one that measures layers, after drawing weights
     by_keyword: bool = False  # forward takes the inputs by their names
-    # inputs of a program in order, with their sizes; None: dynamic
-    shapes: Mapping[str, tuple[int | None, ...]] | None = None
+    program: Mapping[str, ProgramInput] | None = None  # inputs of a saved program in order
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of its symbols
 
 
 def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
     """Build the module of a source other than ``onnx``.
 
-    Raises: StageError: it is unknown or fails, or its weights are not available.
+    Raises: StageError: it is unknown or fails, its weights are not available, or torch finds no GPU
+    for one that needs it.
     """
     provide_old_names()
+    if on_gpu := needs_gpu(source):
+        if not torch.cuda.is_available():
+            raise StageError(
+                f"source.device is cuda, but torch {torch.__version__} finds no GPU here",
+                "build on a machine with an NVIDIA GPU, or take the results of one from a shared"
+                " cache",
+            )
+        torch.backends.cudnn.allow_tf32 = False  # its 10 bits of mantissa are no reference
     torch.manual_seed(source["seed"])
     kind = next(kind for kind in TORCH_KINDS if kind in source)
     # imported by name: a static import would put the code of every kind into the key
     made: SourceModule = import_module(f"buildsys.models.sources.{kind}").make(source, project)
     made.module.eval()
+    if on_gpu:
+        made.module.to(GPU)
     return made
+
+
+def needs_gpu(source: Mapping[str, Any]) -> bool:
+    """Check for a network that is built on a GPU."""
+    return source.get("device") == GPU
 
 
 def import_library(name: str, project: Path) -> Any:

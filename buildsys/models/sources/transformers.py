@@ -105,18 +105,28 @@ class WithCache(nn.Module):
         return cache
 
 
+def read_config(source: Mapping[str, Any], project: Path) -> tuple[Mapping[str, Any], str]:
+    """Return the fields of the configuration, and their origin.
+
+    Raises: StageError: they cannot be read.
+    """
+    given = source["config"]
+    if isinstance(given, Mapping):
+        return given, "source.config"
+    origin = given if given is not None else f"{source['checkpoint'].rstrip('/')}/config.json"
+    try:
+        fields = json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StageError(f"cannot read the configuration {origin}: {reason}") from error
+    if not isinstance(fields, dict):
+        raise StageError(f"{origin} is not a map of configuration fields")
+    return fields, origin
+
+
 def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
     """Return the configuration. Raises: StageError: it cannot be read, or is unknown."""
-    given, origin = source["config"], "source.config"
-    if not isinstance(given, Mapping):
-        origin = given if given is not None else f"{source['checkpoint'].rstrip('/')}/config.json"
-        try:
-            given = json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES))
-        except (OSError, ValueError, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StageError(f"cannot read the configuration {origin}: {reason}") from error
-        if not isinstance(given, dict):
-            raise StageError(f"{origin} is not a map of configuration fields")
+    given, origin = read_config(source, project)
     fields = {key: value for key, value in given.items() if key not in ("auto_map", "model_type")}
     kind, known = given.get("model_type"), library.CONFIG_MAPPING
     if not isinstance(kind, str) or kind not in known:

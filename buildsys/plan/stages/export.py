@@ -49,6 +49,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         after=(model.operators.target,) if functions else (),
         code=("buildsys.stages.export.stage", *model.network_code, *code),
         tools=("onnx", *model.network_tools, *libraries),
-        environment=() if model.is_onnx else ("torch",),
+        environment=() if model.is_onnx else model.environment,
+        alone_on_gpu=model.on_gpu,
         doc=f"export {name} to ONNX",
     )

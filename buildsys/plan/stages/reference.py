@@ -45,6 +45,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             *model.small_float_tools,
             *image_tools(data),
         ),
-        environment=("onnxruntime",) if model.is_onnx else ("torch",),
+        environment=("onnxruntime",) if model.is_onnx else model.environment,
+        alone_on_gpu=model.on_gpu,
         doc=f"golden inputs and outputs of {name}",
     )

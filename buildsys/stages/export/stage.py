@@ -65,6 +65,7 @@ def run(job: Job) -> StageResult:
             raise StageError(f"{shown} is not an ONNX model: it has no graph with outputs")
         model, changes = import_module(_FILE_VERSIONS).fit_versions(model, shown)
         warnings += changes
+        _complete_shapes(model, job.options["inputs"], job.options["outputs"], shown)
         _check_signature(model, job.options["inputs"], job.options["outputs"])
         figures = ExportResult(exporter="none", weights=f"from {shown}")
     else:
@@ -227,6 +228,44 @@ def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str
         raise export_failure(
             error, exporter, opset, job.project, declared, inlines=inlines, attempt=attempt
         ) from error
+
+
+def _complete_shapes(
+    model: onnx.ModelProto, inputs: Declared, outputs: Declared, shown: str
+) -> None:
+    """Give inputs and outputs without a shape the declared one; the checker requires one.
+
+    Raises: StageError: an output has none in the manifest either, and none can be inferred.
+    """
+    inferred: dict[str, onnx.ValueInfoProto] | None = None
+    for port in (*model.graph.input, *model.graph.output):
+        if not port.type.HasField("tensor_type") or port.type.tensor_type.HasField("shape"):
+            continue
+        shape = ({**inputs, **outputs}.get(port.name) or {}).get("shape")
+        if shape is not None:
+            port.CopyFrom(
+                onnx.helper.make_tensor_value_info(
+                    port.name, port.type.tensor_type.elem_type, list(shape)
+                )
+            )
+            continue
+        if inferred is None:
+            inferred = _inferred_outputs(model)
+        if port.name not in inferred:
+            raise StageError(
+                f"the file {shown} has no shape for {port.name}, and none can be inferred",
+                f"declare it, with null for unknown sizes: outputs: {{{port.name}: {{shape:"
+                " [batch, null]}}",
+            )
+        port.CopyFrom(inferred[port.name])
+
+
+def _inferred_outputs(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):  # invalid, or too large
+        return {}
+    return {each.name: each for each in graph.output if each.type.tensor_type.HasField("shape")}
 
 
 def _check_signature(

@@ -36,7 +36,7 @@ _LARGEST_BYTES = 1 << 30  # of weights: a fork copies what the export changes
 
 def try_export(request: ExportRequest, changes: Mapping[str, Any], project: Path) -> str | None:
     """Return the problem of an export with changed options. "": it works, None: unknown."""
-    if request.weight_bytes > _LARGEST_BYTES:
+    if request.weight_bytes > _LARGEST_BYTES or torch.cuda.is_initialized():  # not after a fork
         return None
     reader, writer = os.pipe()
     pid = os.fork()

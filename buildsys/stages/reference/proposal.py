@@ -2,103 +2,154 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
+from buildsys.manifest.schema.base import TENSOR_PATTERN
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.reference.stage import load_original
+from buildsys.system.hub_names import HUB, parse_hub_name
 from buildsys.workers.job import Job, StageResult
 
-if TYPE_CHECKING:
-    from torch import nn
-
-Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape (numbers and dimensions) and dtype
-Call = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-BATCH = "batch"
-_BATCH_SIZE = 2  # 1 could be a broadcast
-_OTHER_SIZES = (2, 16, 64, 224)  # of further dimensions
-_IMAGE_SIZES = (224, 32, 28, 64, 299, 512)
+Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fields of the manifest
+Spans = Mapping[str, tuple[int, int]]  # dimension -> smallest and largest size
+_BATCH_SIZES, _LARGE_BATCH = (2, 1), 8  # 1 could be a broadcast
+_OTHER_SIZES = (16, 64, 224, 2)  # of further dimensions
+_AUTO_CLASS = "AutoModel"
 _HINT = "describe its inputs, e.g. `--input image=batch,3,224,224 --input ids=batch,16:int64`"
+
+
+class Output(NamedTuple):
+    """An output of a run."""
+
+    tensor: Tensor
+    key: str | None = None  # in the result of forward, if the name is another
+
+
+Call = Callable[[Inputs, Mapping[str, Tensor]], Mapping[str, Output]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to try out."""
+
+    call: Call
+    candidates: Iterable[Inputs]  # the likeliest first
+    spans: Spans = field(default_factory=dict)  # required ranges
+    guessed: bool = False  # the candidates
 
 
 class Trial(NamedTuple):
     """A run that succeeded."""
 
     sizes: Mapping[str, int]
-    outputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Output]
 
 
 def run(job: Job) -> StageResult:
     """Run the model at several sizes; return its inputs, outputs and dynamic dimensions.
 
+    A ``source`` of transformers is returned with class and commit.
     Raises: StageError: no trial succeeds.
     """
-    call, candidates = _onnx(job) if "onnx" in job.options["source"] else _network(job)
+    source = job.options["source"]
+    if "transformers" in source:
+        source = _completed(source, job)
+    model = _onnx(job) if "onnx" in source else _network(job, source)
     problem: StageError | None = None
-    for inputs in candidates:
-        for sizes in _first_sizes(inputs):
+    for inputs in model.candidates:
+        for sizes in _first_sizes(inputs, model.spans):
             job.progress(f"trying {', '.join(map(str, sizes.values())) or 'the fixed sizes'}")
             try:
-                first = _try(job, call, inputs, sizes)
+                first = _try(job, model, inputs, sizes)
             except StageError as error:
                 problem = problem or error  # of the likeliest inputs
                 continue
-            return StageResult(figures=_figures(job, call, inputs, first))
-    assert problem is not None  # there is a candidate
+            figures = _figures(job, model, inputs, first, {})
+            return StageResult(figures={**figures, "source": source, "guessed": model.guessed})
+    if problem is None:
+        raise StageError("nothing is known about the inputs of the network", _HINT)
     raise StageError(problem.problem, problem.hint or _HINT)
 
 
-def _first_sizes(inputs: Inputs) -> Iterator[dict[str, int]]:
+def _first_sizes(inputs: Inputs, spans: Spans) -> Iterator[dict[str, int]]:
     """Yield sizes of the dimensions to begin with."""
     names = {size for spec in inputs.values() for size in spec["shape"] if isinstance(size, str)}
-    first = {spec["shape"][0] for spec in inputs.values() if spec["shape"]}
-    for other in _OTHER_SIZES if names - first else _OTHER_SIZES[:1]:
-        yield {name: _BATCH_SIZE if name in first else other for name in sorted(names)}
+    batches = _batches(inputs)
+    for batch in _BATCH_SIZES if names & batches else _BATCH_SIZES[:1]:
+        for other in _OTHER_SIZES if names - batches else _OTHER_SIZES[:1]:
+            sizes = {name: batch if name in batches else other for name in sorted(names)}
+            yield {name: _clamped(size, spans.get(name)) for name, size in sizes.items()}
 
 
-def _try(job: Job, call: Call, inputs: Inputs, sizes: Mapping[str, int]) -> Trial:
+def _batches(inputs: Inputs) -> set[Any]:
+    return {spec["shape"][0] for spec in inputs.values() if spec["shape"]}
+
+
+def _clamped(size: int, span: tuple[int, int] | None) -> int:
+    return size if span is None else min(max(size, span[0]), span[1])
+
+
+def _try(job: Job, model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> Trial:
     values = {
         name: golden_input(
             name,
             concrete_shape(spec["shape"], sizes),
             spec["dtype"],
-            None,
+            spec.get("data"),
             case="opt",
             seed=job.options["source"]["seed"],
             project=job.project,
         )
         for name, spec in inputs.items()
     }
-    return Trial(sizes, call(values))
+    return Trial(sizes, model.call(inputs, values))
 
 
-def _figures(job: Job, call: Call, inputs: Inputs, first: Trial) -> dict[str, Any]:
+def _figures(
+    job: Job, model: Model, inputs: Inputs, first: Trial, fixed: Mapping[str, int]
+) -> dict[str, Any]:
     """Return the interface; a dimension is dynamic if another size has the same outputs."""
     others: dict[str, Trial] = {}
+    ran: dict[str, list[int]] = {}  # the sizes of each dimension
+    batches = _batches(inputs)
+
+    def tried(name: str, size: int) -> Trial | None:
+        size = _clamped(size, model.spans.get(name))
+        if size == first.sizes[name]:
+            return None
+        with suppress(StageError):
+            trial = _try(job, model, inputs, {**first.sizes, name: size})
+            if _ranks(trial) == _ranks(first):
+                return trial
+        return None
+
     for name, size in first.sizes.items():
-        for larger in (size + 1, 2 * size):
-            with suppress(StageError):
-                trial = _try(job, call, inputs, {**first.sizes, name: larger})
-                if trial.outputs.keys() == first.outputs.keys():
-                    others[name] = trial
-                    break
-        else:
-            fixed, sizes = size, {one: other for one, other in first.sizes.items() if one != name}
-            with suppress(StageError):
-                first, fixed = _try(job, call, inputs, {**first.sizes, name: 1}), 1
-            return _figures(job, call, _with_size(inputs, name, fixed), Trial(sizes, first.outputs))
+        is_batch = name in batches
+        larger = tried(name, _LARGE_BATCH if is_batch else 2 * size) or tried(name, size + 1)
+        smaller = None
+        if is_batch or larger is None:
+            smaller = tried(name, 1 if is_batch else size // 2)
+        other = larger or smaller
+        if other is None:
+            sizes = {one: each for one, each in first.sizes.items() if one != name}
+            static = _with_size(inputs, name, size)
+            known = {**fixed, name: size}
+            return _figures(job, model, static, Trial(sizes, first.outputs), known)
+        others[name] = other
+        ran[name] = sorted({size, *(trial.sizes[name] for trial in (larger, smaller) if trial)})
     outputs = {
-        name: {"shape": _shape(name, first, others), "dtype": tensor.dtype}
-        for name, tensor in first.outputs.items()
-    }
-    dims = {name: [first.sizes[name], trial.sizes[name]] for name, trial in others.items()}
-    return {"inputs": inputs, "outputs": outputs, "dims": dims}
+        name: {"shape": _shape(name, first, others), "dtype": output.tensor.dtype,
+               "key": output.key}
+        for name, output in first.outputs.items()
+    }  # fmt: skip
+    return {"inputs": inputs, "outputs": outputs, "dims": ran, "fixed": fixed}
 
 
 def _with_size(inputs: Inputs, dim: str, size: int) -> Inputs:
@@ -108,20 +159,20 @@ def _with_size(inputs: Inputs, dim: str, size: int) -> Inputs:
     }
 
 
-def _shape(output: str, first: Trial, others: Mapping[str, Trial]) -> list[Any] | None:
+def _ranks(trial: Trial) -> dict[str, int]:
+    return {name: len(output.tensor.shape) for name, output in trial.outputs.items()}
+
+
+def _shape(output: str, first: Trial, others: Mapping[str, Trial]) -> list[Any]:
     """Return the shape of an output, with None for sizes that follow no single dimension.
 
     A size of zero depends on values, e.g. the number of detections.
     """
-    shape: list[Any] = [size or None for size in first.outputs[output].array.shape]
+    sizes = first.outputs[output].tensor.shape
+    shape: list[Any] = [size or None for size in sizes]
     for name, trial in others.items():
-        if trial.outputs[output].array.ndim != len(shape):
-            return None
         ends = (first.sizes[name], trial.sizes[name])
-        pairs = zip(
-            first.outputs[output].array.shape, trial.outputs[output].array.shape, strict=True
-        )
-        for axis, pair in enumerate(pairs):
+        for axis, pair in enumerate(zip(sizes, trial.outputs[output].tensor.shape, strict=True)):
             if pair == ends and isinstance(shape[axis], int):
                 shape[axis] = name
             elif pair[0] != pair[1]:
@@ -129,7 +180,7 @@ def _shape(output: str, first: Trial, others: Mapping[str, Trial]) -> list[Any] 
     return shape
 
 
-def _onnx(job: Job) -> tuple[Call, Iterable[Inputs]]:
+def _onnx(job: Job) -> Model:
     from buildsys.onnx_graphs.onnx_file import load_model, ports
 
     name, given = job.options["source"]["onnx"], job.options["inputs"]
@@ -148,61 +199,77 @@ def _onnx(job: Job) -> tuple[Call, Iterable[Inputs]]:
         inputs[port["name"]] = {"shape": shape, "dtype": port["dtype"]}
     if unknown := [one for one in given if one not in inputs]:
         raise StageError(f"{name} has no input {unknown[0]}", f"its inputs: {', '.join(inputs)}")
-    return (lambda values: original.call(values, {})), [inputs]
+
+    def call(inputs: Inputs, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
+        del inputs
+        return {name: Output(tensor) for name, tensor in original.call(values, {}).items()}
+
+    return Model(call, [inputs])
 
 
-def _network(job: Job) -> tuple[Call, Iterable[Inputs]]:
+def _network(job: Job, source: Mapping[str, Any]) -> Model:
     import torch
 
-    from buildsys.models.sources.source_module import make_module
-    from buildsys.models.torch_model import Network, from_torch, to_torch
+    from buildsys.models.sources.source_module import make_module, needs_gpu
+    from buildsys.models.torch_model import Network, from_torch, name_outputs, to_torch
+    from buildsys.stages.reference.likely_inputs import likely_inputs, program_inputs
 
-    made = make_module(job.options["source"], job.project)
-    given = job.options["inputs"]
+    made = make_module(source, job.project)
 
-    def call(values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        keywords = {name: name if made.by_keyword else None for name in values}
-        network = Network(made.module, keywords, {}, job.project, made.weights)
+    def call(inputs: Inputs, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
+        keywords = {
+            name: spec.get("keyword") or (name if made.by_keyword else None)
+            for name, spec in inputs.items()
+        }
+        network = Network(
+            made.module, keywords, {}, job.project, made.weights, on_gpu=needs_gpu(source)
+        )
         with torch.inference_mode():
-            outputs = network({name: to_torch(tensor) for name, tensor in values.items()})
-        return {name: from_torch(tensor) for name, tensor in outputs.items()}
+            result = network.result({name: to_torch(tensor) for name, tensor in values.items()})
+            outputs = name_outputs(result, {})
+        return _named({name: from_torch(tensor) for name, tensor in outputs.items()}, inputs)
 
-    return call, [given] if given else _guesses(made.module)
-
-
-def _guesses(module: nn.Module) -> Iterator[Inputs]:
-    """Yield inputs that the first layer with weights would take."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [one.name for one in parameters if one.default is one.empty and one.kind in kinds]
-    for shape, dtype in _first_shapes(module):
-        yield {name: {"shape": shape, "dtype": dtype} for name in names or ["input0"]}
+    if job.options["inputs"]:
+        return Model(call, [job.options["inputs"]])
+    if made.program is None:
+        return Model(call, likely_inputs(made), guessed=True)
+    inputs, spans = program_inputs(made)
+    return Model(call, [inputs], spans)
 
 
-def _first_shapes(module: nn.Module) -> Iterator[tuple[list[int | str], str]]:
-    from torch import nn
+def _named(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Output]:
+    """Return the outputs of forward under names allowed in a manifest."""
+    has_keys = [*outputs] != [f"output{index}" for index in range(len(outputs))]
+    found: dict[str, Output] = {}
+    for key, tensor in outputs.items():
+        name = key
+        if not re.fullmatch(TENSOR_PATTERN, name):
+            name = re.sub(r"[^A-Za-z0-9_.:/+-]", "_", name).lstrip(".:/+-") or "output"
+        while name in inputs or name in found or (name != key and name in outputs):
+            name += "_out"
+        found[name] = Output(tensor, key if has_keys and name != key else None)
+    return found
 
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding):
-            yield [BATCH, 16], "int64"
-        elif isinstance(layer, nn.Conv1d):
-            for size in (64, 16_000):
-                yield [BATCH, layer.in_channels, size], "float32"
-        elif isinstance(layer, nn.Conv2d):
-            for size in _IMAGE_SIZES:
-                yield [BATCH, layer.in_channels, size, size], "float32"
-        elif isinstance(layer, nn.Conv3d):
-            yield [BATCH, layer.in_channels, 16, 112, 112], "float32"
-        elif isinstance(layer, nn.Linear):
-            yield [BATCH, layer.in_features], "float32"
-            yield [BATCH, 16, layer.in_features], "float32"
-        elif isinstance(layer, nn.RNNBase):
-            yield [BATCH, 16, layer.input_size], "float32"
-        else:
-            continue
-        return
-    yield [BATCH, 3, 224, 224], "float32"
-    yield [BATCH, 4], "float32"
+
+def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """Return a source of transformers with the class of its checkpoint, at a commit."""
+    from buildsys.models.hub import pinned
+    from buildsys.models.sources.transformers import read_config
+
+    completed = dict(source)
+    for place in ("checkpoint", "config"):
+        name = completed[place]
+        if name and name.startswith(HUB) and parse_hub_name(name) is None:
+            job.progress(f"looking for {name}")
+            shown = name.removeprefix(HUB).removesuffix("/config.json")
+            repository, _, revision = shown.partition("@")
+            file = pinned(repository, revision or "main", "config.json")
+            completed[place] = file if place == "config" else file.removesuffix("/config.json")
+    if not completed["transformers"]:
+        saved_by = read_config(completed, job.project)[0].get("architectures")
+        is_list = isinstance(saved_by, list) and len(saved_by) == 1
+        completed["transformers"] = str(saved_by[0]) if is_list else _AUTO_CLASS
+    return completed
 
 
 def _word(text: str) -> str:

@@ -63,6 +63,26 @@ def test_a_ready_file_that_is_not_as_declared(
     assert message in str(error.value)
 
 
+def test_a_file_without_shapes_gets_the_declared_or_inferred_ones(tmp_path: Path) -> None:
+    model = conv_bn(opset=15)
+    for port in (*model.graph.input, *model.graph.output):
+        port.type.tensor_type.ClearField("shape")
+    declared = {"y": {"shape": ["batch", None]}}
+    figures = given(tmp_path, model, outputs=declared).figures
+    assert [port["shape"] for port in figures["inputs"]] == [["batch", 3, 8, 8]]
+    assert [port["shape"] for port in figures["outputs"]] == [["batch", None]]
+    figures = given(tmp_path, model).figures
+    assert [port["shape"] for port in figures["outputs"]] == [["batch", 5]]
+    model.graph.node[-1].domain = "unknown"
+    model.opset_import.append(helper.make_opsetid("unknown", 1))
+    with pytest.raises(StageError) as error:
+        given(tmp_path, model)
+    assert str(error.value) == (
+        "the file given.onnx has no shape for y, and none can be inferred; declare it, with null"
+        " for unknown sizes: outputs: {y: {shape: [batch, null]}}"
+    )
+
+
 def test_a_ready_file_gets_versions_that_onnx_runtime_reads(tmp_path: Path) -> None:
     model = conv_bn(opset=onnx.defs.onnx_opset_version())
     model.ir_version = onnx.IR_VERSION

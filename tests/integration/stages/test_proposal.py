@@ -7,7 +7,9 @@ from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
+from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
@@ -46,7 +48,7 @@ class One(nn.Linear):
         super().__init__(4, 4)
 
     def forward(self, x):
-        if len(x) > 2:
+        if len(x) > 1:
             raise ValueError("one at a time")
         return super().forward(x)
 
@@ -54,6 +56,22 @@ class One(nn.Linear):
 class Sum(nn.Module):
     def forward(self, a, b):
         return a @ b
+
+
+class Echo(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        return {"x": super().forward(x), "of rows": x.sum(1), ".": x.new_zeros(len(x) // 2 * 2)}
+
+
+class Rank(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        return super().forward(x)[0] if len(x) == 1 else super().forward(x)
 
 
 class Text(nn.Linear):
@@ -84,11 +102,12 @@ def propose(project: Path, inputs: Any = None, **source: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "inputs", "outputs", "dims"),
     [
-        ("mlp", {"input": ["batch", 16]}, {"output0": ["batch", 4]}, {"batch": [2, 3]}),
+        ("mlp", {"input": ["batch", 16]}, {"output0": ["batch", 4]}, {"batch": [1, 2, 8]}),
         ("Tokens", {"ids": ["batch", 16]},
-         {"all": ["batch", 16, 4], "mean": ["batch", 4], "few": [None, 4]}, {"batch": [2, 3]}),
-        ("Small", {"image": ["batch", 1, 28, 28]}, {"output0": ["batch", 3]}, {"batch": [2, 3]}),
+         {"all": ["batch", 16, 4], "mean": ["batch", 4], "few": [None, 4]}, {"batch": [1, 2, 8]}),
+        ("Small", {"image": ["batch", 1, 28, 28]}, {"output0": ["batch", 3]}, {"batch": [1, 2, 8]}),
         ("One", {"x": [1, 4]}, {"output0": [1, 4]}, {}),
+        ("Rank", {"x": ["batch", 4]}, {"output0": ["batch", 4]}, {"batch": [2, 8]}),
     ],
 )  # fmt: skip
 def test_inputs_follow_from_the_first_layer(
@@ -106,11 +125,39 @@ def test_inputs_can_be_given(tmp_path: Path) -> None:
         "b": {"shape": ["width", 5], "dtype": "float32"},
     }
     found = propose(tmp_path, given, python="networks.py:Sum")
-    assert found["outputs"] == {"output0": {"shape": ["batch", 5], "dtype": "float32"}}
-    assert found["dims"].keys() == {"batch", "width"}
+    assert found["outputs"]["output0"]["shape"] == ["batch", 5]
+    assert found["dims"] == {"batch": [1, 2, 8], "width": [16, 32]}
+    assert not found["guessed"]
     wrong = {**given, "b": {"shape": [7, 5], "dtype": "float32"}}
     with pytest.raises(StageError, match="forward of Sum failed on a float32"):
         propose(tmp_path, wrong, python="networks.py:Sum")
+
+
+def test_outputs_get_names_that_a_manifest_allows(tmp_path: Path) -> None:
+    outputs = propose(tmp_path, python="networks.py:Echo")["outputs"]
+    assert {name: output["key"] for name, output in outputs.items()} == {
+        "x_out": "x", "of_rows": "of rows", "output": ".",
+    }  # fmt: skip
+
+
+def test_a_saved_program_declares_its_inputs(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(self, first: torch.Tensor, *, second: torch.Tensor) -> torch.Tensor:
+            return first @ second.float()
+
+    batch, width = (torch.export.Dim(name, min=2, max=6) for name in ("n", "w"))
+    program = torch.export.export(
+        Net(), (torch.ones(3, 4),), {"second": torch.ones(4, 5, dtype=torch.int32)},
+        dynamic_shapes={"first": {0: batch, 1: width}, "second": {0: width}},
+    )  # fmt: skip
+    torch.export.save(program, tmp_path / "net.pt2")
+    found = propose(tmp_path, exported_program="net.pt2")
+    assert found["inputs"] == {
+        "first": {"shape": ["batch", "first_1"], "dtype": "float32", "keyword": None},
+        "second": {"shape": ["first_1", 5], "dtype": "int32", "keyword": "second"},
+    }
+    assert found["dims"] == {"batch": [2, 6], "first_1": [3, 6]}
+    assert found["outputs"]["output0"]["shape"] == ["batch", 5]
 
 
 def test_outputs_without_a_name_are_refused(tmp_path: Path) -> None:
@@ -128,10 +175,9 @@ def test_an_onnx_file(tmp_path: Path) -> None:
     graph = helper.make_graph([node], "g", ports[:1], ports[1:])
     opset = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "net.onnx")
-    assert propose(tmp_path, onnx="net.onnx") == {
-        "inputs": {"x": {"shape": ["N", 3, "h_w", "x_3"], "dtype": "float32"}},
-        "outputs": {"y": {"shape": ["N", 3, 1, 1], "dtype": "float32"}},
-        "dims": {"N": [2, 3], "h_w": [2, 3], "x_3": [2, 3]},
-    }
+    found = propose(tmp_path, onnx="net.onnx")
+    assert found["inputs"] == {"x": {"shape": ["N", 3, "h_w", "x_3"], "dtype": "float32"}}
+    assert found["outputs"] == {"y": {"shape": ["N", 3, 1, 1], "dtype": "float32", "key": None}}
+    assert found["dims"] == {"N": [1, 2, 8], "h_w": [16, 32], "x_3": [16, 32]}
     with pytest.raises(StageError, match=r"net\.onnx has no input z"):
         propose(tmp_path, {"z": {"shape": [1], "dtype": "float32"}}, onnx="net.onnx")

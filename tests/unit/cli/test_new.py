@@ -13,13 +13,16 @@ from buildsys.cli.main import run
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
 
+COMMIT = "0123456789" * 4
 FOUND: dict[str, Any] = {
-    "inputs": {"x:0": {"shape": ["N", 3, "h"], "dtype": "float32"}},
+    "inputs": {"x:0": {"shape": ["N", 3, "h"], "dtype": "float32", "keyword": None}},
     "outputs": {
-        "on": {"shape": ["N", None], "dtype": "int64"},
-        "y": {"shape": None, "dtype": "float32"},
+        "on": {"shape": ["N", None], "dtype": "int64", "key": None},
+        "x_0_out": {"shape": ["N"], "dtype": "float32", "key": "x:0"},
     },
-    "dims": {"N": [2, 3], "h": [16, 17]},
+    "dims": {"N": [1, 2, 8], "h": [16, 32]},
+    "fixed": {"length": 16},
+    "guessed": True,
 }
 
 
@@ -30,7 +33,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def try_(pool: object, project: object, model: str, source: Any, inputs: Any) -> Any:
         if "bad" in source.get("onnx", ""):
             raise StageError("ONNX Runtime cannot load it", "write another one")
-        return {**FOUND, "inputs": inputs or FOUND["inputs"]}
+        completed = {"transformers": source["transformers"] or "BertModel"} if hf(source) else {}
+        return {**FOUND, "inputs": inputs or FOUND["inputs"], "source": source | completed}
+
+    def hf(source: Any) -> bool:
+        return "transformers" in source
 
     monkeypatch.setattr(project_root, "_started_in", [])
     monkeypatch.setattr(new, "_try", try_)
@@ -40,6 +47,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "networks" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "networks" / name).touch()
     (tmp_path / "plugins/net.py").write_text("def make(): ...")
+    (tmp_path / "networks/net.pt2").touch()
+    (tmp_path / "networks/bert").mkdir()
+    (tmp_path / "networks/bert/config.json").touch()
     return tmp_path
 
 
@@ -49,8 +59,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("networks/a/net.onnx", {"onnx": "networks/a/net.onnx"}),
         ("plugins/net.py:make", {"python": "plugins/net.py:make"}),
         ("torchvision:resnet18", {"torchvision": "resnet18"}),
+        ("timm:resnet10t", {"timm": "resnet10t"}),
+        ("networks/net.pt2", {"exported_program": "networks/net.pt2"}),
+        ("hf:networks/bert/", {"transformers": "BertModel", "checkpoint": "networks/bert"}),
+        ("hf:fill-mask:networks/bert/config.json",
+         {"transformers": "fill-mask", "config": "networks/bert/config.json"}),
+        (f"hf:owner/net@{COMMIT}",
+         {"transformers": "BertModel", "checkpoint": f"hf://owner/net@{COMMIT}"}),
+        (f"hf:AutoModel:hf://networks/net@{COMMIT}/config.json",
+         {"transformers": "AutoModel", "config": f"hf://networks/net@{COMMIT}/config.json"}),
     ],
-)
+)  # fmt: skip
 def test_a_manifest_is_valid_and_has_what_was_found(
     project: Path, place: str, source: dict[str, str]
 ) -> None:
@@ -58,13 +77,20 @@ def test_a_manifest_is_valid_and_has_what_was_found(
     data = load_project(project).models["first"].data
     assert source.items() <= data["source"].items()
     assert {name: one["shape"] for name, one in data["inputs"].items()} == {"x:0": ["N", 3, "h"]}
-    assert {name: (one["shape"], one["dtype"]) for name, one in data["outputs"].items()} == {
-        "on": (["N", None], "int64"), "y": (None, "float32"),
+    found = {
+        name: (one["shape"], one["dtype"], one["key"]) for name, one in data["outputs"].items()
+    }
+    assert found == {
+        "on": (["N", None], "int64", None), "x_0_out": (["N"], "float32", "x:0"),
     }  # fmt: skip
     ranges = {
         name: [one[end] for end in ("min", "opt", "max")] for name, one in data["dims"].items()
     }
     assert ranges == {"N": [1, 4, 8], "h": [16, 16, 32]}
+    text = (project / "configs/models/first.yaml").read_text()
+    assert "inputs:  # guessed, and accepted by the network\n" in text
+    assert "  # it ran with 1, 2 and 8\n" in text
+    assert "\n# length is fixed to 16: no other size ran\n" in text
     assert [engine["name"] for engine in data["engines"]] == ["ort-cpu"]
 
 
@@ -95,6 +121,11 @@ def test_inputs_can_be_described(project: Path) -> None:
         (["resnet18", "--from", "torchvision:resnet18"], 3,
          "configs/models/resnet18.yaml exists already; choose another name, or remove it"),
         (["m", "--from", "networks/c.onnx"], 3, "there is no file networks/c.onnx"),
+        (["m", "--from", "networks/c.pt2"], 3, "there is no file networks/c.pt2"),
+        (["m", "--from", "hf:gpt2"], 3, "there is no folder gpt2; write hf:FOLDER, hf:FOLDER/conf"),
+        (["m", "--from", "hf:networks/brt"], 3, "there is no folder networks/brt; write hf:FOLDER"),
+        (["m", "--from", "hf:/etc"], 3, "/etc is outside of the project"),
+        (["m", "--from", "timm:"], 3, "--from timm: is no source; write torchvision:NAME, timm:NA"),
         (["m", "--from", "net.txt"], 3, "--from net.txt is no source; write torchvision:NAME, "),
         (["m", "--from", "/dev/x.onnx"], 3, "/dev/x.onnx is outside of the project"),
         (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),

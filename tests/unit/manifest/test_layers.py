@@ -87,6 +87,7 @@ def test_lists_are_replaced_and_a_source_of_another_kind_too(project):
     assert models["b"].data["source"] == {
         "seed": 3,
         "torchvision": "vgg11",
+        "device": "cpu",
         "weights": "DEFAULT",
         "kwargs": {},
     }

@@ -69,6 +69,8 @@ def test_a_commit_of_the_hub_is_accepted(project, source):
         ),
         ("onnx: w.pth, kwargs: {size: 3}", "source.kwargs: a file takes no arguments; remove it"),
         ("onnx: graph.py:mak", "graph.py does not define mak; did you mean make?"),
+        ("timm: resnet18, device: gpu", 'source.device: unknown value "gpu"; did you mean cpu?'),
+        ("onnx: w.pth, device: cuda", "source.device: unknown field"),
         ("onnx: grap.py:make", "file grap.py does not exist; did you mean graph.py?"),
         ("tim: resnet18", "expected one of the fields torchvision, timm, transformers"),
     ],

@@ -452,6 +452,22 @@ def test_an_input_made_by_surgery_has_no_data_of_the_network() -> None:
     assert calibrate.options["calibration"]["data"] == {"z": None}
 
 
+def test_a_network_on_the_gpu_changes_its_own_stages_only() -> None:
+    there = plan(source={**MANIFEST["source"], "device": "cuda"})
+    changed = {target for target, action in plan().items() if action != there[target]}
+    benches = {f"bench:net:{name}" for name in ENGINES}
+    assert changed == {"export:net", "reference:net", "report:net", *benches}
+    for target in ("export:net", "reference:net"):
+        assert there[target].options["source"]["device"] == "cuda"
+        assert "gpu" in there[target].environment
+        assert there[target].alone_on_gpu
+    # PyTorch on the CPU cannot run it
+    baselines = {name: there[f"bench:net:{name}"].options["bench"]["baselines"] for name in ENGINES}
+    assert baselines == {"ort": ["onnxruntime"], "rtx": ["torch", "onnxruntime"],
+                         "int8": ["onnxruntime"]}  # fmt: skip
+    assert "network" not in there["bench:net:ort"].options
+
+
 def test_a_builder_may_write_no_calibration_cache() -> None:
     engine = {"backend": "tensorrt", "name": "trt", "precision": "int8", "typing": "weak"}
     assert plan(engines=[engine])["engine:net:trt"].outputs["calibration"].optional

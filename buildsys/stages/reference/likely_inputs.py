@@ -1,0 +1,110 @@
+"""Likely inputs of a network, for ``buildsys new``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from buildsys.models.sources.source_module import SourceModule
+
+Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fields of the manifest
+Spans = Mapping[str, tuple[int, int]]  # dimension -> smallest and largest size
+BATCH = "batch"
+_LENGTH, _DECODER_LENGTH = "length", "decoder_length"
+_IMAGE_SIZES = (224, 32, 28, 64, 299, 512)
+_AUDIO_SAMPLES = 16_000
+_FEW = 10  # tokens: golden integers are smaller by default
+
+
+def likely_inputs(made: SourceModule) -> Iterator[Inputs]:
+    """Yield inputs that the network might take, the likeliest first."""
+    if made.by_keyword:
+        yield from _transformers_inputs(made.module)
+        return
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(made.module.forward).parameters.values()
+    required = [each for each in parameters if each.default is each.empty]
+    names = [each.name for each in required if each.kind in kinds] or ["input0"]
+    for shape, dtype in _first_shapes(made.module):
+        yield {name: {"shape": shape, "dtype": dtype} for name in names}
+
+
+def program_inputs(made: SourceModule) -> tuple[Inputs, Spans]:
+    """Return the inputs of a saved program, and the ranges of its dynamic sizes."""
+    names: dict[str, str] = {}  # symbol -> dimension
+    inputs: dict[str, dict[str, Any]] = {}
+    for name, saved in (made.program or {}).items():
+        shape: list[int | str] = []
+        for axis, size in enumerate(saved.shape):
+            if isinstance(size, str) and size not in names:
+                is_batch = axis == 0 and BATCH not in names.values()
+                names[size] = BATCH if is_batch else f"{name}_{axis}"
+            shape.append(names[size] if isinstance(size, str) else size)
+        inputs[name] = {"shape": shape, "dtype": saved.dtype, "keyword": saved.keyword}
+    return inputs, {names[size]: span for size, span in made.spans.items() if size in names}
+
+
+def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
+    """Yield inputs of a model by their usual names and its configuration."""
+    config: Any = model.config
+    parameters = inspect.signature(model.forward).parameters
+    text, image = config.get_text_config(), getattr(config, "vision_config", None) or config
+    inputs: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, shape: list[int | str], dtype: str = "float32", **more: Any) -> None:
+        if name in parameters:
+            inputs[name] = {"shape": shape, "dtype": dtype, **more}
+
+    tokens: dict[str, Any] = {}
+    if 0 < (getattr(text, "vocab_size", None) or 0) < _FEW:
+        tokens["data"] = {"random": "integers", "low": 0, "high": text.vocab_size}
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "input_ids":
+        add("input_ids", [BATCH, _LENGTH], "int64", **tokens)
+        add("attention_mask", [BATCH, _LENGTH], "int64", data={"constant": 1})
+    if main == "pixel_values" or hasattr(config, "vision_config"):
+        size = getattr(image, "image_size", None) or _IMAGE_SIZES[0]
+        height, width = (size, size) if isinstance(size, int) else [*size][-2:]
+        add("pixel_values", [BATCH, getattr(image, "num_channels", 3), height, width])
+    elif main == "input_values":
+        add("input_values", [BATCH, _AUDIO_SAMPLES])
+    elif main == "input_features":
+        frames = 2 * getattr(config, "max_source_positions", 1500)
+        add("input_features", [BATCH, getattr(config, "num_mel_bins", 80), frames])
+    if getattr(config, "is_encoder_decoder", False):
+        add("decoder_input_ids", [BATCH, _DECODER_LENGTH], "int64", **tokens)
+    if inputs:
+        yield inputs
+    if main in inputs:
+        yield {main: inputs[main]}
+
+
+def _first_shapes(module: nn.Module) -> Iterator[tuple[list[int | str], str]]:
+    """Yield shapes and dtypes accepted by the first layer with weights."""
+    config = getattr(module, "pretrained_cfg", None)  # of timm
+    if isinstance(config, Mapping) and config.get("input_size"):
+        yield [BATCH, *config["input_size"]], "float32"
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            yield [BATCH, 16], "int64"
+        elif isinstance(layer, nn.Conv1d):
+            for size in (64, 16_000):
+                yield [BATCH, layer.in_channels, size], "float32"
+        elif isinstance(layer, nn.Conv2d):
+            for size in _IMAGE_SIZES:
+                yield [BATCH, layer.in_channels, size, size], "float32"
+        elif isinstance(layer, nn.Conv3d):
+            yield [BATCH, layer.in_channels, 16, 112, 112], "float32"
+        elif isinstance(layer, nn.Linear):
+            yield [BATCH, layer.in_features], "float32"
+            yield [BATCH, 16, layer.in_features], "float32"
+        elif isinstance(layer, nn.RNNBase):
+            yield [BATCH, 16, layer.input_size], "float32"
+        else:
+            continue
+        return
+    yield [BATCH, 3, 224, 224], "float32"
+    yield [BATCH, 4], "float32"
