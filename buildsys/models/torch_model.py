@@ -170,7 +170,8 @@ def main_float_type(module: nn.Module) -> str:
 def example_inputs(options: Mapping[str, Any], project: Path) -> dict[str, torch.Tensor]:
     """Return inputs of the example's sizes, on the network's device.
 
-    They are traced, and random weights are measured on them. Without ``data``, floats are normal; indices, counts and masks are ones.
+    They are traced, and random weights are measured on them. Without ``data``, floats are normal;
+    indices, counts and masks are ones.
     Raises: StageError: the data does not fit the input, or cannot be read.
     """
     seed = options["source"]["seed"]

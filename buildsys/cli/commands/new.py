@@ -52,7 +52,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # of a worker's source
 }  # fmt: skip
 _HUB_PLACE = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+?)?(/config\.json)?")
 _PLAIN = r"[\w./@-]+(:[\w./@-]+)?"  # a place that needs no quotes in YAML
-_OPT_BATCH = 4
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
 _ENGINES = ("[ort-cpu]", "[{backend: onnxruntime, name: ort-cpu}]")  # without such a preset
 
@@ -293,10 +292,9 @@ def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:
         yield f"  {_flow(name)}: {_signature(tensor)}{note}"
     if found["dims"]:
         yield "dims:  # dynamic axes"
-        for name, sizes in found["dims"].items():
-            opt = min(_OPT_BATCH, sizes[-1]) if name in _first_axes(found["inputs"]) else sizes[0]
-            span = {"min": sizes[0], "opt": opt, "max": sizes[-1]}
-            yield f"  {_flow(name)}: {_flow(span)}  # it ran with {_listed(sizes)}"
+        for name, span in found["dims"].items():
+            ran = _listed(found["ran"][name])
+            yield f"  {_flow(name)}: {_flow(span)}  # it ran with {ran}"
     for name, size in found["fixed"].items():
         yield f"# {name} is fixed to {size}: no other size ran"
     yield f"engines: {engines}"
@@ -305,10 +303,6 @@ def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:
 
 def _signature(tensor: Mapping[str, Any]) -> str:
     return _flow({field: value for field, value in tensor.items() if value is not None})
-
-
-def _first_axes(inputs: Mapping[str, Mapping[str, Any]]) -> set[Any]:
-    return {tensor["shape"][0] for tensor in inputs.values() if tensor["shape"]}
 
 
 def _listed(sizes: Sequence[int]) -> str:

@@ -36,7 +36,8 @@ _LARGEST_BYTES = 1 << 30  # of weights: a fork copies what the export changes
 
 def try_export(request: ExportRequest, changes: Mapping[str, Any], project: Path) -> str | None:
     """Return the problem of an export with changed options. "": it works, None: unknown."""
-    if request.weight_bytes > _LARGEST_BYTES or torch.cuda.is_initialized():  # not after a fork
+    on_gpu = any(tensor.is_cuda for tensor in request.arguments)  # CUDA does not survive a fork
+    if on_gpu or request.weight_bytes > _LARGEST_BYTES:
         return None
     reader, writer = os.pipe()
     pid = os.fork()

@@ -19,7 +19,8 @@ from buildsys.workers.job import Job, StageResult
 
 Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fields of the manifest
 Spans = Mapping[str, tuple[int, int]]  # dimension -> smallest and largest size
-_BATCH_SIZES, _LARGE_BATCH = (2, 1), 8  # 1 could be a broadcast
+_BATCH_SIZES = (2, 1)  # 1 could be a broadcast
+_OPT_BATCH, _LARGE_BATCH = 4, 8
 _OTHER_SIZES = (16, 64, 224, 2)  # of further dimensions
 _AUTO_CLASS = "AutoModel"
 _HINT = "describe its inputs, e.g. `--input image=batch,3,224,224 --input ids=batch,16:int64`"
@@ -89,7 +90,11 @@ def _first_sizes(inputs: Inputs, spans: Spans) -> Iterator[dict[str, int]]:
 
 
 def _batches(inputs: Inputs) -> set[Any]:
-    return {spec["shape"][0] for spec in inputs.values() if spec["shape"]}
+    """Return the dimensions of first axes only; ``width`` of [width, 5] and [n, width] is none."""
+    shapes = [spec["shape"] for spec in inputs.values()]
+    return {size for shape in shapes for size in shape[:1]} - {
+        size for shape in shapes for size in shape[1:]
+    }
 
 
 def _clamped(size: int, span: tuple[int, int] | None) -> int:
@@ -149,7 +154,15 @@ def _figures(
                "key": output.key}
         for name, output in first.outputs.items()
     }  # fmt: skip
-    return {"inputs": inputs, "outputs": outputs, "dims": ran, "fixed": fixed}
+    dims = {
+        name: {
+            "min": sizes[0],
+            "opt": min(_OPT_BATCH, sizes[-1]) if name in batches else sizes[0],
+            "max": sizes[-1],
+        }
+        for name, sizes in ran.items()
+    }
+    return {"inputs": inputs, "outputs": outputs, "dims": dims, "ran": ran, "fixed": fixed}
 
 
 def _with_size(inputs: Inputs, dim: str, size: int) -> Inputs:
@@ -267,8 +280,8 @@ def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
             completed[place] = file if place == "config" else file.removesuffix("/config.json")
     if not completed["transformers"]:
         saved_by = read_config(completed, job.project)[0].get("architectures")
-        is_list = isinstance(saved_by, list) and len(saved_by) == 1
-        completed["transformers"] = str(saved_by[0]) if is_list else _AUTO_CLASS
+        is_known = isinstance(saved_by, list) and len(saved_by) == 1
+        completed["transformers"] = str(*saved_by) if saved_by and is_known else _AUTO_CLASS
     return completed
 
 

@@ -116,7 +116,7 @@ def test_inputs_follow_from_the_first_layer(
     found = propose(tmp_path, python=f"networks.py:{name}")
     assert {key: value["shape"] for key, value in found["inputs"].items()} == inputs
     assert {key: value["shape"] for key, value in found["outputs"].items()} == outputs
-    assert found["dims"] == dims
+    assert found["ran"] == dims
 
 
 def test_inputs_can_be_given(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_inputs_can_be_given(tmp_path: Path) -> None:
     }
     found = propose(tmp_path, given, python="networks.py:Sum")
     assert found["outputs"]["output0"]["shape"] == ["batch", 5]
-    assert found["dims"] == {"batch": [1, 2, 8], "width": [16, 32]}
+    assert found["ran"] == {"batch": [1, 2, 8], "width": [16, 32]}
     assert not found["guessed"]
     wrong = {**given, "b": {"shape": [7, 5], "dtype": "float32"}}
     with pytest.raises(StageError, match="forward of Sum failed on a float32"):
@@ -156,7 +156,7 @@ def test_a_saved_program_declares_its_inputs(tmp_path: Path) -> None:
         "first": {"shape": ["batch", "first_1"], "dtype": "float32", "keyword": None},
         "second": {"shape": ["first_1", 5], "dtype": "int32", "keyword": "second"},
     }
-    assert found["dims"] == {"batch": [2, 6], "first_1": [3, 6]}
+    assert found["ran"] == {"batch": [2, 6], "first_1": [3, 6]}
     assert found["outputs"]["output0"]["shape"] == ["batch", 5]
 
 
@@ -178,6 +178,6 @@ def test_an_onnx_file(tmp_path: Path) -> None:
     found = propose(tmp_path, onnx="net.onnx")
     assert found["inputs"] == {"x": {"shape": ["N", 3, "h_w", "x_3"], "dtype": "float32"}}
     assert found["outputs"] == {"y": {"shape": ["N", 3, 1, 1], "dtype": "float32", "key": None}}
-    assert found["dims"] == {"N": [1, 2, 8], "h_w": [16, 32], "x_3": [16, 32]}
+    assert found["ran"] == {"N": [1, 2, 8], "h_w": [16, 32], "x_3": [16, 32]}
     with pytest.raises(StageError, match=r"net\.onnx has no input z"):
         propose(tmp_path, {"z": {"shape": [1], "dtype": "float32"}}, onnx="net.onnx")

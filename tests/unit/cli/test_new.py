@@ -20,7 +20,8 @@ FOUND: dict[str, Any] = {
         "on": {"shape": ["N", None], "dtype": "int64", "key": None},
         "x_0_out": {"shape": ["N"], "dtype": "float32", "key": "x:0"},
     },
-    "dims": {"N": [1, 2, 8], "h": [16, 32]},
+    "dims": {"N": {"min": 1, "opt": 4, "max": 8}, "h": {"min": 16, "opt": 16, "max": 32}},
+    "ran": {"N": [1, 2, 8], "h": [16, 32]},
     "fixed": {"length": 16},
     "guessed": True,
 }
