@@ -77,8 +77,7 @@ class Run(ProjectCommand):
             problem = f"{self.name} takes one MODEL or MODEL:ENGINE"
             raise UsageError(problem, f"`{program} help {self.name}` explains it")
         top = positive_integer("--top", options["top"])
-        output = typed_path(options["output"]) if options["output"] else None
-        _check_output(output)
+        output = _output_file(options["output"])
         session = Session.read_only(root, names)
         candidates = named_engines(session, names[0])
         model = candidates[0].model
@@ -94,10 +93,14 @@ class Run(ProjectCommand):
             call = _Call(session, engine, network, Path(folder))
             document = call.make(files, top)
             if output is not None:
-                _write(output, (Path(folder) / "outputs.npz").read_bytes())
+                try:
+                    replace_file(output, (Path(folder) / "outputs.npz").read_bytes())
+                except OSError as error:
+                    problem = f"--output {options['output']} cannot be written: {error.strerror}"
+                    raise StageError(problem, "name another file") from None
         document = {
             "schema": SCHEMA, "model": model, "engine": engine.variant, "chosen": why, **document,
-            "output": str(output) if output else None,
+            "output": options["output"] or None,
         }  # fmt: skip
         print_answer(options, document, _lines(document))
         return 0
@@ -268,22 +271,16 @@ def _final(session: Session, model: str) -> GraphPoint:
     return graph_points(session.project.models[model].data).final
 
 
-def _check_output(output: Path | None) -> None:
-    """Refuse an unsuitable output file before anything runs."""
-    if output is None:
-        return
-    if output.suffix != ".npz" or output.is_dir():
-        raise UsageError(f"--output {output} is no .npz file", "name a file that ends in .npz")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"--output {output}: its folder does not exist", "create the folder")
-
-
-def _write(output: Path, content: bytes) -> None:
-    try:
-        replace_file(output, content)
-    except OSError as error:
-        problem = f"--output {output} cannot be written: {error.strerror}"
-        raise StageError(problem, "name another file") from None
+def _output_file(typed: str) -> Path | None:
+    """Return the file of ``--output``. Raises: UsageError: it cannot be written."""
+    if not typed:
+        return None
+    path = typed_path(typed)
+    if path.suffix != ".npz" or path.is_dir():
+        raise UsageError(f"--output {typed} is no .npz file", "name a file that ends in .npz")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--output {typed}: its folder does not exist", "create the folder")
+    return path
 
 
 def _read_labels(root: Path, output: str, name: str) -> list[str]:
