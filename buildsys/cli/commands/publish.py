@@ -91,6 +91,7 @@ class _Engine(NamedTuple):
     state: str = ""  # until it is published
     reasons: Sequence[Mapping[str, str]] = ()  # problem and remedy
     files: Mapping[str, VersionFile] = {}
+    records: Mapping[str, ActionRecord] = {}  # of the engine, its checks and all upstream
 
     @property
     def name(self) -> str:
@@ -208,45 +209,45 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
 
 
 def _with_files(engine: _Engine) -> _Engine:
-    """Add the files of an engine: its folder and current results.
+    """Add the files and records of an engine.
 
     Raises: StageError: it is not up to date any more.
     """
     session, action = engine.session, engine.action
     folder = PurePosixPath(action.outputs[RESULT].path).parent
     variant = f"{action.model}:{action.variant}"
-    checks = (f"validate:{action.model}", f"verify:{variant}", f"gate:{variant}")
-    others = (*checks, f"bench:{variant}", f"report:{action.model}")
-    known = [target for target in others if target in session.actions]
-    explained = session.explain(known)
-    current = [target for target in known if explained[target].state == FRESH]
-    records = session.records([action.target, *current])
-    if action.target not in records:
-        raise StageError(f"{action.target} has just become stale", f"doit {action.target}")
+    checks = [f"validate:{action.model}", f"verify:{variant}", f"gate:{variant}"]
+    required = [action.target, *(check for check in checks if check in session.actions)]
+    others = [f"bench:{variant}", f"report:{action.model}"]
+    explained = session.explain([*required, *others])
+    current = [target for target, one in explained.items() if one.state == FRESH]
+    records = session.records(current)
+    for target in required:
+        if target not in records:  # another process builds
+            raise StageError(f"{target} has just become stale", f"doit {target}")
     build = session.project.build
     files = {
         str(PurePosixPath(path).relative_to(folder)): VersionFile(build / path, file)
         for path, file in records[action.target].files.items()
         if PurePosixPath(path).is_relative_to(folder)
     }
-    for target in filter(records.__contains__, current):
+    for target in filter(records.__contains__, (*required[1:], *others)):
         recorded = records[target].files
         for role, ref in session.actions[target].outputs.items():
             if ref.path in recorded:
                 stage = session.actions[target].stage
                 name = f"{stage}.json" if role == RESULT else PurePosixPath(ref.path).name
                 files[f"reports/{name}"] = VersionFile(build / ref.path, recorded[ref.path])
-    return engine._replace(files=files)
+    needed = session.in_order(session.needed(required))
+    made = {target: records[target] for target in needed if target in records}
+    return engine._replace(files=files, records=made)
 
 
 def _provenance(engine: _Engine) -> dict[str, Any]:
     """Return manifest, commit, keys and libraries of an engine."""
     session, action = engine.session, engine.action
-    checks = [f"verify:{engine.name}", f"validate:{action.model}"]
-    needed = session.in_order(session.needed([action.target, *checks]))
-    records = session.records(needed)
     history = History.read_only(history_file(session.project.state))
-    key = records[action.target].key
+    key = engine.records[action.target].key
     builds = [one for one in history.builds(target=action.target) if one.key == key]
     built = builds[-1] if builds else None  # the first build of this key
     manifest = session.project.models[action.model].data
@@ -260,7 +261,7 @@ def _provenance(engine: _Engine) -> dict[str, Any]:
         },
         # without the paths of interpreters
         "manifest": {name: value for name, value in manifest.items() if name != "toolchains"},
-        "targets": {target: _target_json(record) for target, record in records.items()},
+        "targets": {target: _target_json(record) for target, record in engine.records.items()},
     }  # fmt: skip
 
 

@@ -197,6 +197,13 @@ def test_a_rebuild_of_engines_includes_what_reads_them_and_names_its_reason(
     assert written(nightly)["rebuild"] == ["engine"]
 
 
+def test_only_the_models_of_an_owner_are_built_and_the_result_says_so(nightly: Doit) -> None:
+    nightly.owners = {"b": "Ann"}
+    assert nightly("nightly", "--owner", "Ann")[0] == 0
+    assert {target.split(":")[1] for target in nightly.session.finished} == {"b"}
+    assert (written(nightly)["owners"], written(nightly)["tags"]) == (["Ann"], [])
+
+
 def test_all_rebuilds_everything(nightly: Doit) -> None:
     nightly.build_all()
     nightly.fresh.update(nightly.session.actions)

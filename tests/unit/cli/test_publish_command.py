@@ -125,6 +125,22 @@ def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
     assert problem in "".join(one["problem"] for one in engine.reasons)
 
 
+@pytest.mark.parametrize("target", ["engine:a:ort", "verify:a:ort", "gate:a:ort"])
+def test_a_check_that_becomes_stale_meanwhile_stops_the_publication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
+
+    def explain(targets: Any) -> dict[str, Explanation]:
+        return {one: Explanation(one, "fresh", (), None, None, False) for one in targets}
+
+    monkeypatch.setattr(session, "explain", explain)
+    monkeypatch.setattr(session, "records", lambda targets: dict.fromkeys({*targets} - {target}))
+    (engine,) = publish._select(session, ["a:ort"], ModelFilter())
+    with pytest.raises(StageError, match=f"{target} has just become stale; doit {target}"):
+        publish._with_files(engine)
+
+
 def test_a_gate_without_a_baseline_keeps_no_engine_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
