@@ -44,7 +44,8 @@ class InputReader:
         It is only copied if its type has to be converted.
         Raises: StageError: it has another type or shape, or is no array in host memory.
         """
-        if isinstance(value, np.ndarray) and value.dtype == self._dtype:
+        dtype = self._dtype  # numpy takes None for float64
+        if dtype is not None and type(value) is np.ndarray and value.dtype == dtype:
             tensor = Tensor(value, self.port.dtype)
         else:
             tensor = self._fitting(self._host_tensor(value))
@@ -83,10 +84,12 @@ class InputReader:
         return StageError(f"{self._shown} cannot be read: {' '.join(str(error).split())}")
 
     def _host_tensor(self, value: Any) -> Tensor:
+        if isinstance(value, np.ma.MaskedArray):
+            raise StageError(f"{self._shown} is a masked array", "pass it with .filled(value)")
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind == "O" and not all(isinstance(x, str | bytes) for x in value.flat):
                 problem = f"{self._shown} is an array of Python objects"
-                raise StageError(problem, "convert it to an array of numbers")
+                raise StageError(problem, "convert it to numbers or strings")
             if not value.dtype.isnative:
                 problem = f"{self._shown} has the byte order of another machine ({value.dtype.str})"
                 hint = f"convert it, e.g. {self.port.name}.astype({self.port.dtype!r})"

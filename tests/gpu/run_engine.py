@@ -54,7 +54,7 @@ def conv_network(network: Any) -> None:
     def relu(source: Any) -> Any:
         return network.add_activation(source, trt.ActivationType.RELU).get_output(0)
 
-    x = network.add_input("x", trt.float32, (-1, 3, 224, 224))
+    x = network.add_input("x", trt.DataType.FLOAT, (-1, 3, 224, 224))
     found = relu(conv(x, 64, 7, 4))
     for channels, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(blocks):
@@ -457,6 +457,8 @@ CHECKS: dict[str, Callable[[Path], str]] = {
 def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
+    if not find_driver().gpus:
+        sys.exit(find_driver().missing)
     gpu = find_driver().gpus[0]
     print(f"TensorRT {trt.__version__}, {gpu.name}, Python {sys.version.split()[0]}", flush=True)
     begun = time.perf_counter()

@@ -123,7 +123,7 @@ WRONG = {
     ),
     "objects": (
         {"x": x_of().astype(object)},
-        "the input x of m:e is an array of Python objects; convert it to an array of numbers",
+        "the input x of m:e is an array of Python objects; convert it to numbers or strings",
     ),
     "a list": (
         {"x": [1.0, 2.0]},

@@ -1,0 +1,72 @@
+"""Arrays as tensors of an input: types, masks, strings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from buildsys.backends.interface import Port
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.runtime.arrays import NUMPY, InputReader, as_array
+
+
+def reader(dtype: str) -> InputReader:
+    return InputReader("m:e", Port("x", dtype, ("n",)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "array"),
+    [
+        ("float16", np.zeros(2, np.float16)),
+        ("bool", np.array([True, False])),
+        ("string", np.array(["a", ""])),
+        ("string", np.array([b"a", "b"], object)),
+        ("bfloat16", np.array([1, 2], ml_dtypes.bfloat16)),
+        ("float8e4m3fn", np.array([1, 2], ml_dtypes.float8_e4m3fn)),
+        ("int4", np.array([-8, 7], ml_dtypes.int4)),
+        ("uint8", np.zeros(0, np.uint8)),
+    ],
+)
+def test_arrays_of_the_type_are_read(dtype: str, array: np.ndarray) -> None:
+    tensor = reader(dtype).read(array)
+    assert (tensor.dtype, tensor.shape) == (dtype, array.shape)
+    assert as_array(tensor, NUMPY).tolist() == [
+        item.decode() if isinstance(item, bytes) else item for item in array.tolist()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "sentence"),
+    [
+        # numpy's default type is that of no type at all
+        ("bfloat16", np.zeros(2), "is float64, and the engine takes bfloat16; pass it as ml_dty"),
+        ("int4", np.zeros(2), "is float64, and the engine takes int4; pass it as ml_dtypes.int4"),
+        ("string", np.zeros(2), "is float64, and the engine takes string; pass an array of str"),
+        ("bfloat16", np.zeros(2, np.uint16), "is uint16, and the engine takes bfloat16"),
+        ("float32", np.ma.masked_array(np.zeros(2, np.float32)), "is a masked array; pass it with"),
+        ("bool", np.zeros(2, np.int64), "is int64, and the engine takes bool; convert it, e.g."),
+        ("int32", np.array([1, 1 << 33]), "has values beyond int32, the engine's type"),
+        ("int32", np.zeros(2, np.uint32), "is uint32, and the engine takes int32"),
+        ("string", np.array(["a", None]), "is an array of Python objects; convert it to numbers"),
+    ],
+)
+def test_arrays_of_another_type_are_refused(dtype: str, given: Any, sentence: str) -> None:
+    with pytest.raises(StageError) as refused:
+        reader(dtype).read(given)
+    assert str(refused.value).startswith(f"the input x of m:e {sentence}")
+
+
+def test_small_int64_values_are_taken_for_int32() -> None:
+    tensor = reader("int32").read(np.array([-(1 << 31), (1 << 31) - 1]))
+    assert tensor.array.dtype == np.int32
+    assert tensor.array.tolist() == [-(1 << 31), (1 << 31) - 1]
+
+
+def test_a_fitting_array_is_not_copied() -> None:
+    array = np.zeros((4,), np.float32)
+    assert reader("float32").read(array).array is array
+    assert as_array(Tensor(array, "float32"), NUMPY) is array
