@@ -55,7 +55,7 @@ def schema_texts() -> dict[str, str]:
     """Return file name -> text of every JSON Schema."""
     model, project = _model_schema(), _partial(ProjectSpec.model_json_schema())
     sections = {name: field for name, field in model["properties"].items() if name not in _ALONE}
-    project["$defs"] = model["$defs"]
+    project["$defs"] |= model["$defs"]
     project["properties"]["defaults"] = {
         "type": "object",
         "description": project["properties"]["defaults"]["description"],

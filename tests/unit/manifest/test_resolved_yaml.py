@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -110,6 +111,14 @@ def _validator(name: str) -> jsonschema.Draft202012Validator:
     schema = json.loads(schema_texts()[name])
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("name", schema_texts())
+def test_every_reference_within_a_schema_has_a_target(name):
+    text = schema_texts()[name]
+    named = set(re.findall(r'"\$ref": "#/\$defs/(\w+)"', text))
+    assert named
+    assert named <= json.loads(text)["$defs"].keys()
 
 
 def test_editors_accept_every_valid_manifest():
