@@ -47,7 +47,7 @@ class EngineBase(Spec):
     """The fields of every engine."""
 
     name: Name = Field(description="Name of the engine in targets and paths.")
-    precision: Precision = "fp32"
+    precision: Precision = Field("fp32", description="Precision of the graph or of the layers.")
     required: bool = Field(False, description="Fail the build if this engine cannot be built.")
     tolerance: EngineTolerance | None = Field(
         None, description="Limits of this engine, overriding those of `verify`."
@@ -61,12 +61,18 @@ class EngineBase(Spec):
 class OnnxRuntimeEngine(EngineBase):
     """An ONNX Runtime session, saved as an optimized model."""
 
-    backend: Literal["onnxruntime"]
-    provider: Literal["cpu", "cuda"] = "cpu"
+    backend: Literal["onnxruntime"] = Field(description="ONNX Runtime.")
+    provider: Literal["cpu", "cuda"] = Field("cpu", description="Execution provider.")
     intra_op_threads: int = Field(0, ge=0, description="0: one per core.")
-    inter_op_threads: int = Field(1, ge=1)
-    graph_optimization_level: Literal["disable", "basic", "extended", "all"] = "all"
-    execution_mode: Literal["sequential", "parallel"] = "sequential"
+    inter_op_threads: int = Field(
+        1, ge=1, description="Concurrent operators, with execution_mode: parallel."
+    )
+    graph_optimization_level: Literal["disable", "basic", "extended", "all"] = Field(
+        "all", description="Optimization of the graph; lower if the engine cannot be loaded again."
+    )
+    execution_mode: Literal["sequential", "parallel"] = Field(
+        "sequential", description="Order of operators."
+    )
     spinning: bool = Field(True, description="Let threads spin: lower latency, a busy core.")
     session_config: dict[str, str] = Field({}, description="Session config entries by key.")
 
@@ -74,23 +80,23 @@ class OnnxRuntimeEngine(EngineBase):
 class ShapeRange(Spec):
     """The shapes of one input in an optimization profile."""
 
-    min: Sizes
-    opt: Sizes
-    max: Sizes
+    min: Sizes = Field(description="Smallest shape.")
+    opt: Sizes = Field(description="Shape that the engine is tuned for.")
+    max: Sizes = Field(description="Largest shape.")
 
 
 class ValueRange(Spec):
     """The values of one input in an optimization profile, one per element."""
 
-    min: Integers
-    opt: Integers
-    max: Integers
+    min: Integers = Field(description="Smallest values.")
+    opt: Integers = Field(description="Values that the engine is tuned for.")
+    max: Integers = Field(description="Largest values.")
 
 
 class ShapeValues(Spec):
     """An input with values determining shapes inside the network."""
 
-    values: ValueRange
+    values: ValueRange = Field(description="The values, one per element of the input.")
 
 
 ProfileRange = Annotated[
@@ -110,7 +116,9 @@ class LayerPrecision(Spec):
     """The precision of layers selected by name."""
 
     layers: str = Field(min_length=1, description="Name pattern with * and ?, such as /layer4/*.")
-    precision: Literal["fp32", "fp16", "bf16", "int8"]
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = Field(
+        description="Precision of the layers."
+    )
 
 
 class TimingCacheSpec(Spec):
@@ -125,7 +133,9 @@ class TensorRtBase(EngineBase):
     profiles: tuple[dict[str, ProfileRange], ...] | None = Field(
         None, description="Optimization profiles by input; default: one from `dims`."
     )
-    builder_optimization_level: int = Field(3, ge=0, le=5)
+    builder_optimization_level: int = Field(
+        3, ge=0, le=5, description="Effort of the builder, 0 to 5."
+    )
     workspace: Bytes | None = Field(None, description="Workspace memory limit, such as 4GiB.")
     tactic_shared_memory: Bytes | None = Field(
         None, description="Shared memory limit of a tactic; not on 8.6."
@@ -134,8 +144,8 @@ class TensorRtBase(EngineBase):
         "none", description="Effort of the search for tilings; not on 8.6."
     )
     l2_limit_for_tiling: Bytes | None = Field(None, description="L2 cache for tilings; not on 8.6.")
-    max_aux_streams: int | None = Field(None, ge=0)
-    avg_timing_iterations: int = Field(1, ge=1)
+    max_aux_streams: int | None = Field(None, ge=0, description="Auxiliary streams.")
+    avg_timing_iterations: int = Field(1, ge=1, description="Runs per tactic while timing.")
     max_threads: int | None = Field(None, ge=1, description="Threads of the builder.")
     io: dict[TensorName, TensorIo] = Field(
         {}, description="Layout and type of inputs and outputs in device memory."
@@ -151,7 +161,7 @@ class TensorRtBase(EngineBase):
 class TensorRtEngine(TensorRtBase):
     """A TensorRT 8.6, 10 or 11 engine for the GPU building it."""
 
-    backend: Literal["tensorrt"]
+    backend: Literal["tensorrt"] = Field(description="TensorRT.")
     typing: Literal["auto", "weak", "strong"] = Field(
         "auto", description="weak: the builder chooses layer types; strong: the graph does."
     )
@@ -183,9 +193,9 @@ class TensorRtEngine(TensorRtBase):
     )
     dla_core: int | None = Field(None, ge=0, description="Deep learning accelerator to build for.")
     gpu_fallback: bool = Field(False, description="Run layers unsupported by the DLA on the GPU.")
-    dla_managed_sram: Bytes | None = None
-    dla_local_dram: Bytes | None = None
-    dla_global_dram: Bytes | None = None
+    dla_managed_sram: Bytes | None = Field(None, description="Limit of the DLA's managed SRAM.")
+    dla_local_dram: Bytes | None = Field(None, description="Limit of the DLA's local DRAM.")
+    dla_global_dram: Bytes | None = Field(None, description="Limit of the DLA's global DRAM.")
     direct_io: bool = Field(False, description="Refuse formats of `io` that need a copy.")
     layer_precisions: tuple[LayerPrecision, ...] = Field(
         (), description="Precisions of single layers, later entries win; weak typing only."
@@ -202,12 +212,14 @@ class TensorRtEngine(TensorRtBase):
 class TensorRtRtxEngine(TensorRtBase):
     """A TensorRT-RTX engine: strongly typed, with the precision of its ONNX graph."""
 
-    backend: Literal["tensorrt_rtx"]
+    backend: Literal["tensorrt_rtx"] = Field(description="TensorRT-RTX.")
     compute_capabilities: tuple[ComputeCapability, ...] = Field(
         ("8.6", "8.9", "12.0"), min_length=1, description="Supported GPU generations."
     )
     flags: dict[RtxFlag, bool] = Field({}, description="Builder flags to set or clear.")
-    profiling_verbosity: Literal["layer_names_only", "none", "detailed"] = "layer_names_only"
+    profiling_verbosity: Literal["layer_names_only", "none", "detailed"] = Field(
+        "layer_names_only", description="Details about layers in the engine."
+    )
     runtime_cache: bool = Field(False, description="Keep kernels compiled while loading for later.")
 
 

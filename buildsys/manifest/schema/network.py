@@ -145,9 +145,11 @@ Source = Annotated[
 class RandomData(Spec):
     """Values drawn from the source's seed, identical on every machine."""
 
-    random: Literal["normal", "uniform", "integers"]
-    mean: float = 0.0
-    std: float = Field(1.0, ge=0)
+    random: Literal["normal", "uniform", "integers"] = Field(
+        description="Distribution of the values."
+    )
+    mean: float = Field(0.0, description="Mean of normal values.")
+    std: float = Field(1.0, ge=0, description="Standard deviation of normal values.")
     low: float = Field(0.0, description="Lower bound of uniform and integers.")
     high: float = Field(
         1.0, description="Upper bound, exclusive for integers (default: 10; bool 2; int4 8)."
@@ -179,7 +181,7 @@ class ConstantData(Spec):
 
     model_config = ConfigDict(allow_inf_nan=True)  # a mask is often minus infinity
 
-    constant: Scalar
+    constant: Scalar = Field(description="Value of all elements.")
 
 
 InputData = Annotated[
@@ -191,7 +193,7 @@ class InputSpec(Spec):
     """One input of the model."""
 
     shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
-    dtype: DType = "float32"
+    dtype: DType = Field("float32", description="Type of the elements, any type of ONNX.")
     data: InputData | None = Field(
         None, description="Default: normal for floats, 0 to 9 for integers, 0 or 1 for bool."
     )
@@ -212,7 +214,7 @@ class _AnyPolicy(Spec):
 class AutoPolicy(_AnyPolicy):
     """The output relative to its largest magnitude, and small parts alone."""
 
-    policy: Literal["auto"]
+    policy: Literal["auto"] = Field(description="The default policy.")
 
 
 class _Policy(_AnyPolicy):
@@ -224,7 +226,7 @@ class _Policy(_AnyPolicy):
 class ElementwisePolicy(_Policy):
     """Every element within rtol * its reference + atol."""
 
-    policy: Literal["elementwise"]
+    policy: Literal["elementwise"] = Field(description="Compare element by element.")
     atol: float | None = Field(
         None, ge=0, description="Default: rtol * the root mean square of the output."
     )
@@ -233,7 +235,7 @@ class ElementwisePolicy(_Policy):
 class PerChannelPolicy(_Policy):
     """Every slice of an axis relative to its own largest magnitude."""
 
-    policy: Literal["per_channel"]
+    policy: Literal["per_channel"] = Field(description="Compare each channel by its own magnitude.")
     axis: int = Field(1, description="Axis of the channels.")
     atol: float | None = Field(None, ge=0, description="Added to the limit of every channel.")
 
@@ -241,7 +243,7 @@ class PerChannelPolicy(_Policy):
 class TopKPolicy(_Policy):
     """The k largest entries of each row, with values; ties may swap."""
 
-    policy: Literal["top_k"]
+    policy: Literal["top_k"] = Field(description="Compare the largest elements.")
     k: int = Field(5, ge=1, description="Number of entries.")
     axis: int = Field(-1, description="Axis of the classes.")
     agreement: float = Field(1.0, ge=0, le=1, description="Share of rows that must agree.")
@@ -250,7 +252,7 @@ class TopKPolicy(_Policy):
 class DetectionsPolicy(_AnyPolicy):
     """Boxes in any order, matched by label, score and intersection over union."""
 
-    policy: Literal["detections"]
+    policy: Literal["detections"] = Field(description="Match boxes.")
     labels: TensorName | None = Field(None, description="Output with the labels of the boxes.")
     scores: TensorName | None = Field(None, description="Output with the scores of the boxes.")
     rows: tuple[TensorName, ...] = Field(
@@ -271,14 +273,14 @@ class DetectionsPolicy(_AnyPolicy):
 class TokensPolicy(_Policy):
     """Equal integers; floats by the last axis's largest entry, ties may swap."""
 
-    policy: Literal["tokens"]
+    policy: Literal["tokens"] = Field(description="Compare integers exactly.")
     agreement: float = Field(1.0, ge=0, le=1, description="Share of tokens that must agree.")
 
 
 class SetPolicy(_Policy):
     """The slices of an axis in any order."""
 
-    policy: Literal["set"]
+    policy: Literal["set"] = Field(description="Compare rows in any order.")
     axis: int = Field(0, description="Axis of the rows.")
     atol: float | None = Field(None, ge=0, description="Added to the limit of every element.")
 
@@ -325,7 +327,7 @@ class OutputSpec(Spec):
     shape: tuple[Dim | None, ...] | None = Field(
         None, description="Numbers, names of `dims`, or null for an unchecked size."
     )
-    dtype: DType | None = None
+    dtype: DType | None = Field(None, description="Expected type.")
     key: str | None = Field(
         None, description="Key in the dict returned by forward(); default: the output's name."
     )
@@ -342,9 +344,9 @@ class OutputSpec(Spec):
 class DimSpec(Spec):
     """The range of a dynamic dimension."""
 
-    min: int = Field(ge=0)
-    opt: int = Field(ge=0)
-    max: int = Field(ge=0)
+    min: int = Field(ge=0, description="Smallest value.")
+    opt: int = Field(ge=0, description="Value that engines are tuned for.")
+    max: int = Field(ge=0, description="Largest value.")
     odd: int | None = Field(
         None, description="An additional value to validate; default: chosen from the range."
     )

@@ -63,10 +63,16 @@ _TOP1 = "Minimum share of equal arg-max along the last axis."
 class ExportSpec(Spec):
     """Options of torch.onnx.export under torch's names; unset options keep torch's defaults."""
 
-    exporter: Literal["torchscript", "dynamo"] = "torchscript"
+    exporter: Literal["torchscript", "dynamo"] = Field(
+        "torchscript", description="Exporter of torch.onnx."
+    )
     opset: int = Field(17, description="Opset of the file: torchscript 6 to 23, dynamo 7 to 28.")
-    export_params: bool | None = None
-    keep_initializers_as_inputs: bool | None = None
+    export_params: bool | None = Field(
+        None, description="Keep the weights in the file; false is refused."
+    )
+    keep_initializers_as_inputs: bool | None = Field(
+        None, description="List initializers as graph inputs as well."
+    )
     do_constant_folding: bool | None = _TORCHSCRIPT
     training: Literal["eval", "preserve", "train"] | None = _TORCHSCRIPT
     custom_opsets: dict[str, int] | None = _TORCHSCRIPT
@@ -85,15 +91,17 @@ class ExportSpec(Spec):
     external_data: bool | None = Field(
         None, description="dynamo only; default: weights above 64 MiB go to model.onnx.data."
     )
-    verbose: bool | None = None
+    verbose: bool | None = Field(None, description="Print the exporter's progress to the log.")
 
 
 class SimplifySpec(Spec):
     """Simplification of the exported graph."""
 
-    tool: Literal["onnxsim", "onnxslim", "none"] = "onnxsim"
-    constant_folding: bool = True
-    shape_inference: bool = True
+    tool: Literal["onnxsim", "onnxslim", "none"] = Field(
+        "onnxsim", description="Simplifier of the graph."
+    )
+    constant_folding: bool = Field(True, description="Compute constant parts of the graph.")
+    shape_inference: bool = Field(True, description="Infer the shapes of inner tensors.")
     fuse: bool = Field(True, description="Let the tool fuse operators (onnxsim: its optimizer).")
     tensor_size_threshold: Bytes | None = Field(
         None, description="Largest constant folded into the file (onnxsim), such as 1MiB."
@@ -114,7 +122,9 @@ class CalibrationSpec(Spec):
     data: dict[TensorName, InputData] = Field(
         {}, description="Values by input; default: the data of `inputs`, if given."
     )
-    algorithm: Literal["entropy", "minmax", "percentile"] = "entropy"
+    algorithm: Literal["entropy", "minmax", "percentile"] = Field(
+        "entropy", description="Treatment of outliers; minmax cuts none off."
+    )
     percentile: float = Field(
         DEFAULT_PERCENTILE, gt=50, le=100, description="Percentage of values within the range."
     )
@@ -133,7 +143,9 @@ class QuantizeSpec(Spec):
     )
     per_channel: bool = Field(True, description="One scale per output channel of a weight.")
     operators: tuple[QuantizedOperator, ...] = Field(
-        ("Conv", "ConvTranspose", "Gemm", "MatMul"), min_length=1
+        ("Conv", "ConvTranspose", "Gemm", "MatMul"),
+        min_length=1,
+        description="Operators to quantize.",
     )
     outputs: bool = Field(False, description="Quantize the outputs of these operators as well.")
     exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
@@ -198,7 +210,7 @@ class EngineTolerance(Spec):
 class ValidateSpec(Tolerance):
     """Comparison of the exported and simplified graphs with PyTorch."""
 
-    cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1)
+    cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1, description="Shape cases to compare.")
     drawn_sizes: int = Field(
         3, ge=0, le=32, description="Most further sizes to draw from the ranges of `dims`; 0: none."
     )
@@ -210,7 +222,7 @@ class ValidateSpec(Tolerance):
 class VerifySpec(Spec):
     """Comparison of engines with the golden outputs, with limits per precision."""
 
-    cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1)
+    cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1, description="Shape cases to compare.")
     fp32: Fp32Tolerance = section()
     fp16: Fp16Tolerance = section()
     bf16: Bf16Tolerance = section()
@@ -246,7 +258,7 @@ class BenchSpec(Spec):
         validate_default=True,
         description="Limits of a steady measurement; null accepts any.",
     )
-    cases: tuple[Case, ...] = Field(("opt",), min_length=1)
+    cases: tuple[Case, ...] = Field(("opt",), min_length=1, description="Shape cases to time.")
     baselines: tuple[Baseline, ...] = Field(
         ("torch",), description="Contenders timed in turns with the engine."
     )
@@ -266,4 +278,6 @@ class BenchSpec(Spec):
 class ReportSpec(Spec):
     """Files of the report."""
 
-    formats: tuple[Literal["json", "markdown", "html"], ...] = Field(("json", "markdown", "html"))
+    formats: tuple[Literal["json", "markdown", "html"], ...] = Field(
+        ("json", "markdown", "html"), description="Files of the report besides report.json."
+    )

@@ -32,14 +32,14 @@ class TensorSpec(Spec):
     shape: tuple[Dim | None, ...] | None = Field(
         None, description="Numbers, names of `dims`, or null."
     )
-    dtype: DType | None = None
+    dtype: DType | None = Field(None, description="Type of the elements.")
 
 
 class NewInput(Spec):
     """An input of the graph returned by a hook."""
 
     shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
-    dtype: DType = "float32"
+    dtype: DType = Field("float32", description="Type of the elements.")
     data: InputData | None = Field(
         None, description="As for `inputs`; default: the values of the input of this name."
     )
@@ -141,7 +141,7 @@ class Cut(Spec):
 class CutStep(_Step):
     """Keep the part of the graph between named tensors."""
 
-    cut: Cut
+    cut: Cut = Field(description="The tensors between which the graph is kept.")
 
 
 class Replacement(Spec):
@@ -157,7 +157,7 @@ class Replacement(Spec):
 class ReplaceStep(_NumericStep):
     """Replace an operator by a local function."""
 
-    replace: Replacement
+    replace: Replacement = Field(description="An operator and its replacement.")
 
 
 class RemoveStep(_NumericStep):
