@@ -38,10 +38,15 @@ texts_file = Path(os.devnull)  # JSON, written by the first process of the tests
 
 
 def run_doit(
-    arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], timeout_s: float
+    arguments: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    program: str = "doit",
 ) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr of a doit process."""
-    return next(_servers(environment["PYTHONPATH"])).run(arguments, cwd, environment, timeout_s)
+    """Return exit code, stdout and stderr of a process of ``doit`` or ``buildsys``."""
+    server = next(_servers(environment["PYTHONPATH"]))
+    return server.run(program, arguments, cwd, environment, timeout_s)
 
 
 @cache
@@ -72,13 +77,18 @@ class DoitServer:
         self._process.communicate()
 
     def run(
-        self, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], timeout_s: float
+        self,
+        program: str,
+        arguments: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        timeout_s: float,
     ) -> tuple[int, str, str]:
         readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
         socket.send_fds(self._channel, [b"!"], writers)
         for writer in writers:
             os.close(writer)
-        _send(self._channel, [list(arguments), str(cwd), dict(environment)])
+        _send(self._channel, [program, list(arguments), str(cwd), dict(environment)])
         pid = _receive(self._channel)
         with ThreadPoolExecutor(2) as threads:
             streams = [threads.submit(_read, reader) for reader in readers]
@@ -141,13 +151,13 @@ def know_texts(texts: dict[str, str]) -> None:
     StateDb.__init__ = start_with_texts  # type: ignore[method-assign]
 
 
-def serve(channel: socket.socket) -> None:
-    """Answer requests; return in each forked process."""
+def serve(channel: socket.socket) -> str:
+    """Answer requests; in each forked process, return the program to run."""
     while True:
         message, descriptors, *_ = socket.recv_fds(channel, 1, 2)
         if not message:
             os._exit(0)
-        arguments, cwd, environment = _receive(channel)
+        program, arguments, cwd, environment = _receive(channel)
         pid = os.fork()
         if pid == 0:
             break
@@ -165,6 +175,7 @@ def serve(channel: socket.socket) -> None:
     os.chdir(cwd)
     sys.argv[1:] = arguments
     sys.path[0] = cwd  # as under `python -m doit`
+    return str(program)
 
 
 if __name__ == "__main__":
@@ -176,5 +187,5 @@ if __name__ == "__main__":
     if content := Path(sys.argv[2]).read_text(encoding="utf-8"):
         know_texts(json.loads(content))
     gc.freeze()  # else a collection would write to every page that the processes share
-    serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("doit", run_name="__main__", alter_sys=True)
+    name = serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module(name, run_name="__main__", alter_sys=True)

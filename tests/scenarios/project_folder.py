@@ -146,9 +146,10 @@ class ProjectFolder:
         assert "Traceback" not in out + err, out + err
         return Ran(process.returncode, out, err)
 
-    def doit(self, *arguments: str, cwd: Path | None = None) -> Ran:
+    def doit(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> Ran:
         """Run doit in a process forked from one that has imported its modules."""
-        code, out, err = run_doit(arguments, cwd or self.root, self.environment, TIMEOUT_S)
+        place = cwd or self.root
+        code, out, err = run_doit(arguments, place, self.environment, TIMEOUT_S, program)
         assert "Traceback" not in out + err, out + err
         return Ran(code, out, err)
 

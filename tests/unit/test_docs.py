@@ -25,7 +25,12 @@ from buildsys.plan.stage_table import plan_model
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANIFEST_PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+GENERATED = ("fields.md", "commands.md", "errors.md")  # by docs/reference, not in the repository
+PAGES = sorted(
+    page
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+    if page.parent != ROOT / "docs/reference"
+)
 # Documented in the text of the sections that use them, and compared below.
 TOLERANCES = {
     "fp32": stages.Fp32Tolerance,
@@ -127,13 +132,15 @@ def test_the_example_of_the_precision_page_is_a_manifest(tmp_path: Path) -> None
     assert "the first 128 images" in page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue
         file, _, anchor = target.partition("#")
         linked = (page.parent / file) if file else page
+        if linked.parent.name == "reference" and linked.name in GENERATED:
+            continue  # .ci/docs checks these
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
             headings = re.findall(

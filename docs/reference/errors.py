@@ -1,0 +1,163 @@
+"""Page of error messages with their remedies, from the source code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from buildsys import errors
+
+_INTRODUCTION = """\
+# Errors by message
+
+Messages and their remedies, generated from the source code. `…` stands for a name, a path, a number
+or the message of a library. Search for a few words of your message. Messages without a remedy of
+their own are at the end of each section. A failed [target](../glossary.md) has its whole output in
+the log that the message names.
+
+An operator that an exporter or a backend does not support has further
+[remedies](../remedies/README.md), which the message prints with the YAML to add.
+
+"""
+_PARTS = {  # packages, in the order of the pipeline
+    "manifest": "Manifests",
+    "cli": "Commands",
+    "plan": "Planning",
+    "models": "Models, weights and inputs",
+    "onnx_graphs": "ONNX files",
+    "stages": "Stages",
+    "backends": "Engines",
+    "runtime": "Running engines",
+    "execution": "Builds",
+    "workers": "Workers",
+    "history": "History",
+    "report": "Reports",
+    "store": "Store and shared cache",
+    "system": "System",
+}
+# functions and classes with the message at another position than the first
+_ARGUMENTS = {"Problem": 1, "problem": 1, "problem_at": 2, "ManifestError": 2}
+_NAMES = {*_ARGUMENTS, "InvalidDodoFile", "InvalidCommand", "unknown_name"}
+_PHRASES = {
+    "expected": "expected …, found …",
+    "suggest": "did you mean …?",
+    "suggest_file": "did you mean …?",
+}
+_ANY = "…"
+_VARIANTS = 4  # of one message or remedy
+
+
+class Message(NamedTuple):
+    """A message without the values in it, and its remedy."""
+
+    text: str
+    remedy: str
+
+
+def page() -> str:
+    """Return the page in Markdown."""
+    package = Path(errors.__file__).parent
+    found: dict[str, set[Message]] = {}
+    for file in sorted(package.rglob("*.py")):
+        name = file.relative_to(package).parts[0]
+        found.setdefault(name, set()).update(messages(file.read_text(encoding="utf-8")))
+    unlisted = {name for name, texts in found.items() if texts} - set(_PARTS)
+    assert not unlisted, f"add {unlisted} to _PARTS"
+    parts = [_INTRODUCTION]
+    for name, title in _PARTS.items():
+        texts = sorted(found.get(name, ()), key=_sort_key)
+        parts += [f"## {title}\n\n"] * bool(texts)
+        parts += [f"`` {one.text} ``\n:   {one.remedy}\n\n" for one in texts if one.remedy]
+        parts += [f"- `` {one.text} ``\n" for one in texts if not one.remedy] + ["\n"]
+    return "".join(parts)
+
+
+def _sort_key(message: Message) -> tuple[str, str]:
+    return message.text.lstrip("… :'`\"([").lower(), message.remedy
+
+
+def messages(source: str) -> Iterator[Message]:
+    """Yield the messages of the errors that a module raises."""
+    for call, scope in _calls(ast.parse(source)):
+        first = _ARGUMENTS.get(_name(call.func), 0)
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        texts = [*call.args[first : first + 2]]
+        problem = given.get("problem") or next(iter(texts), None)
+        hint = given.get("hint") or next(iter(texts[1:]), None)
+        remedies = _texts(hint, call, scope) if hint else [""]
+        remedy = " Or: ".join(dict.fromkeys(one for one in remedies if _has_words(one)))
+        for text in dict.fromkeys(_texts(problem, call, scope) if problem else []):
+            if _has_words(text):
+                yield Message(text, remedy)
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
+    """Yield the calls that make an error, each with the function around it."""
+    kinds = _NAMES | {kind.__name__ for kind in _subclasses(errors.BuildsysError)}
+    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for scope in [tree, *scopes]:
+        for node in _walk_scope(scope):
+            if isinstance(node, ast.Call) and _name(node.func) in kinds:
+                yield node, scope
+
+
+def _walk_scope(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions in it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, ast.FunctionDef):
+            yield child
+            yield from _walk_scope(child)
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+
+
+def _texts(node: ast.expr, call: ast.Call, scope: ast.AST) -> list[str]:
+    """Return the texts that an expression may have."""
+    if isinstance(node, ast.Constant):
+        return [str(node.value)] if isinstance(node.value, str) else [_ANY]
+    if isinstance(node, ast.JoinedStr):
+        return _joined([_texts(part, call, scope) for part in node.values])
+    if isinstance(node, ast.FormattedValue):
+        is_choice = isinstance(node.value, ast.IfExp)
+        return _texts(node.value, call, scope) if is_choice else [_ANY]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _joined([_texts(part, call, scope) for part in (node.left, node.right)])
+    if isinstance(node, (ast.IfExp, ast.BoolOp)):
+        parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else node.values
+        return [text for part in parts for text in _texts(part, call, scope)][:_VARIANTS]
+    if isinstance(node, ast.Call):
+        return [_PHRASES.get(_name(node.func), _ANY)]
+    if isinstance(node, ast.Name):
+        assigned = [
+            one
+            for one in _walk_scope(scope)
+            if isinstance(one, ast.Assign)
+            and one.end_lineno is not None
+            and one.end_lineno < call.lineno
+            and _name(one.targets[0]) == node.id
+        ]
+        if assigned:
+            last = max(assigned, key=lambda one: one.lineno)
+            return _texts(last.value, last, scope)
+    return [_ANY]
+
+
+def _joined(parts: Sequence[Sequence[str]]) -> list[str]:
+    choices = product(*parts)
+    texts = ["".join(choice).replace(_ANY * 2, _ANY) for choice in choices]
+    return [" ".join(text.split()) for text in texts][:_VARIANTS]
+
+
+def _has_words(text: str) -> bool:
+    return sum(character.isalpha() for character in text) > 5
