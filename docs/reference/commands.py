@@ -15,7 +15,8 @@ _INTRODUCTION = """\
 # Commands and options
 
 Every command and option of `buildsys`, generated from the table of commands.
-[Commands](../commands.md) explains them. `doit COMMAND` is the same in a project, except `build`.
+[Commands](../commands.md) explains them. `doit COMMAND` is the same in a project, but plain `doit`
+and `doit run` build, and `doit infer` runs an engine.
 Options may follow names. See also the
 [environment variables](../commands.md#environment-variables).
 
@@ -31,7 +32,7 @@ def page() -> str:
     parts, shared = [_INTRODUCTION], {}
     for title, names in SECTIONS.items():
         parts.append(f"## {title}\n\n")
-        for name in names:
+        for name in filter(kinds.__contains__, names):
             command = kinds[name](
                 task_loader=DodoTaskLoader(),
                 cmds=main.get_cmds(),

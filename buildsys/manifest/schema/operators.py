@@ -107,4 +107,4 @@ class OperatorSpec(Spec):
     )
     library: OperatorLibrary | None = Field(None, description="ONNX Runtime custom-op library.")
     plugin: OperatorPlugin | None = Field(None, description="TensorRT plugin.")
-    use: OperatorUse = Field(section(), description="The implementation used by each backend.")
+    use: OperatorUse = section()

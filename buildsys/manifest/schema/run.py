@@ -20,9 +20,13 @@ class _Pixels(Spec):
         ge=1,
         description="Shorter side before the center crop; default: scale to height and width.",
     )
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
-    color: Literal["rgb", "bgr", "gray"] = "rgb"
-    layout: Literal["nchw", "nhwc"] = "nchw"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = Field(
+        "bilinear", description="Interpolation while resizing."
+    )
+    color: Literal["rgb", "bgr", "gray"] = Field("rgb", description="Order of the channels.")
+    layout: Literal["nchw", "nhwc"] = Field(
+        "nchw", description="Position of height and width in the shape."
+    )
     divide: float = Field(255.0, gt=0, description="Divisor of pixel values (0 to 255).")
     mean: tuple[float, ...] = Field(
         (0.0,), min_length=1, description="Subtracted next: one value, or one per channel."
