@@ -15,6 +15,7 @@ NOT_RUN = {
     "pip install '/path/to/buildsys[rtx]'": "downloads 5.5 GB; .ci/wheel installs a wheel",
     "pip install '/path/to/buildsys[tensorrt]'": "downloads TensorRT",
     "mkdir engines && cd engines": "the tests have a folder",
+    "buildsys run resnet18 --input photo.jpg": "needs a photo",
     "buildsys build digits:trt-fp16": "needs a GPU",
     "BUILDSYS_STRICT=1 buildsys build digits": "needs a GPU",
     "buildsys nightly --rebuild engines": "needs a GPU",
@@ -24,12 +25,17 @@ NOT_RUN = {
 SLOW = {  # run with BUILDSYS_LONG_TESTS=1
     "buildsys doctor": "loads every library, 5 s",
     "buildsys build resnet18": "builds engines of 45 MB, 60 s",
+    "buildsys explain engine:resnet18:ort-cpu": "needs that build",
+    "buildsys explain resnet18": "needs that build",
 }
 
 
 def test_the_tutorials_work_one_after_the_other(empty_place: ProjectFolder) -> None:
     is_long = os.environ.get("BUILDSYS_LONG_TESTS") == "1"
     not_run = NOT_RUN if is_long else {**NOT_RUN, **SLOW}
+    for role in ("AUTHOR", "COMMITTER"):
+        identity = {f"GIT_{role}_NAME": "t", f"GIT_{role}_EMAIL": "t@example.org"}
+        empty_place.environment |= identity
     for name in ONE_AFTER_THE_OTHER:
         assert run_page(empty_place, TUTORIALS / f"{name}.md", not_run)
 
