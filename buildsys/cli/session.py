@@ -25,12 +25,11 @@ from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
     from buildsys.execution.executor import Executor
-    from buildsys.execution.freshness import Explanation
+    from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.outcome import Outcome
     from buildsys.execution.stale_reasons import Reason
     from buildsys.history.recorder import Recorder
     from buildsys.manifest.project import Project
-    from buildsys.store.ledger import ActionRecord
     from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.client.pool import WorkerPool
 
@@ -321,26 +320,20 @@ class Session(TargetNames):
 
     def explain(self, targets: Iterable[str]) -> dict[str, Explanation]:
         """Return the state of targets and dependencies, in build order."""
-        from buildsys.execution.freshness import explain, read_only_checker
+        from buildsys.execution.freshness import explain
 
-        project = self.project
-        checker = read_only_checker(project.root, project.build, project.state, self._trust)
+        checker = self.read_only_checker()
         with no_garbage_collection():
             needed = self.in_order(self.needed(targets))
             after = {target: self.actions[target].after for target in needed}
             return explain((checker.examine(self.actions[target]) for target in needed), after)
 
-    def records(self, targets: Iterable[str]) -> dict[str, ActionRecord]:
-        """Return the records of the up-to-date ones of targets, without writing anything.
-
-        Raises: StageError: a file cannot be read.
-        """
+    def read_only_checker(self) -> FreshnessChecker:
+        """Return a checker of the project, without writing anything."""
         from buildsys.execution.freshness import read_only_checker
 
         project = self.project
-        checker = read_only_checker(project.root, project.build, project.state, self._trust)
-        found = ((target, checker.up_to_date_record(self.actions[target])) for target in targets)
-        return {target: record for target, record in found if record is not None}
+        return read_only_checker(project.root, project.build, project.state, self._trust)
 
     @cached_property
     def _trust(self) -> TrustPolicy:

@@ -125,6 +125,9 @@ def _publish_by_rename(folder: RemoteFolder, engine: EngineVersion) -> bool:
         except OSError:
             if _is_published(folder, engine):  # by another process, meanwhile
                 return False
+            if folder.system.exists(f"{folder.root}/{engine.place}"):
+                problem = f"{engine.place} exists, and is no published version"
+                raise StageError(problem, "choose another --version, or remove it") from None
             raise
         return True
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -220,8 +220,7 @@ def _with_files(engine: _Engine) -> _Engine:
     required = [action.target, *(check for check in checks if check in session.actions)]
     others = [f"bench:{variant}", f"report:{action.model}"]
     explained = session.explain([*required, *others])
-    current = [target for target, one in explained.items() if one.state == FRESH]
-    records = session.records(current)
+    records = _records(session, (name for name, one in explained.items() if one.state == FRESH))
     for target in required:
         if target not in records:  # another process builds
             raise StageError(f"{target} has just become stale", f"doit {target}")
@@ -241,6 +240,13 @@ def _with_files(engine: _Engine) -> _Engine:
     needed = session.in_order(session.needed(required))
     made = {target: records[target] for target in needed if target in records}
     return engine._replace(files=files, records=made)
+
+
+def _records(session: Session, targets: Iterable[str]) -> dict[str, ActionRecord]:
+    """Return the records of the up-to-date ones of targets."""
+    checker = session.read_only_checker()
+    found = ((target, checker.up_to_date_record(session.actions[target])) for target in targets)
+    return {target: record for target, record in found if record is not None}
 
 
 def _provenance(engine: _Engine) -> dict[str, Any]:

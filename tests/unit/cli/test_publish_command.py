@@ -135,7 +135,7 @@ def test_a_check_that_becomes_stale_meanwhile_stops_the_publication(
         return {one: Explanation(one, "fresh", (), None, None, False) for one in targets}
 
     monkeypatch.setattr(session, "explain", explain)
-    monkeypatch.setattr(session, "records", lambda targets: dict.fromkeys({*targets} - {target}))
+    monkeypatch.setattr(publish, "_records", lambda _, names: dict.fromkeys({*names} - {target}))
     (engine,) = publish._select(session, ["a:ort"], ModelFilter())
     with pytest.raises(StageError, match=f"{target} has just become stale; doit {target}"):
         publish._with_files(engine)

@@ -203,6 +203,21 @@ def test_of_two_engines_under_one_version_the_second_is_refused(
         assert read(folder, name) == winner.files[name].path.read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_something_else_in_the_place_of_a_version_stays(
+    engine: EngineVersion, tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path / "engines/net/ort/1.0"
+    if kind == "folder":
+        place = place / "notes.txt"
+    place.parent.mkdir(parents=True)
+    place.write_text("mine")
+    with pytest.raises((StageError, NotADirectoryError), match=r"exists, and is no|Not a dir"):
+        publish_version(connect(str(tmp_path / "engines")), engine)
+    assert place.read_text() == "mine"
+    assert list(place.parent.iterdir()) == [place]
+
+
 def test_a_killed_publication_is_completed_or_removed_later(
     folder: RemoteFolder, engine: EngineVersion, tmp_path: Path
 ) -> None:
