@@ -19,8 +19,11 @@ _AUDIO_SAMPLES = 16_000
 _FEW = 10  # tokens: golden integers are smaller by default
 
 
-def likely_inputs(made: SourceModule) -> Iterator[Inputs]:
-    """Yield inputs that the network might take, the likeliest first."""
+def likely_inputs(made: SourceModule, image_size: int | None = None) -> Iterator[Inputs]:
+    """Yield inputs that the network might take, the likeliest first.
+
+    ``image_size`` is that of its training, if known.
+    """
     if made.by_keyword:
         yield from _transformers_inputs(made.module)
         return
@@ -28,7 +31,7 @@ def likely_inputs(made: SourceModule) -> Iterator[Inputs]:
     parameters = inspect.signature(made.module.forward).parameters.values()
     required = [each for each in parameters if each.default is each.empty]
     names = [each.name for each in required if each.kind in kinds] or ["input0"]
-    for shape, dtype in _first_shapes(made.module):
+    for shape, dtype in _first_shapes(made.module, image_size):
         yield {name: {"shape": shape, "dtype": dtype} for name in names}
 
 
@@ -82,8 +85,12 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
         yield {main: inputs[main]}
 
 
-def _first_shapes(module: nn.Module) -> Iterator[tuple[list[int | str], str]]:
+def _first_shapes(
+    module: nn.Module, image_size: int | None
+) -> Iterator[tuple[list[int | str], str]]:
     """Yield shapes and dtypes accepted by the first layer with weights."""
+    if image_size is not None:
+        yield [BATCH, 3, image_size, image_size], "float32"
     config = getattr(module, "pretrained_cfg", None)  # of timm
     if isinstance(config, Mapping) and config.get("input_size"):
         yield [BATCH, *config["input_size"]], "float32"

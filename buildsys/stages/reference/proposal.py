@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.manifest.schema.base import TENSOR_PATTERN
@@ -16,6 +16,9 @@ from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.reference.stage import load_original
 from buildsys.system.hub_names import HUB, parse_hub_name
 from buildsys.workers.job import Job, StageResult
+
+if TYPE_CHECKING:
+    from buildsys.stages.reference.trained_weights import TrainedWeights
 
 Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fields of the manifest
 Spans = Mapping[str, tuple[int, int]]  # dimension -> smallest and largest size
@@ -44,6 +47,7 @@ class Model:
     candidates: Iterable[Inputs]  # the likeliest first
     spans: Spans = field(default_factory=dict)  # required ranges
     guessed: bool = False  # the candidates
+    trained: TrainedWeights | None = None
 
 
 class Trial(NamedTuple):
@@ -73,6 +77,7 @@ def run(job: Job) -> StageResult:
                 problem = problem or error  # of the likeliest inputs
                 continue
             figures = _figures(job, model, inputs, first, {})
+            figures = model.trained.add_to(figures) if model.trained else figures
             return StageResult(figures={**figures, "source": source, "guessed": model.guessed})
     if problem is None:
         raise StageError("nothing is known about the inputs of the network", _HINT)
@@ -226,8 +231,10 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     from buildsys.models.sources.source_module import make_module, needs_gpu
     from buildsys.models.torch_model import Network, from_torch, name_outputs, to_torch
     from buildsys.stages.reference.likely_inputs import likely_inputs, program_inputs
+    from buildsys.stages.reference.trained_weights import trained_weights
 
     made = make_module(source, job.project)
+    trained = trained_weights(source, made.module)
 
     def call(inputs: Inputs, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
         keywords = {
@@ -243,9 +250,10 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         return _named({name: from_torch(tensor) for name, tensor in outputs.items()}, inputs)
 
     if job.options["inputs"]:
-        return Model(call, [job.options["inputs"]])
+        return Model(call, [job.options["inputs"]], trained=trained)
     if made.program is None:
-        return Model(call, likely_inputs(made), guessed=True)
+        guesses = likely_inputs(made, trained.size if trained else None)
+        return Model(call, guesses, guessed=True, trained=trained)
     inputs, spans = program_inputs(made)
     return Model(call, [inputs], spans)
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
+from buildsys.stages.reference import trained_weights as trained_module
+from buildsys.stages.reference.trained_weights import TrainedWeights, trained_weights
 from buildsys.workers.job import Job
 
 NETWORKS = """\
@@ -41,6 +43,15 @@ class Small(nn.Module):
 
     def forward(self, image):
         return self.linear(self.conv(image).flatten(1))
+
+
+class Photo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3)
+
+    def forward(self, image):
+        return self.conv(image).mean((2, 3))
 
 
 class One(nn.Linear):
@@ -117,6 +128,56 @@ def test_inputs_follow_from_the_first_layer(
     assert {key: value["shape"] for key, value in found["inputs"].items()} == inputs
     assert {key: value["shape"] for key, value in found["outputs"].items()} == outputs
     assert found["ran"] == dims
+
+
+def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = TrainedWeights(20, {"resize": 24}, {"names": ["cat", "dog"]}, 2)
+    monkeypatch.setattr(trained_module, "trained_weights", lambda *_: trained)
+    found = propose(tmp_path, python="networks.py:Photo")
+    image, logits = found["inputs"]["image"], found["outputs"]["output0"]
+    assert image["shape"] == ["batch", 3, 20, 20]
+    assert (image["preprocess"], logits["labels"]) == (trained.preprocess, trained.labels)
+    other = {**found, "inputs": {"image": {"shape": ["batch", 3, 64, 64]}}}  # not of this size
+    assert trained.add_to(other) == other
+    different = {**found, "outputs": {"y": {"shape": ["batch", 3]}, "z": {"shape": None}}}
+    assert trained.add_to(different)["outputs"] == different["outputs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fields"),
+    [
+        ("swin_t", 224, {"resize": 232, "interpolation": "bicubic"}),
+        ("efficientnet_v2_s", 384, {"resize": 384}),
+        ("fasterrcnn_resnet50_fpn", None, {}),
+        ("raft_small", None, {}),
+        ("r3d_18", None, {}),
+    ],
+)
+def test_facts_of_weights_in_torchvision(name: str, size: int | None, fields: Any) -> None:
+    found = trained_weights({"torchvision": name}, nn.Identity())
+    assert (found and found.size) == size
+    assert found is None or fields.items() <= found.preprocess.items()
+
+
+def test_facts_of_weights_in_timm() -> None:
+    module = nn.Identity()
+    facts = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "num_classes": 10}
+    config = {"input_size": (3, 224, 224), "crop_pct": 0.9, "interpolation": "bicubic", **facts}
+    for changes, resize in (
+        ({}, 248),  # cut off, as timm does
+        ({"crop_pct": 1.0}, 224),
+        ({"crop_mode": "squash"}, None),
+        ({"input_size": (3, 224, 256)}, None),
+        ({"interpolation": "random"}, None),
+        ({"input_size": None}, None),
+    ):
+        module.pretrained_cfg = {**config, **changes}  # type: ignore[assignment]
+        found = trained_weights({"timm": "net"}, module)
+        assert (found and found.preprocess["resize"]) == resize
+        assert found is None or (found.labels, found.preprocess["mean"]) == (None, [0.5] * 3)
+    assert trained_weights({"python": "net.py:make"}, module) is None
 
 
 def test_inputs_can_be_given(tmp_path: Path) -> None:
