@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 from torchvision.models import get_weight
 
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
+from buildsys.stages.reference.trained_weights import trained_weights
 from buildsys.stages.run.labels import categories
 
 FIELDS: dict[str, Any] = {
@@ -50,3 +52,19 @@ def test_categories_come_from_weights_without_their_file() -> None:
         with pytest.raises(StageError) as error:
             categories(name)
         assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fields"),
+    [
+        ("swin_t", 224, {"resize": 232, "interpolation": "bicubic"}),
+        ("efficientnet_v2_s", 384, {"resize": 384}),
+        ("fasterrcnn_resnet50_fpn", None, {}),
+        ("raft_small", None, {}),
+        ("r3d_18", None, {}),
+    ],
+)
+def test_facts_of_weights_in_torchvision(name: str, size: int | None, fields: Any) -> None:
+    found = trained_weights({"torchvision": name}, nn.Identity())
+    assert (found and found.size) == size
+    assert found is None or fields.items() <= found.preprocess.items()

@@ -322,6 +322,13 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
         NET, "tags: [nightly]\nowner: vision team\n"
     ),
     "flaky": lambda bench, patch: bench.project.append(NET, "flaky: true\n"),
+    "run": in_manifest(
+        "[batch, 3, 4, 4]",
+        "[batch, 3, 4, 4], preprocess: {resize: 5}",
+        SMALL,
+        "[batch, 2, 4, 4]",
+        "[batch, 2, 4, 4], labels: {names: [a, b, c, d]}",
+    ),
     "env torch": variable("ATEN_CPU_CAPABILITY", "default"),
     "env read": variable("KEYED_SCALE"),
     "env onnxruntime": variable("ORT_DISABLE_FLASH_ATTENTION"),

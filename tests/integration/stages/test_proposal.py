@@ -145,22 +145,6 @@ def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(
     assert trained.add_to(different)["outputs"] == different["outputs"]
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "fields"),
-    [
-        ("swin_t", 224, {"resize": 232, "interpolation": "bicubic"}),
-        ("efficientnet_v2_s", 384, {"resize": 384}),
-        ("fasterrcnn_resnet50_fpn", None, {}),
-        ("raft_small", None, {}),
-        ("r3d_18", None, {}),
-    ],
-)
-def test_facts_of_weights_in_torchvision(name: str, size: int | None, fields: Any) -> None:
-    found = trained_weights({"torchvision": name}, nn.Identity())
-    assert (found and found.size) == size
-    assert found is None or fields.items() <= found.preprocess.items()
-
-
 def test_facts_of_weights_in_timm() -> None:
     module = nn.Identity()
     facts = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "num_classes": 10}
