@@ -164,7 +164,8 @@ class LiveDisplay:
     def _console(self) -> Console:
         from rich.console import Console
 
-        return Console(file=self._out, highlight=False)
+        # a target may read as markup: `bench:b:ort` has an emoji
+        return Console(file=self._out, highlight=False, markup=False, emoji=False)
 
     @cached_property
     def _live(self) -> Live:

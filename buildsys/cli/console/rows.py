@@ -58,7 +58,7 @@ def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) ->
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     for row in rows:
         grid = Table.grid(padding=0)
         grid.add_column(width=width, no_wrap=True)

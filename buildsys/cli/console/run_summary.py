@@ -31,6 +31,7 @@ _STYLES = {
 _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
+_FAILED = "last run failed"
 _WITH_REASONS = 110  # columns of a terminal with room for the reasons
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS is set
 
@@ -51,7 +52,7 @@ def print_summary(
     """
     remaining = {one.model: one for one in stale}
     width = None if out.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
-    console = Console(file=out, highlight=False, width=width)
+    console = Console(file=out, highlight=False, markup=False, emoji=False, width=width)
 
     def print_line(text: str, style: str = "") -> None:
         # unwrapped, so that paths can be copied from a narrow terminal
@@ -138,7 +139,8 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
     cause = causes(lines, reason_of)
     groups = table_rows(lines, cause)
     reasons = [
-        printable_line(line.why)
+        # a failure was printed when it happened
+        printable_line(_FAILED if line.why.startswith(_FAILED) else line.why)
         if line.has_ended
         and line.why not in OBVIOUS
         # in a narrow table only the changes that started it all

@@ -68,6 +68,7 @@ def _run(job: Job, *, debugger: bool) -> Message:
     except BaseException as error:
         flush()
         traceback.print_exception(error)
+        measured = measure(clock)  # without the time in the debugger
         if debugger:
             pdb.post_mortem(_origin(error).__traceback__)
         if isinstance(error, KeyboardInterrupt):
@@ -76,13 +77,13 @@ def _run(job: Job, *, debugger: bool) -> Message:
         if not isinstance(error, CheckFailed | Unavailable):
             line = traceback.format_exception_only(error)[-1].strip()
             known = error if isinstance(error, BuildsysError) else StageError(line)
-            return {"event": "error", "error": error_to_json(known), **measure(clock)}
+            return {"event": "error", "error": error_to_json(known), **measured}
         status = "failed" if isinstance(error, CheckFailed) else "unavailable"
         result = StageResult(status, error.problem, error.hint)
     else:
+        measured = measure(clock)
         if debugger and result.status != "passed":
             log("the stage returned this result without an exception: nothing to debug")
-    measured = measure(clock)
     write_result(job, result, started=started, measured=measured)
     fields = {"status": result.status, "reason": result.reason, "hint": result.hint}
     return {"event": "result", **fields, **measured}

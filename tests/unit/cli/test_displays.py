@@ -161,6 +161,17 @@ def test_the_live_display_shortens_messages_and_never_names(
     assert "3 of 4 targets done" in out.getvalue()
 
 
+def test_target_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    names = ["bench:b:ort", "engine:car:[red]"]  # rich has emojis of these names
+    out = Terminal()
+    lines = {name: TargetLine(name, "b", "bench", "ort", "running") for name in names}
+    display = LiveDisplay(out, lines)
+    display.works()
+    display.close()
+    assert all(name in out.getvalue() for name in names)
+
+
 def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for no_color, colored in (("", True), ("1", False)):
