@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from buildsys.plan.action import Action
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
+from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.git import commit_query, run_git
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Baselines:
         self._project = project
         self._state = state
         self._keys_at = cache(keys_at)
+        self._warn = cache(warn_on_stderr)  # once, although each look opens the history
 
     def parts(self, action: Action, parts: Parts) -> dict[str, str]:
         """Return the part of the baseline. ``parts`` are the others of the key."""
@@ -247,7 +249,7 @@ class Baselines:
         # a run without gates loads none of this
         from buildsys.history.database import History, history_file
 
-        return History.read_only(history_file(self._state))
+        return History.read_only(history_file(self._state), self._warn)
 
     def _nights(self, action: Action, parts: Parts, engine: str, pinned: str) -> dict[str, Any]:
         from buildsys.history.nights import gate_nights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -192,6 +193,20 @@ def test_a_revision_without_a_build_is_named_with_the_next_step(
     assert project.seen[-1]["missing"] == problem
     assert project.seen[-1]["hint"].startswith(hint)
     assert project.seen[-1]["content"] is None
+
+
+def test_an_unreadable_history_is_one_warning(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.commit("v1")
+    project.build(17, "v1")
+    with sqlite3.connect(project.root / ".buildsys/history.db") as history:
+        history.execute("PRAGMA user_version = 99")
+    history.close()
+    project.build(18, "v1")
+    warned = [line for line in capsys.readouterr().err.splitlines() if "cannot be read" in line]
+    assert len(warned) == 1
+    assert "a newer buildsys wrote it" in warned[0]
 
 
 def test_a_revision_needs_a_repository_and_git(
