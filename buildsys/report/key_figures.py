@@ -17,10 +17,10 @@ from buildsys.report.results.bench import (
     engine_contender,
 )
 from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.gate import INCOMPARABLE, GateResult
+from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
-from buildsys.report.results.reader import RESULT_TYPES, parse
+from buildsys.report.results.reader import FAILED, PASSED, RESULT_TYPES, parse
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 
@@ -110,10 +110,12 @@ def _bench(result: BenchResult) -> str:
 def _gate(result: GateResult) -> str:
     texts = []
     for check in result["checks"]:
-        change = check.get("change")
-        name = check["metric"].replace("_", " ")
-        known = "not comparable" if check["status"] == INCOMPARABLE else "within its limit"
-        texts.append(f"{name} {known if change is None else f'{change:+.1%}'}")
+        status, change = check["status"], check.get("change")
+        parts = [check["metric"].replace("_", " "), "" if change is None else f"{change:+.1%}"]
+        if status == FAILED or change is None:
+            words = {PASSED: "within its limit", FAILED: "beyond its limit"}
+            parts.append(words.get(status, status))
+        texts.append(" ".join(filter(None, parts)))
     return ", ".join(texts)
 
 

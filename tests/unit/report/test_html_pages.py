@@ -114,7 +114,7 @@ def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
     found = shown(dataclasses.replace(one, pipeline=rows))
     first = found.text.partition("Pipeline")[0]
     for text in (
-        "FAILED: validate:tiny: scores differ.",
+        "FAILED: validate: scores differ.",
         "What to do: compare the graphs.",
         "doit validate:tiny",
         "Do not ship yet",

@@ -35,6 +35,19 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
         "worst relative error 2.0e-06 (simplified odd y)",
     ),
     "engine": ({"engine_bytes": 97_800_000}, "97.8 MB"),
+    "gate": (
+        {
+            "checks": [
+                {"metric": "latency", "status": "passed", "change": 0.012},
+                {"metric": "p99", "status": "failed", "change": 0.2},
+                {"metric": "size", "status": "failed"},
+                {"metric": "build_time", "status": "passed"},
+                {"metric": "error", "status": "not comparable"},
+            ]
+        },
+        "latency +1.2%, p99 +20.0% beyond its limit, size beyond its limit, build time within its"
+        " limit, error not comparable",
+    ),
     "verify": (
         {"cases": {"min": outputs(y=0.0), "opt": outputs(y=0.5)}},
         "worst relative error 5.0e-01 (opt y)",
