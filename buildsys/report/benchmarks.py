@@ -46,7 +46,7 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             dims=format_dims(figures.get("dims", {})) or "fixed",
             batch=figures.get("batch"),
             samples=own.get("count"),
-            noisy=bool(figures.get("noisy")) or result.status == NOISY,
+            noisy=bool(figures.get("noisy") or own.get("noisy")) or result.status == NOISY,
             **{name: own.get(name) for name in _FIGURES},
             p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
             speedup=(
@@ -125,6 +125,12 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
             if figures.get("attempts", 1) > 1:
                 count = f"measured {figures['attempts']} times, as earlier figures were noisy"
                 notes.append(f"{result.target}, case {case}: {count}")
+        for _, case, _, name, own in _contenders([result]):
+            if own.get("noisy"):
+                notes.append(
+                    f"{result.target}, {contender_title(name)}, case {case}: {own['noisy']};"
+                    " it is slower than the engine in any case"
+                )
         for line in timings([result]):
             implied = (line.batch or 1) * 1000 / line.p50_ms if line.p50_ms else 0.0
             if line.throughput_per_s and line.throughput_per_s < _MOST_TAIL * implied:

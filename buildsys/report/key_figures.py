@@ -97,6 +97,8 @@ def _bench(result: BenchResult) -> str:
     text = f"{name}: {p50(own)}, {q.significant(own['throughput_per_s'])}/s"
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
+    if bound := case.get("speedup_at_least"):
+        text += f", at least {q.speedup(bound)} torch"
     graph = contenders.get(ENGINE_CUDA_GRAPH)
     text += "" if graph is None or graph is own else f"; CUDA graph {p50(graph)}"
     fastest = min(contenders, key=lambda one: contenders[one].get("p50_ms", math.inf))

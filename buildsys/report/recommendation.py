@@ -109,7 +109,14 @@ def _compared(best: TimingLine, others: Sequence[TimingLine]) -> str:
     if ratio > 1:
         time = q.significant(other.p50_ms)
         return f"{name} is {factor} faster than this engine (p50 {time} ms)."
+    if other.noisy and (bound := _least_factor(best, other)):
+        return f"It is at least {bound:.2f}{q.TIMES} as fast as {name}, the next contender."
     return f"It is {factor} as fast as {name}, the next contender."
+
+
+def _least_factor(best: TimingLine, other: TimingLine) -> float | None:
+    one, two = best.p50_interval_ms, other.p50_interval_ms
+    return two[0] / one[1] if one and two else None
 
 
 def is_close(first: TimingLine, second: TimingLine) -> bool:

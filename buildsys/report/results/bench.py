@@ -35,6 +35,7 @@ class ContenderResult(Latencies, total=False):
     gpu: Latencies
     device_memory_bytes: int  # of an execution context, without weights
     memory_taken_bytes: int  # difference in free device memory
+    noisy: str  # why the median of this baseline is uncertain; it is certainly above the engine's
 
 
 class Span(TypedDict, total=False):
@@ -64,6 +65,7 @@ class BenchCase(TypedDict, total=False):
     batch: int
     contenders: dict[str, ContenderResult]
     speedup: float | None  # over eager PyTorch
+    speedup_at_least: float  # if PyTorch's median is noisy
     gpu: GpuReadings
     attempts: int  # measurements until one was steady; the figures are of the steadiest
     others_share: float | None  # of the processors, used by other processes

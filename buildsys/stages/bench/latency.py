@@ -9,7 +9,14 @@ import numpy as np
 
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.history.statistics import median_interval
-from buildsys.report.results.bench import BenchCase, ContenderResult, Latencies
+from buildsys.report.results.bench import (
+    ENGINE,
+    ENGINE_CUDA_GRAPH,
+    BenchCase,
+    ContenderResult,
+    Latencies,
+    engine_contender,
+)
 from buildsys.system.gpus.sampling import throttled
 
 NS_PER_MS = 1_000_000
@@ -87,20 +94,13 @@ def _pieces(block: Sequence[int]) -> Iterator[Sequence[int]]:
 def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence per reason to doubt the figures of one case.
 
-    ``limits`` are those of the manifest's ``bench.noise``; None is no limit.
+    ``limits`` are those of the manifest's ``bench.noise``; None is no limit. Contenders with
+    ``noisy`` are skipped.
     """
     contenders = figures["contenders"]
-    if limits["interval"] is not None:
-        for name, contender in contenders.items():
-            # the host's clock is noisier than the GPU's
-            found = contender.get("gpu", contender)
-            low, high = found.get("p50_interval_ms") or _interval_of_samples(found)
-            spread = max(high - found["p50_ms"], found["p50_ms"] - low)
-            if spread > limits["interval"] * found["p50_ms"]:
-                yield (
-                    f"{name}, case {case}: the median is only known to be between"
-                    f" {low:.3g} and {high:.3g} ms"
-                )
+    for name, contender in contenders.items():
+        if "noisy" not in contender and (reason := _uncertainty(contender, limits["interval"])):
+            yield f"{name}, case {case}: {reason}"
     counts = {contender["blocks"] for contender in contenders.values()}
     if len(counts) > 1:
         yield f"case {case}: the contenders were timed in {min(counts)} to {max(counts)} blocks"
@@ -109,6 +109,37 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
     share, limit = figures.get("others_share"), limits["other_load"]
     if share is not None and limit is not None and share > limit:
         yield f"case {case}: other processes used {share:.0%} of the processors"
+
+
+def mark_noisy_baselines(
+    contenders: Mapping[str, ContenderResult], limits: Mapping[str, Any]
+) -> None:
+    """Set ``noisy`` in baselines with an uncertain median, but certainly slower than the engine."""
+    engine = contenders[engine_contender(contenders)]
+    for name, contender in contenders.items():
+        if name in (ENGINE, ENGINE_CUDA_GRAPH) or not _is_certainly_slower(contender, engine):
+            continue
+        if reason := _uncertainty(contender, limits["interval"]):
+            contender["noisy"] = reason
+
+
+def _uncertainty(contender: ContenderResult, limit: float | None) -> str:
+    """Return the range of a median that is not known well enough, otherwise ""."""
+    found = contender.get("gpu", contender)  # the host's clock is noisier than the GPU's
+    low, high = found.get("p50_interval_ms") or _interval_of_samples(found)
+    spread = max(high - found["p50_ms"], found["p50_ms"] - low)
+    if limit is None or spread <= limit * found["p50_ms"]:
+        return ""
+    return f"the median is only known to be between {low:.3g} and {high:.3g} ms"
+
+
+def _is_certainly_slower(contender: ContenderResult, engine: ContenderResult) -> bool:
+    """Compare intervals of medians by every clock of both; False if one is not known."""
+    pairs: list[tuple[Latencies, Latencies]] = [(contender, engine)]
+    if "gpu" in contender and "gpu" in engine:
+        pairs.append((contender["gpu"], engine["gpu"]))
+    intervals = [(one["p50_interval_ms"], other["p50_interval_ms"]) for one, other in pairs]
+    return all(slow and fast and slow[0] > fast[1] for slow, fast in intervals)
 
 
 def _interval_of_samples(figures: Latencies) -> tuple[float, float]:

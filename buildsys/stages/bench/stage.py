@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 from buildsys.backends.measurement.contenders import Pace, measure
-from buildsys.backends.measurement.gpu import ENGINE, ENGINE_CUDA_GRAPH, GpuTiming
+from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
-from buildsys.report.results.bench import BenchCase, BenchResult, ContenderResult, GpuReadings
+from buildsys.report.results.bench import (
+    BenchCase,
+    BenchResult,
+    ContenderResult,
+    GpuReadings,
+    engine_contender,
+)
 from buildsys.report.results.engine import SlowLayer
 from buildsys.stages.bench.baselines import Baselines, open_baselines
-from buildsys.stages.bench.latency import noise, summarize
+from buildsys.stages.bench.latency import mark_noisy_baselines, noise, summarize
 from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.operators.implementation import implementation_of
@@ -138,21 +144,31 @@ def _measure_case(
         name: summarize(taken, batch) for name, taken in blocks.items()
     }
     figures[next(iter(figures))].update(cast(ContenderResult, facts))
-    engine_p50_ms = next(
-        found["p50_ms"] for name, found in figures.items() if name in (ENGINE, ENGINE_CUDA_GRAPH)
-    )
-    speedup = figures["torch"]["p50_ms"] / engine_p50_ms if "torch" in figures else None
+    limits = job.options["bench"]["noise"]
+    if limits:
+        mark_noisy_baselines(figures, limits)
     measured: BenchCase = {
         "batch": batch,
         "contenders": figures,
-        "speedup": speedup,
+        **_speedup(figures),
         "others_share": others_share,
     }
     if readings is not None:
         measured["gpu"] = cast(GpuReadings, readings.figures())
-    limits = job.options["bench"]["noise"]
     measured["noisy"] = list(noise(case, measured, limits)) if limits else []
     return measured
+
+
+def _speedup(contenders: Mapping[str, ContenderResult]) -> BenchCase:
+    """Return the speed-up over eager PyTorch; a lower bound if PyTorch's median is noisy."""
+    if (torch := contenders.get("torch")) is None:
+        return {"speedup": None}
+    engine = contenders[engine_contender(contenders)]
+    if "noisy" not in torch:
+        return {"speedup": torch["p50_ms"] / engine["p50_ms"]}
+    slow, fast = torch["p50_interval_ms"], engine["p50_interval_ms"]
+    assert slow is not None and fast is not None  # of every baseline marked as noisy
+    return {"speedup": None, "speedup_at_least": slow[0] / fast[1]}
 
 
 def _settings(

@@ -94,6 +94,14 @@ def test_without_a_baseline_there_is_no_speedup() -> None:
     )
 
 
+def test_against_a_noisy_baseline_the_speedup_is_a_lower_bound() -> None:
+    own = {"p50_ms": 2.0, "throughput_per_s": 500.0}
+    cases = {"opt": {"contenders": {"engine": own}, "speedup": None, "speedup_at_least": 2.5}}
+    assert key_figure("bench", {"cases": cases}) == (
+        f"opt: p50 2.00 ms, 500/s, at least 2.50{TIMES} torch"
+    )
+
+
 def test_a_median_is_shown_with_half_its_interval() -> None:
     own = {"p50_ms": 2.0, "p50_interval_ms": [1.97, 2.05], "throughput_per_s": 500.0}
     cases = {"opt": {"contenders": {"engine": own}, "speedup": None}}

@@ -92,3 +92,13 @@ def test_a_model_without_engines_has_no_recommendation(results: Results) -> None
     for target in [one for one in results.inputs if one.count(":") == 2]:
         del results.inputs[target]
     assert assemble("tiny", results.manifest, results.inputs, {}).recommendation is None
+
+
+def test_a_noisy_baseline_is_compared_by_the_ends_of_the_intervals(results: Results) -> None:
+    contenders: dict[str, Any] = {"engine": contender(2.0), "torch": contender(6.0)}
+    contenders["engine"]["p50_interval_ms"] = [1.9, 2.5]
+    contenders["torch"] |= {"p50_interval_ms": [5.0, 7.0], "noisy": "the median is only known …"}
+    case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": None}
+    results.passed("bench:tiny:ort-cpu", cases={"opt": case})
+    results.without_gpu()
+    assert f"at least 2.00{TIMES} as fast as torch" in recommendation(results).why

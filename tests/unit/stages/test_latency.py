@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.report.results.bench import BenchCase, ContenderResult
-from buildsys.stages.bench.latency import noise, summarize
+from buildsys.stages.bench.latency import mark_noisy_baselines, noise, summarize
 
 
 def summary_of(*samples_ns: int, batch: int = 1) -> ContenderResult:
@@ -135,6 +135,40 @@ def test_fifteen_scattered_samples_are_noise() -> None:
     case = case_of(engine=[Samples([30_000] * 15, 450_000)], torch=[torch])
     (reason,) = reasons(case)
     assert reason.startswith("torch, case opt: the median is only known")
+
+
+def test_an_uncertain_but_certainly_slower_baseline_does_not_make_a_case_noisy() -> None:
+    case = case_of(engine=blocks([4.0] * 30), torch=blocks([9.0, 14.0] * 15))
+    mark_noisy_baselines(case["contenders"], LIMITS)
+    assert reasons(case) == []
+    assert case["contenders"]["torch"]["noisy"].startswith("the median is only known to be between")
+    assert "noisy" not in case["contenders"]["engine"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "torch"),
+    [
+        ([4.0] * 30, [3.0, 9.0] * 15),  # perhaps faster
+        ([20.0] * 30, [9.0, 14.0] * 15),  # faster
+        ([4.0] * 3, [30.0, 9.0, 55.0]),  # too few blocks for intervals
+    ],
+)
+def test_an_uncertain_baseline_that_is_not_certainly_slower_makes_a_case_noisy(
+    engine: list[float], torch: list[float]
+) -> None:
+    case = case_of(engine=blocks(engine, calls=20), torch=blocks(torch, calls=20))
+    mark_noisy_baselines(case["contenders"], LIMITS)
+    assert "noisy" not in case["contenders"]["torch"]
+    assert any(reason.startswith("torch, case opt") for reason in reasons(case))
+
+
+def test_a_baseline_has_to_be_slower_by_the_clocks_of_host_and_gpu() -> None:
+    case = case_of(engine=blocks([4.0] * 30), torch=blocks([9.0, 14.0] * 15))
+    for contender in case["contenders"].values():
+        contender["gpu"] = cast(Any, {**contender})
+    case["contenders"]["engine"]["gpu"]["p50_interval_ms"] = [4.0, 20.0]
+    mark_noisy_baselines(case["contenders"], LIMITS)
+    assert "noisy" not in case["contenders"]["torch"]
 
 
 def test_other_load_unequal_counts_and_throttling_are_noise() -> None:
