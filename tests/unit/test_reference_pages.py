@@ -1,0 +1,65 @@
+"""The pages that ``docs/reference`` generates."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from buildsys.cli.main import PROGRAM, commands_of
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+MODULE = """
+def refuse(name, size, hint=""):
+    if size == 1:
+        raise UsageError("one size only")
+    if size == 2:
+        hint = f"pip install {name}"
+        raise StageError(f"{name} is missing", hint)
+    text = "shape" if size else "type"
+    problem = f"the {text} of {name} is wrong"
+    yield view.problem(("inputs",), problem, "correct it" if name else "name it")
+    raise StageError(str(name), hint)
+"""
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"reference_{name}", REFERENCE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_messages_are_found_with_their_remedies() -> None:
+    found = {(one.text, one.remedy) for one in load("errors").messages(MODULE)}
+    assert found == {
+        ("one size only", ""),
+        ("… is missing", "pip install …"),
+        ("the … of … is wrong", "correct it Or: name it"),
+    }
+
+
+@pytest.mark.parametrize("module", ["manifest/checks/engines.py", "models/weights_files.py"])
+def test_messages_of_a_module_have_words(module: str) -> None:
+    source = (REFERENCE.parents[1] / "buildsys" / module).read_text(encoding="utf-8")
+    found = list(load("errors").messages(source))
+    assert len(found) > 10
+    assert sum(bool(one.remedy) for one in found) > len(found) / 2
+
+
+def test_every_command_has_a_section_with_its_options() -> None:
+    page = load("commands").page()
+    assert [name for name in commands_of(PROGRAM) if f"\n### {name}\n" not in page] == []
+    for option in ("--since VALUE", "--from VALUE", "--version VALUE"):
+        assert f"`{option}`" in page
+
+
+def test_every_section_of_the_schema_is_a_table() -> None:
+    page = load("fields").page()
+    for heading in ("## Models", "### bench {#benchspec}", "### cache {#cachespec}"):
+        assert f"\n{heading}\n" in page
+    assert "| `duration` | duration | `3s` | Least measured time per case and contender. |" in page
+    assert "| `torchvision` | string | required |" in page
