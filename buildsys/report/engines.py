@@ -43,12 +43,7 @@ def engine_lines(
         toolchain_name = toolchain.pop("name", "")
         libraries = ", ".join(f"{library} {version}" for library, version in toolchain.items())
         facts: Mapping[str, Any] = content.get("device", {})
-        device = [str(facts.get("name", ""))] if facts else []
-        device += [
-            f"{title.replace('_', ' ')} {fact}"
-            for title, fact in facts.items()
-            if title not in ("kind", "name")
-        ]
+        device = [_device_fact(title, fact) for title, fact in facts.items() if title != "kind"]
         if facts.get("missing"):
             device = [f"not on this machine: {facts['missing']}"]
         in_brackets = f" ({libraries})" if toolchain_name and libraries else ""
@@ -70,6 +65,14 @@ def engine_lines(
         )
 
     return tuple(map(line, of_type(results, EngineResult)))
+
+
+def _device_fact(title: str, fact: object) -> str:
+    if title == "name":
+        return str(fact)
+    if title == "memory_bytes" and isinstance(fact, int):
+        return f"{formatting.size(fact)} of memory"
+    return f"{'CUDA' if title == 'driver_cuda' else title.replace('_', ' ')} {fact}"
 
 
 def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:

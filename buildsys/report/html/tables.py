@@ -111,8 +111,8 @@ def failures(check: Check) -> Table:
 def gpu_timings(report: Report) -> Table:
     """Return throughput and memory on the GPU."""
     columns = (
-        "engine", "case", "contender", "GPU p50 (ms)>", "GPU p99 (ms)>", "wall p50 (ms)>",
-        "wall p99 (ms)>", "throughput (/s)>", "queued (/s)>", "context memory>", "memory taken>",
+        "engine", "case", "contender", "GPU p50 (ms)>", "p99>", "wall p50 (ms)>", "p99>",
+        "items/s>", "queued>", "context>", "memory>",
     )  # fmt: skip
     rows = []
     for line in report.gpu_timings:
@@ -125,6 +125,8 @@ def gpu_timings(report: Report) -> Table:
         "GPU: time between two events on the stream, with inferences queued one after another."
         " Wall: time by the host's clock, from launch to completion.",
         "Queued: batch items per second if the GPU never waits for a result to be fetched.",
+        "Context: memory of an execution context, without weights. Memory: what loading and binding"
+        " the engine took.",
     )
     return Table(columns, tuple(rows), "Throughput and memory on the GPU", notes)
 
