@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +18,39 @@ from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Array, Tensor
 from buildsys.runtime.dlpack import CUDA, CUDA_MANAGED, Memory, make_capsule, read_capsule
 
 if TYPE_CHECKING:
-    from buildsys.backends.cuda.device import Device
+    from buildsys.backends.cuda.device import Buffer, Device
 
 CUPY, TORCH = "cupy", "torch"
 _INTERFACE = "__cuda_array_interface__"
 _LEGACY_STREAM = 1  # DLPack's number of the default stream
+_SPARE_BYTES = 64 << 20
+
+
+class SpareMemory:
+    """Freed memory for later arrays: an allocation takes as long as some networks."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # collected garbage may free an array while another one is made
+        self._buffers: dict[int, list[Buffer]] = {}
+        self._kept_bytes = 0
+
+    def take(self, size_bytes: int) -> Buffer | None:
+        """Return memory of exactly this size, or None."""
+        with self._lock:
+            buffers = self._buffers.get(size_bytes)
+            if not buffers:
+                return None
+            self._kept_bytes -= size_bytes
+            return buffers.pop()
+
+    def keep(self, buffer: Buffer) -> bool:
+        """Take memory; return False beyond the limit."""
+        with self._lock:
+            if self._kept_bytes + buffer.size_bytes > _SPARE_BYTES:
+                return False
+            self._kept_bytes += buffer.size_bytes
+            self._buffers.setdefault(buffer.size_bytes, []).append(buffer)
+            return True
 
 
 class DeviceArray:
@@ -31,21 +60,33 @@ class DeviceArray:
     ``torch.from_dlpack(array)`` or ``cupy.asarray(array)``.
     """
 
+    _spare = SpareMemory()
+
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Allocate memory on the first GPU; ``dtype`` has ONNX's name.
 
         Raises: StageError: too little memory is left.
         """
-        from buildsys.backends.cuda.device import Buffer
-
         self.dtype = dtype
         self.shape = shape
         self._stored = np.dtype(BIT_DTYPES.get(dtype, dtype))
         self.nbytes = math.prod(shape) * self._stored.itemsize
         self._gpu = _shared_gpu()
+        # others may still use the memory when this array is gone, on any stream
+        self._is_shared = False
+        self._buffer = self._spare.take(self.nbytes) or self._allocate()
+
+    def _allocate(self) -> Buffer:
+        from buildsys.backends.cuda.device import Buffer
+
         with self._gpu.current():
-            self._buffer = Buffer(self.nbytes, self._gpu.main_stream)
-        self.address = self._buffer.address
+            return Buffer(self.nbytes, self._gpu.main_stream)
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first element."""
+        self._is_shared = True
+        return self._buffer.address
 
     @classmethod
     def from_host(cls, array: Array) -> DeviceArray:
@@ -83,7 +124,9 @@ class DeviceArray:
 
     def __del__(self) -> None:
         """Free the memory, after all work on the GPU."""
-        if hasattr(self, "_buffer"):  # else its allocation has failed
+        if not hasattr(self, "_buffer"):  # its allocation has failed
+            return
+        if self._is_shared or not self._spare.keep(self._buffer):
             try:
                 with self._gpu.current():
                     self._buffer.release()
@@ -92,7 +135,7 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         """Return type, shape and address."""
-        return f"<DeviceArray {self.dtype}{list(self.shape)} at {self.address:#x}>"
+        return f"<DeviceArray {self.dtype}{list(self.shape)} at {self._buffer.address:#x}>"
 
 
 @cache
@@ -121,7 +164,8 @@ def read_memory(value: Any, stream: int) -> Memory:
     Raises: StageError: the array is on another GPU or cannot be shared.
     """
     if isinstance(value, DeviceArray):
-        return Memory(value.address, value.shape, value.dtype, is_contiguous=True, owner=value)
+        address = value._buffer.address
+        return Memory(address, value.shape, value.dtype, is_contiguous=True, owner=value)
     if hasattr(value, "__dlpack__"):
         index = value.__dlpack_device__()[1]
         if index != 0:
@@ -149,6 +193,13 @@ def allocator_of(library: str) -> Allocate:
     if library == TORCH:
         return _new_torch_tensor
     return _new_cupy_array if library == CUPY else _new_device_array
+
+
+def keep_from_reuse(arrays: Iterable[object]) -> None:
+    """Never use the memory of arrays again, as an inference may outlive them."""
+    for array in arrays:
+        if isinstance(array, DeviceArray):
+            array._is_shared = True
 
 
 def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
@@ -190,7 +241,7 @@ def _new_device_array(
     name: str, dtype: str, shape: tuple[int, ...]  # noqa: ARG001
 ) -> DeviceTensor:  # fmt: skip
     array = DeviceArray(dtype, shape)
-    return DeviceTensor(array.address, shape, dtype, array)
+    return DeviceTensor(array._buffer.address, shape, dtype, array)
 
 
 def stream_handle(stream: Any) -> int:

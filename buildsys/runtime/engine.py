@@ -12,7 +12,13 @@ from typing import Any, NoReturn, TypeVar
 from buildsys.backends.interface import Backend, DeviceSession, Port, Session
 from buildsys.errors import EngineError, StageError
 from buildsys.runtime.arrays import NUMPY, InputReader, as_array, library_of
-from buildsys.runtime.device_arrays import allocator_from, allocator_of, is_on_gpu, stream_handle
+from buildsys.runtime.device_arrays import (
+    allocator_from,
+    allocator_of,
+    is_on_gpu,
+    keep_from_reuse,
+    stream_handle,
+)
 from buildsys.runtime.session_pool import SessionPool
 from buildsys.system.compatibility.engine_files import Record
 from buildsys.system.suggestions import nearest
@@ -153,6 +159,9 @@ class Engine:
             }
             allocate = allocator_of(library) if out is None else allocator_from(out, handle)
             results = session.enqueue(tensors, allocate, chosen, profile)
+            if chosen is not None:
+                keep_from_reuse(inputs.values())
+                keep_from_reuse(result.array for result in results.values())
         finally:
             self._pool.release(session)
         return {name: result.array for name, result in results.items()}

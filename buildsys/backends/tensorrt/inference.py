@@ -47,6 +47,7 @@ class Inference:
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == modes.INPUT]
         self._outputs = [name for name in names if engine.get_tensor_mode(name) == modes.OUTPUT]
         self._dtypes = DTYPES.words(library)
+        self._types: dict[str, tuple[str, np.dtype[np.generic]]] = {}
         formats = FORMATS.words(library)
         self._layouts = {
             name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names
@@ -313,11 +314,14 @@ class Inference:
 
     def _dtype(self, name: str) -> tuple[str, np.dtype[np.generic]]:
         """Return a tensor's type, and the type of its storage."""
+        if name in self._types:
+            return self._types[name]
         dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
         if dtype in _PACKED:
             text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
             raise StageError(text)
-        return dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
+        self._types[name] = dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
+        return self._types[name]
 
     def _port(self, name: str) -> Port:
         return Port(name, self._dtype(name)[0], tuple(self._engine.get_tensor_shape(name)))

@@ -117,6 +117,34 @@ def test_memory_of_an_array_lives_as_long_as_its_last_user() -> None:
     assert buffer.released
 
 
+def test_memory_of_freed_arrays_is_used_again_unless_it_was_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DeviceArray, "_spare", device_arrays.SpareMemory())
+    monkeypatch.setattr(device_arrays, "_SPARE_BYTES", 100)
+    engine, _ = engine_of(emulated()[0])
+    x = DeviceArray.from_host(x_of(2))
+
+    def memory_of_output(**options: Any) -> Any:
+        return engine.run({"x": x}, **options)["y"]._buffer
+
+    first = memory_of_output()
+    assert memory_of_output() is first
+    assert memory_of_output(stream=5) is first
+    assert first.released, "the inference may still run"
+    given = DeviceArray("float32", (2, 3))
+    engine.run({"x": given}, stream=5)
+    buffer = given._buffer
+    del given
+    assert buffer.released
+    shared = engine(x=x)["y"]
+    buffer, _ = shared._buffer, shared.__dlpack__()
+    del shared, _
+    assert buffer.released
+    large = DeviceArray("uint8", (101,))._buffer
+    assert large.released, "above the limit"
+
+
 class OnHost:
     """An emulated device array as what it is: memory of the host."""
 
