@@ -100,7 +100,7 @@ class Run(ProjectCommand):
                     raise StageError(problem, "name another file") from None
         document = {
             "schema": SCHEMA, "model": model, "engine": engine.variant, "chosen": why, **document,
-            "output": options["output"] or None,
+            "random_weights": network.has_random_weights, "output": options["output"] or None,
         }  # fmt: skip
         print_answer(options, document, _lines(document))
         return 0
@@ -120,6 +120,7 @@ class Network:
     point: GraphPoint
     preprocess: Mapping[str, Mapping[str, Any]]  # by input, of those with it
     labels: Mapping[str, Mapping[str, Any]]  # by output, of those with labels
+    has_random_weights: bool
 
     @classmethod
     def of(cls, session: Session, model: str) -> Network:
@@ -133,9 +134,14 @@ class Network:
                 found = {names.get(tensor, tensor): value for tensor, value in found.items()}
             return {tensor: value for tensor, value in found.items() if value is not None}
 
+        source = spec["source"]
+        is_untrained = not {"torchvision", "timm", "config"}.isdisjoint(
+            field for field, value in source.items() if value is not None
+        )
         return cls(
             model, _final(session, model), fields("inputs", "preprocess"),
             fields("outputs", "labels"),
+            (is_untrained and source["weights"] is None) or bool(source.get("randomize")),
         )  # fmt: skip
 
     def file(self, text: str) -> tuple[str, str, str]:
@@ -320,6 +326,9 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
             for tensor, found in plain.items()
         )
         yield from format_table(("output", "type", "min>", "max>", ""), rows)
+    if document["random_weights"] and len(plain) < len(document["outputs"]):
+        yield ""
+        yield "the weights are random, so the classes mean nothing; set source.weights"
     if document["output"]:
         yield f"wrote {document['output']}"
 
