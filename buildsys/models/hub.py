@@ -83,10 +83,11 @@ def _fetch(repository: str, path: str, revision: str, shown: str) -> Path | None
                 f"{endpoint} has no {what} for {shown}, or does not show it to you",
                 "check the name; for a private or gated repository, `hf auth login`",
             ) from error
-        first = (str(error).strip().splitlines() or [""])[0]
+        reason = error.__cause__ or error  # the cause of an entry that is missing locally
+        first = (str(reason).strip().splitlines() or [""])[0]
         raise StageError(
             f"{shown} is not in the cache, and {endpoint} did not give it"
-            f" ({type(error).__name__}: {first:.200})",
+            f" ({type(reason).__name__}: {first:.200})",
             f"go online, or run `hf download {repository} {path} --revision {revision}` elsewhere"
             f" and copy it to {constants.HF_HUB_CACHE}",
         ) from error

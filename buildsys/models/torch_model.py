@@ -217,7 +217,7 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
         found[path if is_mapping else f"output{index}"] = leaf
     if not found:
         raise StageError(
-            f"forward returned no tensor but {with_article(type(result).__name__)}",
+            f"forward returned {_shown(result)}, without a tensor",
             "let it return tensors, also in tuples, lists, dicts or dataclasses",
         )
     if not declared:
@@ -359,6 +359,10 @@ def _describe(inputs: Tensors) -> str:
     return ", ".join(
         f"{name} {dtype_name(value.dtype)} {list(value.shape)}" for name, value in inputs.items()
     )
+
+
+def _shown(value: Any) -> str:
+    return "None" if value is None else with_article(type(value).__name__)
 
 
 def _count(items: Mapping[str, Any], noun: str) -> str:

@@ -181,7 +181,10 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
     name, place = (match[1] or "", match[2]) if match else ("", text)
     field = "config" if place.endswith(".json") else "checkpoint"
     if typed_path(place).exists():
-        return {"transformers": name, field: _inside(root, place).relative_to(root).as_posix()}
+        inside = _inside(root, place).relative_to(root).as_posix()
+        if field == "checkpoint" and not typed_path(place).is_dir():
+            raise UsageError(f"{place} is neither a folder nor a .json file", "write hf:FOLDER")
+        return {"transformers": name, field: inside}
     in_project = "://" not in place and Path(typed_path(place)).parent.exists()
     if in_project or not _HUB_PLACE.fullmatch(place):
         hint = "write hf:FOLDER, hf:FOLDER/config.json or, of the Hub, hf:OWNER/NAME[@REVISION]"

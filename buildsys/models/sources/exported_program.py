@@ -45,18 +45,22 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     except StageError:
         raise
     except Exception as error:  # torch raises any class
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        saved_by = program.get("torch_version") or "an unknown version"
-        hint = (
-            f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: save it again with"
-            " this torch"
-        )
         if '"type": "cuda"' in json.dumps(program) and not torch.cuda.is_available():
-            hint = (
-                "it was saved on a GPU, and torch finds none here: save"
-                " torch.export.passes.move_to_device_pass(program, 'cpu')"
-            )
-        raise StageError(f"torch.export cannot load {shown}: {first:.300}", hint) from error
+            raise StageError(
+                f"{shown} was saved on a GPU, and torch {torch.__version__} finds none here",
+                "save torch.export.passes.move_to_device_pass(program, 'cpu'), or build on a"
+                " machine with an NVIDIA GPU",
+            ) from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        first = (str(cause).strip().splitlines() or [type(cause).__name__])[0].partition(". ")[0]
+        saved_by = program.get("torch_version") or "an unknown version"
+        raise StageError(
+            f"torch.export cannot load {shown}: {first:.300}",
+            f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: use that version,"
+            " or save it again with this one",
+        ) from error
     # a program has one mode; torch would raise
     module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]

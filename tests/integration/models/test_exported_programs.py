@@ -21,9 +21,12 @@ from buildsys.errors import StageError
 from buildsys.models.torch_model import Network, from_torch, make_network, to_torch
 from buildsys.plan.stage_table import plan_model
 from buildsys.stages.export import stage as export
+from buildsys.stages.reference import proposal
+from buildsys.workers.job import Job
 
 INPUTS = {"x": {"shape": ["batch", 4]}}
 SOURCE = {"exported_program": "net.pt2"}
+PARTS = ("models/model.json", "data/weights/model_weights_config.json")  # with devices
 
 
 class Net(nn.Module):
@@ -108,6 +111,28 @@ def test_a_program_is_exported_with_its_dynamic_sizes(tmp_path: Path, program: b
         assert torch.allclose(to_torch(graph.run({"x": from_torch(x)})["flat"]), expected)
 
 
+def test_a_manifest_is_proposed_from_the_file(tmp_path: Path) -> None:
+    class Product(nn.Module):
+        def forward(self, first: torch.Tensor, *, second: torch.Tensor) -> torch.Tensor:
+            return first @ second.float()
+
+    batch, width = (torch.export.Dim(name, min=2, max=6) for name in ("n", "w"))
+    exported = torch.export.export(
+        Product(), (torch.ones(3, 4),), {"second": torch.ones(4, 5, dtype=torch.int32)},
+        dynamic_shapes={"first": {0: batch, 1: width}, "second": {0: width}},
+    )  # fmt: skip
+    torch.export.save(exported, tmp_path / "net.pt2")
+    options = {"source": {**SOURCE, "seed": 0}, "inputs": {}, "outputs": {}}
+    result = {"result": tmp_path / "result.json"}
+    found = proposal.run(Job("new:m", "", "m", "", options, {}, result, tmp_path)).figures
+    assert found["inputs"] == {
+        "first": {"shape": ["batch", "first_1"], "dtype": "float32", "keyword": None},
+        "second": {"shape": ["first_1", 5], "dtype": "int32", "keyword": "second"},
+    }
+    assert found["ran"] == {"batch": [2, 6], "first_1": [3, 6]}
+    assert found["outputs"]["output0"]["shape"] == ["batch", 5]
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -127,6 +152,15 @@ def test_inputs_are_compared_with_the_manifest(
         network(tmp_path, program, inputs)
 
 
+def unknown(program: Any) -> None:
+    program["torch_version"] = "99.0"
+    nodes(program)[0]["target"] = "torch.ops.aten.brand_new.default"
+
+
+def on_gpu(content: bytes) -> bytes:
+    return content.replace(b'"type": "cpu"', b'"type": "cuda"')
+
+
 def newer(program: Any) -> None:
     program["schema_version"]["major"] += 1
     program["torch_version"] = "99.0"
@@ -140,13 +174,26 @@ def newer(program: Any) -> None:
         (lambda p: changed(p, **{"models/model.json": b"{"}), "net.pt2 is damaged: JSONDecodeErr"),
         (lambda p: changed(p, **{"models/model.json": b"[" * 99999}), "net.pt2 is damaged: Recurs"),
         (lambda p: edited(p, newer), "net.pt2 was saved by torch 99.0 in schema 9.20; torch 2."),
+        (
+            lambda p: edited(p, unknown),
+            "brand_new.default to an operator; it was saved by torch 99.0, here is",
+        ),
+        (
+            lambda p: changed(p, **dict.fromkeys(PARTS, on_gpu)),
+            "net.pt2 was saved on a GPU, and torch 2",
+        ),
         (lambda p: edited(p, lambda program: program.clear()), "net.pt2 is damaged: KeyError"),
     ],
-    ids=["empty", "truncated", "no JSON", "deep", "newer", "no program"],
+    ids=["empty", "truncated", "no JSON", "deep", "newer", "operator", "GPU", "no program"],
 )
 def test_a_damaged_or_newer_program_is_one_sentence(
-    tmp_path: Path, program: bytes, content: Callable[[bytes], bytes], message: str
+    tmp_path: Path,
+    program: bytes,
+    content: Callable[[bytes], bytes],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(StageError) as error:
         network(tmp_path, content(program))
     assert message in str(error.value)

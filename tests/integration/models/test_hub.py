@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.hub import is_present, locate
+from buildsys.models.hub import is_present, locate, pinned
 from buildsys.models.weights_files import load_weights
 
 COMMIT = "0123456789" * 4
@@ -33,7 +34,8 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(is_head=False)
 
     def answer(self, *, is_head: bool) -> None:
-        content = self.files.get(self.path.removeprefix(f"/owner/net/resolve/{COMMIT}/"))
+        place = self.path.replace("/resolve/main/", f"/resolve/{COMMIT}/")
+        content = self.files.get(place.removeprefix(f"/owner/net/resolve/{COMMIT}/"))
         self.send_response(404 if content is None else 200)
         self.send_header("X-Repo-Commit", COMMIT)
         if content is None:
@@ -85,11 +87,24 @@ def test_a_missing_file_differs_from_an_unreachable_hub(
     with pytest.raises(StageError, match=r"the Hub has no file hf://.*; check the name and the co"):
         locate(f"{NAME}/net.pth", tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # the library tries again for 20 s
     with pytest.raises(StageError) as error:
         locate(f"{NAME}/other.pth", tmp_path)
     assert f"{NAME}/other.pth is not in the cache, and http://127.0.0.1:9 did" in str(error.value)
     assert f"`hf download owner/net other.pth --revision {COMMIT}`" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_branch_is_pinned_to_its_commit_also_offline(
+    served: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served["config.json"] = b"{}"
+    assert pinned("owner/net", "main", "config.json") == f"{NAME}/config.json"
+    with pytest.raises(StageError, match=r"the Hub has no x\.json of owner/net at main; check the"):
+        pinned("owner/net", "main", "x.json")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert pinned("owner/net", "main", "config.json") == f"{NAME}/config.json"
 
 
 def test_a_damaged_cached_file_is_an_error(tmp_path: Path, served: dict[str, bytes]) -> None:

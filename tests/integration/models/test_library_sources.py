@@ -1,4 +1,4 @@
-"""Models of timm and transformers; skipped where the libraries are not installed."""
+"""Models of timm and transformers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from stage_jobs import ROOT, manifest
 from buildsys.errors import StageError
 from buildsys.models.torch_model import Network, example_inputs, make_network
 from buildsys.plan.stage_table import plan_model
+from buildsys.stages.reference import proposal
+from buildsys.workers.job import Job
 
 BERT = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -180,6 +182,20 @@ def test_a_checkpoint_has_its_weights(tmp_path: Path, sizes: dict[str, Any]) -> 
         {**source, "transformers": "AutoModel", "kwargs": {"add_pooling_layer": False}}, tmp_path
     )
     assert made.weights.endswith("without 5 unused tensors")
+
+
+def test_manifests_are_proposed_from_the_configuration(tmp_path: Path) -> None:
+    saved(tmp_path / "bert")
+    defaults = {"config": None, "weights": None, "cache": False, "kwargs": {}, "seed": 0}
+    source = {**defaults, "transformers": "", "checkpoint": "bert"}
+    options = {"source": source, "inputs": {}, "outputs": {}}
+    result = {"result": tmp_path / "result.json"}
+    found = proposal.run(Job("new:m", "", "m", "", options, {}, result, tmp_path)).figures
+    assert found["source"]["transformers"] == "BertForMaskedLM"  # saved it
+    ids = {"shape": ["batch", "length"], "dtype": "int64"}
+    assert found["inputs"] == {"input_ids": ids, "attention_mask": {**ids, "data": {"constant": 1}}}
+    assert found["outputs"]["logits"]["shape"] == ["batch", "length", 30]
+    assert found["ran"] == {"batch": [1, 2, 8], "length": [8, 16]}  # of 16 positions
 
 
 def test_a_checkpoint_without_the_head_is_an_error(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper
-from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
@@ -183,26 +181,6 @@ def test_outputs_get_names_that_a_manifest_allows(tmp_path: Path) -> None:
     assert {name: output["key"] for name, output in outputs.items()} == {
         "x_out": "x", "of_rows": "of rows", "output": ".",
     }  # fmt: skip
-
-
-def test_a_saved_program_declares_its_inputs(tmp_path: Path) -> None:
-    class Net(nn.Module):
-        def forward(self, first: torch.Tensor, *, second: torch.Tensor) -> torch.Tensor:
-            return first @ second.float()
-
-    batch, width = (torch.export.Dim(name, min=2, max=6) for name in ("n", "w"))
-    program = torch.export.export(
-        Net(), (torch.ones(3, 4),), {"second": torch.ones(4, 5, dtype=torch.int32)},
-        dynamic_shapes={"first": {0: batch, 1: width}, "second": {0: width}},
-    )  # fmt: skip
-    torch.export.save(program, tmp_path / "net.pt2")
-    found = propose(tmp_path, exported_program="net.pt2")
-    assert found["inputs"] == {
-        "first": {"shape": ["batch", "first_1"], "dtype": "float32", "keyword": None},
-        "second": {"shape": ["first_1", 5], "dtype": "int32", "keyword": "second"},
-    }
-    assert found["ran"] == {"batch": [2, 6], "first_1": [3, 6]}
-    assert found["outputs"]["output0"]["shape"] == ["batch", 5]
 
 
 def test_outputs_without_a_name_are_refused(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_inputs_can_be_described(project: Path) -> None:
         (["m", "--from", "hf:gpt2"], 3, "there is no folder gpt2; write hf:FOLDER, hf:FOLDER/conf"),
         (["m", "--from", "hf:networks/brt"], 3, "there is no folder networks/brt; write hf:FOLDER"),
         (["m", "--from", "hf:/etc"], 3, "/etc is outside of the project"),
+        (["m", "--from", "hf:networks/net.pt2"], 3, "networks/net.pt2 is neither a folder nor"),
         (["m", "--from", "timm:"], 3, "--from timm: is no source; write torchvision:NAME, timm:NA"),
         (["m", "--from", "net.txt"], 3, "--from net.txt is no source; write torchvision:NAME, "),
         (["m", "--from", "/dev/x.onnx"], 3, "/dev/x.onnx is outside of the project"),
