@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
