@@ -36,7 +36,7 @@ def requirements() -> list[Requirement]:
     while waiting:
         one = waiting.pop()
         if one.name == "buildsys":
-            waiting += [Requirement(line) for extra in one.extras for line in extras[extra]]
+            waiting += [Requirement(line) for extra in sorted(one.extras) for line in extras[extra]]
         else:
             found.append(one)
     return [one for one in found if one.marker is None]
