@@ -226,6 +226,11 @@ class PythonFile(NamedTuple):
     variables: list[str]  # environment variables with literal names
 
 
+_NODES_OF_INTEREST = (ast.Import, ast.ImportFrom, ast.Call, ast.Subscript, ast.Compare)
+_WORDS_OF_EXPRESSIONS = (b"environ", b"getenv", b"import_module", b"__import__", b"coding")
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # fields with statements
+
+
 def parse_python(code: bytes) -> PythonFile:
     """Return the dependencies of a module without executing it.
 
@@ -241,13 +246,19 @@ def parse_python(code: bytes) -> PythonFile:
         return PythonFile([], [])
     imports: list[Import] = []
     variables: set[str] = set()
+    # most files have no expression of interest, and expressions are nine tenths of their nodes
+    is_plain = code.isascii() and not any(word in code for word in _WORDS_OF_EXPRESSIONS)
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
-        imports += _imports_of(node)
-        variables.update(_variables_of(node))
+        if isinstance(node, _NODES_OF_INTEREST):
+            imports += _imports_of(node)
+            variables.update(_variables_of(node))
         if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
             waiting += node.orelse
+        elif is_plain:
+            for field in _BLOCKS:
+                waiting += getattr(node, field, ())
         else:
             waiting += ast.iter_child_nodes(node)
     return PythonFile(imports, sorted(variables))

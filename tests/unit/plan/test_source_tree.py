@@ -271,3 +271,53 @@ def test_import_statements_are_read_exactly() -> None:
         Import(0, "c", []),
         Import(2, "d.e", ["f", "h"]),
     ]
+
+
+_EVERYWHERE = """
+import m0
+if one:
+    import m1
+elif two:
+    import m2
+else:
+    import m3
+for x in y:
+    import m4
+else:
+    import m5
+while one:
+    import m6
+try:
+    import m7
+except A:
+    import m8
+else:
+    import m9
+finally:
+    import m10
+with one:
+    import m11
+match one:
+    case 1:
+        import m12
+class C:
+    import m13
+    async def f(self):
+        async for x in y:
+            import m14
+        async with one:
+            import m15
+"""
+
+
+@pytest.mark.parametrize("more", ["", "import os; os.environ\n", "é = 1\n"])
+def test_imports_are_found_in_every_statement(more: str) -> None:
+    """Also in files without words that make expressions interesting."""
+    found = {item.module for item in parse_python((_EVERYWHERE + more).encode()).imports}
+    assert found - {"os"} == {f"m{number}" for number in range(16)}
+
+
+def test_names_in_the_characters_of_another_alphabet_are_read() -> None:
+    bold = "".join(chr(0x1D41A + ord(letter) - ord("a")) for letter in "environ")
+    code = f"import os\nos.{bold}['A']\n".encode()  # Python normalizes identifiers
+    assert parse_python(code).variables == ["A"]
