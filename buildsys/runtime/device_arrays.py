@@ -75,6 +75,7 @@ class DeviceArray:
         # others may still use the memory when this array is gone, on any stream
         self._is_shared = False
         self._buffer = self._spare.take(self.nbytes) or self._allocate()
+        self.location = self._buffer.address  # for inferences, which are not other users
 
     def _allocate(self) -> Buffer:
         from buildsys.backends.cuda.device import Buffer
@@ -86,7 +87,7 @@ class DeviceArray:
     def address(self) -> int:
         """Return the address of the first element."""
         self._is_shared = True
-        return self._buffer.address
+        return self.location
 
     @classmethod
     def from_host(cls, array: Array) -> DeviceArray:
@@ -164,8 +165,7 @@ def read_memory(value: Any, stream: int) -> Memory:
     Raises: StageError: the array is on another GPU or cannot be shared.
     """
     if isinstance(value, DeviceArray):
-        address = value._buffer.address
-        return Memory(address, value.shape, value.dtype, is_contiguous=True, owner=value)
+        return Memory(value.location, value.shape, value.dtype, is_contiguous=True, owner=value)
     if hasattr(value, "__dlpack__"):
         index = value.__dlpack_device__()[1]
         if index != 0:
@@ -207,6 +207,8 @@ def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
 
     def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
         array = arrays[name]
+        if type(array) is DeviceArray and (array.dtype, array.shape) == (dtype, shape):
+            return DeviceTensor(array.location, shape, dtype, array)
         if not is_on_gpu(array):
             problem = f"out has an array in host memory for {name}"
             raise StageError(problem, "pass arrays in GPU memory, or leave out `out`")
@@ -241,7 +243,7 @@ def _new_device_array(
     name: str, dtype: str, shape: tuple[int, ...]  # noqa: ARG001
 ) -> DeviceTensor:  # fmt: skip
     array = DeviceArray(dtype, shape)
-    return DeviceTensor(array._buffer.address, shape, dtype, array)
+    return DeviceTensor(array.location, shape, dtype, array)
 
 
 def stream_handle(stream: Any) -> int:

@@ -107,7 +107,7 @@ class Engine:
         if os.getpid() != self._process:
             problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
             raise EngineError(problem, "load the engine in the process that runs it")
-        if not isinstance(inputs, Mapping):
+        if type(inputs) is not dict and not isinstance(inputs, Mapping):
             problem = f"the inputs of {self.name} are a value of type {type(inputs).__name__}"
             raise EngineError(problem, "pass them by name, engine(NAME=array), or as a mapping")
         if inputs.keys() != self._readers.keys():

@@ -22,6 +22,7 @@ class SessionPool:
         self._idle = [session]  # the most recently used last: its memory is in the caches
         self._count = 1
         self._is_closed = False
+        self._waiting = 0
         self._changed = Condition()
 
     def acquire(self) -> Session:
@@ -38,7 +39,11 @@ class SessionPool:
                         break
                     except StageError:  # e.g. no memory for another execution context
                         self._limit = self._count
-                self._changed.wait()
+                self._waiting += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._waiting -= 1
             if self._is_closed:
                 problem = f"{self._engine} is closed"
                 raise EngineError(problem, "load it again, or close it after its last call")
@@ -48,7 +53,8 @@ class SessionPool:
         """Take a session back."""
         with self._changed:
             self._idle.append(session)
-            self._changed.notify_all()
+            if self._waiting or self._is_closed:
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Wait for running calls, then free all sessions, the first one last."""

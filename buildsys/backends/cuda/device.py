@@ -57,6 +57,7 @@ class Stream(Resource):
             super().__init__(cuda.cuStreamDestroy, call(cuda.cuStreamCreate, _STREAM_FLAGS))
         else:
             super().__init__(None, cuda.CUstream(handle))
+        self.number = int(self.handle)
 
     def wait_for(self, event: Event) -> None:
         """Let later work wait for an event on another stream."""
@@ -67,7 +68,8 @@ class Stream(Resource):
 
         Raises: StageError: the work failed.
         """
-        call(cuda.cuStreamSynchronize, self.handle)
+        if cuda.cuStreamSynchronize(self.handle)[0]:
+            call(cuda.cuStreamSynchronize, self.handle)  # explains the failure
 
 
 class Event(Resource):

@@ -70,7 +70,7 @@ class Inference:
     @property
     def stream(self) -> int:
         """Return the CUDA stream of calls without another one."""
-        return int(self.gpu.main_stream.handle)
+        return self.gpu.main_stream.number
 
     def _read_profiles(self) -> list[Profile]:
         """Return the shape ranges of all inputs per optimization profile."""
@@ -100,7 +100,7 @@ class Inference:
                 if isinstance(output, ValueShapedOutput):
                     stream.synchronize()  # its shape is known now
                 target = np.empty(packed_shape(output.shape, self._layouts[name]), stored)
-                output.buffer.copy_to(target.ctypes.data, target.nbytes, stream)
+                output.buffer.copy_to(_address_of(target), target.nbytes, stream)
                 found[name] = Tensor(target, dtype)
             stream.synchronize()
         for name, layout in self._layouts.items():
@@ -156,7 +156,7 @@ class Inference:
             self.gpu.main_stream.synchronize()
 
     def _start(self, stream: Stream, messages: Messages) -> None:
-        if not self._context.execute_async_v3(int(stream.handle)):
+        if not self._context.execute_async_v3(stream.number):
             for output in self.results.values():
                 if output.failure:
                     raise output.failure
@@ -191,7 +191,7 @@ class Inference:
             self._prepared = shapes
         for name, (buffer, _) in self.input_buffers.items():
             self.input_buffers[name] = buffer, arrays[name]  # alive until it is uploaded
-            buffer.copy_from(arrays[name].ctypes.data, arrays[name].nbytes, stream)
+            buffer.copy_from(_address_of(arrays[name]), arrays[name].nbytes, stream)
 
     def _prepare_on_device(
         self,
@@ -229,12 +229,12 @@ class Inference:
                     self.input_buffers[name] = self._new_buffer(name, array.nbytes), array
                 buffer = self.input_buffers[name][0]
                 self.input_buffers[name] = buffer, array
-                buffer.copy_from(array.ctypes.data, array.nbytes, stream)
+                buffer.copy_from(_address_of(array), array.nbytes, stream)
                 self._set_address(name, buffer.address)
 
     def _follow(self, stream: Stream) -> None:
         """Let a stream wait for an inference still running on another one."""
-        if self._finished is not None and self._running_on not in (None, int(stream.handle)):
+        if self._finished is not None and self._running_on not in (None, stream.number):
             stream.wait_for(self._finished)
             self._running_on = None
 
@@ -309,8 +309,11 @@ class Inference:
         return converted
 
     def _set_address(self, name: str, address: int) -> None:
+        if self._addresses.get(name) == address:
+            return
         if not self._context.set_tensor_address(name, address):
             raise StageError(f"the engine does not take the memory for {name}")
+        self._addresses[name] = address
 
     def _dtype(self, name: str) -> tuple[str, np.dtype[np.generic]]:
         """Return a tensor's type, and the type of its storage."""
@@ -345,9 +348,15 @@ class Inference:
     def _reset_buffers(self) -> None:
         self._prepared = None
         self._host: dict[str, Array] = {}  # keeps inputs in host memory alive
+        self._addresses: dict[str, int] = {}  # those that the context has
         self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape
         self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
         self.results: dict[str, Output] = {}
+
+
+def _address_of(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]  # three times as fast as array.ctypes
+    return address
 
 
 def _fits(ranges: Profile, inputs: Mapping[str, AnyTensor]) -> bool:

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 class EmulatedStream:
     def __init__(self, handle: int = 77) -> None:
-        self.handle = handle
+        self.handle = self.number = handle
         self.waits = 0
         self.synchronized = 0
 
