@@ -115,7 +115,7 @@ def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
 
 
 def _pixels(file: Path, data: Fields, size: Size) -> Array:
-    """Return a resized, cropped or padded image as height x width x channels."""
+    """Return a resized, cropped or padded image, channels last."""
     image = _decoded(file, _MODES[data["color"]])
     from PIL import Image  # only models with images need it
 

@@ -12,7 +12,7 @@ _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
 
 class TrainedWeights(NamedTuple):
-    """Facts about the images that weights were trained for."""
+    """Facts about the training images of weights."""
 
     size: int  # height and width
     preprocess: Mapping[str, Any]  # of the manifest
@@ -20,7 +20,7 @@ class TrainedWeights(NamedTuple):
     classes: int
 
     def add_to(self, interface: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs and outputs with the fields that fit them."""
+        """Return the interface with fields for its inputs and outputs."""
         inputs, outputs = interface["inputs"], interface["outputs"]
         square = [3, self.size, self.size]
         if [tensor["shape"][1:] for tensor in inputs.values()] != [square]:

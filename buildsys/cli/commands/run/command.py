@@ -336,7 +336,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 def _class_lines(
     tensor: str, found: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield the best classes of each row, titled with its image if known."""
+    """Yield the best classes of each row, with its image if known."""
     count = found["rows"]
     images = [one["files"] for one in inputs.values() if len(one["files"]) == count > 1]
     for number, row in enumerate(found["top"][:_SHOWN_ROWS]):

@@ -1,4 +1,4 @@
-"""Choice of the engine for `buildsys run`, among those up to date and verified."""
+"""Choice of an up-to-date and verified engine for `buildsys run`."""
 
 from __future__ import annotations
 
