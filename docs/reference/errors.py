@@ -41,11 +41,7 @@ _PARTS = {  # packages, in the order of the pipeline
 # functions and classes with the message at another position than the first
 _ARGUMENTS = {"Problem": 1, "problem": 1, "problem_at": 2, "ManifestError": 2}
 _NAMES = {*_ARGUMENTS, "InvalidDodoFile", "InvalidCommand", "unknown_name"}
-_PHRASES = {
-    "expected": "expected …, found …",
-    "suggest": "did you mean …?",
-    "suggest_file": "did you mean …?",
-}
+_PHRASES = {"suggest": "did you mean …?", "suggest_file": "did you mean …?"}
 _ANY = "…"
 _VARIANTS = 4  # of one message or remedy
 
@@ -136,6 +132,8 @@ def _texts(node: ast.expr, call: ast.Call, scope: ast.AST) -> list[str]:
     if isinstance(node, (ast.IfExp, ast.BoolOp)):
         parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else node.values
         return [text for part in parts for text in _texts(part, call, scope)][:_VARIANTS]
+    if isinstance(node, ast.Call) and _name(node.func) == "expected":
+        return [f"expected {text}, found …" for text in _texts(node.args[0], call, scope)]
     if isinstance(node, ast.Call):
         return [_PHRASES.get(_name(node.func), _ANY)]
     if isinstance(node, ast.Name):
