@@ -1,4 +1,4 @@
-"""The commands that the documentation shows, and their options checked without running them."""
+"""Commands shown in the documentation, and a check of their options without running them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def shown_commands(page: Path) -> Iterator[str]:
-    """Yield the lines that a reader would type."""
+    """Yield the lines for a reader to type."""
     for language, text in blocks(page):
         for line in text.replace("\\\n", " ").splitlines():
             if language in ("console", "text") and line.startswith("$ "):

@@ -76,7 +76,7 @@ def _sort_key(message: Message) -> tuple[str, str]:
 
 
 def messages(source: str) -> Iterator[Message]:
-    """Yield the messages of the errors that a module raises."""
+    """Yield the messages of errors in a module."""
     for call, scope in _calls(ast.parse(source)):
         first = _ARGUMENTS.get(_name(call.func), 0)
         given = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -91,7 +91,7 @@ def messages(source: str) -> Iterator[Message]:
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
-    """Yield the calls that make an error, each with the function around it."""
+    """Yield the calls making errors, each with its function."""
     kinds = _NAMES | {kind.__name__ for kind in _subclasses(errors.BuildsysError)}
     scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     for scope in [tree, *scopes]:
@@ -119,7 +119,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _texts(node: ast.expr, call: ast.Call, scope: ast.AST) -> list[str]:
-    """Return the texts that an expression may have."""
+    """Return the possible texts of an expression."""
     if isinstance(node, ast.Constant):
         return [str(node.value)] if isinstance(node.value, str) else [_ANY]
     if isinstance(node, ast.JoinedStr):

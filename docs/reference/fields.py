@@ -85,7 +85,7 @@ def _subclasses(spec: type[Spec]) -> Iterator[type[Spec]]:
 
 
 def _references(schema: Schema, suffix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the sections that a value may consist of, each with its place in the value."""
+    """Yield the sections of a value, each with its place in the value."""
     if "$ref" in schema:
         yield suffix, schema["$ref"].rpartition("/")[2]
     for option in schema.get("anyOf", ()):
@@ -120,7 +120,7 @@ def _summary(spec: type[Spec]) -> str:
 
 
 def _kind(spec: type[Spec], schema: Schema) -> str:
-    """Return the value or the field that selects one of several sections."""
+    """Return the value or field selecting one of several sections."""
     constants = [field["const"] for field in schema["properties"].values() if "const" in field]
     return str(constants[0]) if constants else next(name for name in _required(spec))
 
