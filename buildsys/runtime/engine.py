@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+from weakref import WeakSet
 
 from buildsys.backends.interface import Backend, DeviceSession, Port, Session
 from buildsys.errors import EngineError, StageError
@@ -61,6 +62,7 @@ class Engine:
         self._outputs_by_name = {port.name: port for port in self.outputs}
         self._pool = SessionPool(name, backend, session, concurrency)
         self._takes_gpu_memory = isinstance(session, DeviceSession)
+        self._bound: WeakSet[BoundCall[Any]] = WeakSet()
         self._process = os.getpid()
 
     def __call__(
@@ -166,12 +168,50 @@ class Engine:
             self._pool.release(session)
         return {name: result.array for name, result in results.items()}
 
+    def bind(
+        self,
+        inputs: Mapping[str, AnyArray],
+        *,
+        profile: int | None = None,
+        out: Mapping[str, AnyArray] | None = None,
+    ) -> BoundCall[AnyArray]:
+        """Return a call that runs repeatedly on the same arrays in GPU memory.
+
+        It computes without the checks and allocations of ``run``, from the content that the arrays
+        have when it is called; work that fills them must be complete. The arguments are those of
+        ``run``, which is called once. The call counts in ``concurrency`` until it is closed.
+        Raises: EngineError: as ``run``; an input is in host memory; the shape of an output depends
+        on values.
+        """
+        is_mapping = isinstance(inputs, Mapping)  # else ``run`` says so
+        if is_mapping and not (self._takes_gpu_memory and all(map(is_on_gpu, inputs.values()))):
+            problem = f"not all inputs of {self.name} are in GPU memory"
+            raise EngineError(problem, "call the engine instead of binding it")
+        outputs = self.run(inputs, profile=profile, out=out)
+        arrays = {**inputs}
+        session: Any = self._pool.acquire()
+        call = BoundCall(self.name, self._pool, session, outputs, arrays)
+        self._bound.add(call)
+        try:
+            tensors = {
+                name: self._readers[name].read_on_gpu(value, session.stream)
+                for name, value in arrays.items()
+            }
+            session.enqueue(tensors, allocator_from(outputs, session.stream), None, profile)
+            call()
+        except StageError as error:
+            call.close()
+            raise EngineError(error.problem, error.hint) from error
+        return call
+
     def close(self) -> None:
         """Wait for running calls, then free the engine.
 
         Later calls fail. Closing twice is no error. In a fork of the process it does nothing.
         """
         if os.getpid() == self._process:
+            for call in list(self._bound):
+                call.close()
             self._pool.close()
 
     def __enter__(self) -> Engine:
@@ -218,3 +258,59 @@ class Engine:
         given = ", ".join(inputs) or "none"
         problem = f"{self.name} needs the input {', '.join(missing)}, and {given} is given"
         return EngineError(problem, "pass all inputs by name")
+
+
+class BoundCall(Generic[AnyArray]):
+    """Inferences on the same arrays in GPU memory, made by ``Engine.bind``.
+
+    It holds an execution context until it is closed. Only one thread at a time may call it.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        pool: SessionPool,
+        session: Any,
+        outputs: dict[str, AnyArray],
+        inputs: Mapping[str, AnyArray],
+    ) -> None:
+        """Take over a session; keep the arrays alive."""
+        self.outputs = outputs
+        self._engine = engine
+        self._pool = pool
+        self._session = session
+        self._inputs = inputs
+        self._process = os.getpid()
+
+    def __call__(self) -> dict[str, AnyArray]:
+        """Compute once more; return the same arrays with new content, complete.
+
+        Raises: EngineError: it or the engine is closed, or was loaded before a fork; the
+        computation failed.
+        """
+        if self._session is None or os.getpid() != self._process:
+            state = "closed" if self._session is None else f"of process {self._process}"
+            raise EngineError(f"this bound call of {self._engine} is {state}", "bind it again")
+        try:
+            self._session.repeat()
+        except StageError as error:
+            raise EngineError(error.problem, error.hint) from error
+        return self.outputs
+
+    def close(self) -> None:
+        """Give the execution context back to the engine."""
+        session, self._session = self._session, None
+        if session is not None and os.getpid() == self._process:
+            self._pool.release(session)
+
+    def __enter__(self) -> BoundCall[AnyArray]:
+        """Return the call itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the call."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Close the call."""
+        self.close()

@@ -220,6 +220,11 @@ def check_device_arrays(file: Path) -> str:
             out: Any = {name: DeviceArray("float32", expected[name].shape) for name in expected}
             assert engine.run({"x": given}, out=out)["y"] is out["y"]
             assert_equal(host_of(out), expected)
+            with engine.bind({"x": given}, out=out) as bound:
+                given._buffer.upload(2 * x)
+                assert_equal(host_of(bound()), expected_of(file, 2 * x))
+                given._buffer.upload(x)
+                assert_equal(host_of(bound()), expected)
 
         class Interface:
             __cuda_array_interface__ = given.__cuda_array_interface__
@@ -404,6 +409,7 @@ def latencies(file: Path, batch: int) -> list[str]:
             "host arrays": (lambda: bare.host(x), lambda: engine(x=x)),
             "device arrays": (bare.on_device, lambda: engine(x=given)),
             "device arrays, out": (bare.on_device, lambda: engine.run({"x": given}, out=out)),
+            "device arrays, bound": (bare.on_device, engine.bind({"x": given}, out=out)),
         }
         lines = [compare(f"batch {batch}, {name}", *pair) for name, pair in pairs.items()]
     bare.close()

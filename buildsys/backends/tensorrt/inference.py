@@ -150,6 +150,13 @@ class Inference:
                 self._running_on = stream
         return {name: found[name] for name in self._outputs}
 
+    def repeat(self) -> None:
+        """Run the last ``enqueue`` again, on the same memory, and wait for it."""
+        if self.results:
+            problem = f"the shape of the output {', '.join(self.results)} depends on values"
+            raise StageError(problem, "call the engine instead of binding it")
+        self._execute()
+
     def _execute(self) -> None:
         with self.gpu.current(), self.log.collected() as messages:
             self._start(self.gpu.main_stream, messages)
