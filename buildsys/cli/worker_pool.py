@@ -9,5 +9,5 @@ from buildsys.workers.client.pool import WorkerPool
 
 
 def open_pool(state: Path) -> WorkerPool:
-    """Return a pool with the servers of builds in the same state folder."""
+    """Return a pool with the servers of builds."""
     return WorkerPool(state, ReadOnlyStateDb(state / "state.db"))

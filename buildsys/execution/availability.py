@@ -1,4 +1,4 @@
-"""Targets that cannot run on this machine, as far as a query can know.
+"""Targets expected to be unavailable on this machine, without running anything.
 
 Stages decide when they load their library. A query starts no process, so it looks at installed
 versions and the GPU in the same way as the keys.
@@ -17,7 +17,7 @@ from buildsys.system.versions import ABSENT, tool_versions
 
 
 def expected_obstacle(action: Action, project: Path) -> str:
-    """Return why ``action`` cannot run here, with the remedy; "" if nothing is known."""
+    """Return the known obstacle to ``action`` on this machine and its remedy, or ""."""
     engine = action.options.get("engine")
     if engine is None:
         return ""

@@ -111,7 +111,7 @@ def print_plan(
 
 
 def _obstacles(session: Session, steps: Sequence[Explanation]) -> dict[str, str]:
-    """Return target -> why it will be unavailable; without an engine, why there is none."""
+    """Return the expected causes by target, for a missing engine those of the engine."""
     from buildsys.execution.availability import expected_obstacle
 
     found: dict[str, str] = {}

@@ -109,7 +109,7 @@ class Reporter:
             self._open_display().ended(line)
 
     def _is_without_engine(self, line: TargetLine) -> bool:
-        """Return True if the target's engine is unavailable: its own line has said why."""
+        """Return True after the line of the target's own unavailable engine."""
         engine = self._lines.get(engine_of(line))
         return engine is not None and engine.status == "unavailable"
 

@@ -1,4 +1,4 @@
-"""Unavailable targets of a run: those with one cause share a row or a line."""
+"""Unavailable targets of a run, grouped by cause."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Groups = list[list[TargetLine]]
 
 
 def engine_of(line: TargetLine) -> str:
-    """Return the engine target that a target needs, "" for none."""
+    """Return the engine target needed by a target, "" for none."""
     return f"engine:{line.model}:{line.variant}" if line.stage in _OF_AN_ENGINE else ""
 
 
 def causes(lines: Iterable[TargetLine], reason: Callable[[TargetLine], str]) -> dict[str, str]:
-    """Return target -> cause of the unavailable ones; a missing engine's own cause."""
+    """Return the causes by target, for a missing engine those of the engine."""
     gone = {line.target: line for line in lines if line.status == "unavailable"}
     return {target: reason(gone.get(engine_of(line), line)) for target, line in gone.items()}
 
 
 def table_rows(lines: Sequence[TargetLine], cause: Mapping[str, str]) -> Groups:
-    """Return the lines of a model in groups: engines unavailable in the same stages in one."""
+    """Return the lines of a model, engines with equal causes and stages grouped."""
     stages: dict[tuple[str, str], tuple[str, ...]] = {}
     for line in lines:
         if why := cause.get(line.target):
@@ -59,7 +59,7 @@ def took_together(group: Iterable[TargetLine]) -> str:
 
 
 def target_names(group: Sequence[TargetLine]) -> str:
-    """Return the names of a group, in the notation of a shell where they are regular."""
+    """Return the names of a group, with the braces of a shell if regular."""
     stages, models, variants = (_unique(group, part) for part in ("stage", "model", "variant"))
     if len(models) > 1:
         return f"{plural(len(group), 'target')} of {plural(len(models), 'model')}"

@@ -60,7 +60,7 @@ class Check:
 
     @property
     def is_next_step(self) -> bool:
-        """True if the remedy helps here: for a folder, and for what an engine uses."""
+        """True for a remedy of a folder or of an engine's library, on this machine."""
         needed = self.kind == "folder" or bool(self.facts.get("engines"))
         return needed and bool(self.remedy) and not self.elsewhere
 
