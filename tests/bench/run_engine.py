@@ -1,7 +1,7 @@
 """Latency of engines by ``load_engine``, compared with the bare runtime on the same file.
 
-Both sides take turns in one process, with sessions of their own; a call takes a numpy array and
-returns new ones. Only ONNX Runtime: on a GPU, tests/gpu/run_engine.py compares with TensorRT.
+Both sides take turns in one process with the same session; a call takes numpy arrays and returns
+new ones. Only ONNX Runtime: on a GPU, tests/gpu/run_engine.py compares with TensorRT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from _harness import copy_project, doit_command, environment, log, publish, work
 
 from buildsys import load_engine
 from buildsys.backends.measurement.contenders import LocalCall, Pace, Samples, measure
-from buildsys.backends.onnxruntime.session import session_options
 from buildsys.history.statistics import median, median_interval
 
 MODELS = ("resnet18", "mobilenet_v3_small")
@@ -76,8 +75,9 @@ def compare(folder: Path, batch: int, duration_s: float) -> dict[str, Any]:
     """Return the medians of both sides, and of the ratios of consecutive turns."""
     with load_engine(folder) as engine:
         settings: dict[str, Any] = engine.record["settings"]
-        options = session_options(intra_op_threads=settings["intra_op_threads"])
-        session = ort.InferenceSession(engine.file, options, providers=settings["providers"])
+        # one session: the threads of two would spin against each other
+        session: Any = engine._pool._first
+        session = session.session
         inputs = {
             port.name: np.random.default_rng(0)
             .standard_normal([size if isinstance(size, int) else batch for size in port.shape])
