@@ -25,6 +25,11 @@ class PastBuild:
     mark: str = ""  # differences to the environment of the build before
     how: str = ""
 
+    @property
+    def trusted_latency(self) -> float | None:
+        """The median latency in ms, None of a noisy or failed benchmark."""
+        return self.number("latency_p50_ms") if self.status == PASSED else None
+
     def number(self, name: str) -> float | None:
         """Return a finite figure, None if it is not known."""
         value = self.figures.get(name)

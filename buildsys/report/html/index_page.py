@@ -47,7 +47,7 @@ def index_row(page: ModelPage) -> IndexRow:
         p50_ms=timing.p50_ms if timing else None,
         fastest=contender_name(fastest) if fastest else "",
         size_bytes=line.size_bytes if line else None,
-        trend=tuple(one.number("latency_p50_ms") for one in reversed(timed[:24])),
+        trend=tuple(one.trusted_latency for one in reversed(timed[:24])),
         tags=page.tags,
         owner=page.owner,
     )

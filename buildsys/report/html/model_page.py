@@ -149,7 +149,7 @@ def _error_chart(check: Check) -> Chart | None:
 
 
 def _latencies(builds: Iterable[PastBuild]) -> list[float | None]:
-    return [one.number("latency_p50_ms") for one in builds][::-1]
+    return [one.trusted_latency for one in builds][::-1]
 
 
 def _trend(one: EngineHistory) -> Chart | None:

@@ -262,3 +262,10 @@ def test_reports_of_older_versions_are_read(results: Results, tmp_path: Path) ->
     assert isinstance(found, Report)
     assert found.recommendation is None
     shown(page_of(found, results))
+
+
+def test_a_noisy_latency_is_in_no_sparkline(results: Results) -> None:
+    history = builds(2.0, 2.1, 2.2, status="noisy")
+    assert [one.trusted_latency for one in history.timed] == [None, 2.1, 2.2]
+    results.without_gpu()
+    assert index_row(page(results, history=(history,))).trend == (2.2, 2.1, None)
