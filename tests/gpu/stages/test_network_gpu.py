@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from gpu_marks import ON_GPU
 from stage_jobs import manifest, stage_job
@@ -32,6 +33,7 @@ class OnlyThere(torch.nn.Module):
 """
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load of 2.11
 def test_a_network_that_runs_on_a_gpu_only(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NETWORK)
     shapes = [{0: torch.export.Dim("batch", min=1, max=8)}]
