@@ -162,10 +162,9 @@ class LiveDisplay:
 
     @cached_property
     def _console(self) -> Console:
-        from rich.console import Console
+        from buildsys.cli.console.rows import text_console
 
-        # a target may read as markup: `bench:b:ort` has an emoji
-        return Console(file=self._out, highlight=False, markup=False, emoji=False)
+        return text_console(self._out)
 
     @cached_property
     def _live(self) -> Live:

@@ -8,9 +8,13 @@ import time
 from calendar import timegm
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
 
 from buildsys.report.formatting import align
 from buildsys.system.printable import printable_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _STYLES = {
     "fresh": "green", "stale": "bold red", "may rerun": "yellow", "restore": "cyan", "run": "bold",
@@ -52,13 +56,22 @@ def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
     out.writelines(f"{line}\n" for line in closing)
 
 
-def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) -> None:
+def text_console(out: TextIO, width: int | None = None) -> Console:
+    """Return a console that prints texts as they are.
+
+    A target may read as markup: ``bench:b:ort`` has an emoji.
+    """
     from rich.console import Console
+
+    return Console(file=out, highlight=False, markup=False, emoji=False, width=width)
+
+
+def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    console = text_console(sys.stdout)
     for row in rows:
         grid = Table.grid(padding=0)
         grid.add_column(width=width, no_wrap=True)

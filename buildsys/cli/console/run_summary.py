@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich import box
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from buildsys.cli.console.rows import text_console
 from buildsys.cli.console.target_line import ENDED, OBVIOUS, TargetLine
 from buildsys.cli.console.unavailable import causes, row_title, table_rows, took_together
 from buildsys.cli.project_root import shown_path, shown_text
@@ -21,7 +21,10 @@ from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 from buildsys.system.printable import printable, printable_line
 
-if TYPE_CHECKING:  # it loads the report, which a run without failures need not
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    # it loads the report, which a run without failures need not
     from buildsys.cli.failure_report import StaleOutputs
 
 _STYLES = {
@@ -52,7 +55,7 @@ def print_summary(
     """
     remaining = {one.model: one for one in stale}
     width = None if out.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
-    console = Console(file=out, highlight=False, markup=False, emoji=False, width=width)
+    console = text_console(out, width)
 
     def print_line(text: str, style: str = "") -> None:
         # unwrapped, so that paths can be copied from a narrow terminal

@@ -106,7 +106,7 @@ def test_run_builds_in_doit_and_runs_an_engine_in_buildsys(doit: Doit) -> None:
         assert {name.split(":")[1] for name in doit.session.finished} == {"a"}
     code, out = doit("run", "a")
     assert code == 3
-    assert "there is no dodo.py here" in out  # a command with a project of its own
+    assert "there is no dodo.py here" in out  # it looks for its own project
     assert doit.session.finished == {}
     doit.program = "doit"
     assert "there is no dodo.py here" in doit("infer", "a")[1]
