@@ -49,7 +49,8 @@ class JobChannels:
         self._status, remote_status = socket.socketpair()
         # a copy that closing the pool cannot take away; readable means that the server is gone
         self._control = control.dup()
-        self._events_closed = False
+        self._child: int | None = None  # readable once the child has ended
+        self._child_ended = False
         with remote_status:
             # listen() notices a server that is gone
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -60,6 +61,8 @@ class JobChannels:
     def close(self) -> None:
         """Close the channels. The server then kills a running child."""
         os.close(self._events)
+        if self._child is not None:
+            os.close(self._child)
         self._status.close()
         self._control.close()
 
@@ -85,6 +88,9 @@ class JobChannels:
                         piece = self._status.recv(1 << 16)
                     status = status_lines.feed(piece) if piece else None
                 started = self.pid is not None
+                if self._child is not None and self._child in ready:
+                    selector.unregister(self._child)
+                    self._child_ended = True
                 answer = self._read_events(event_lines, on_event, selector)
                 if answer is not None or status:
                     return answer or next(iter(status or ()), None)
@@ -93,9 +99,20 @@ class JobChannels:
                 if not started and self.pid is not None:
                     limit_s = None if timeout_s is None else timeout_s + _LIMIT_SLACK_S
                     deadline = None if limit_s is None else time.monotonic() + limit_s
-                if self._events_closed:  # the child has ended; the server reports that next
+                    self._watch_child(selector)
+                if self._child_ended:  # the server reports that next
                     soon = time.monotonic() + _LIMIT_SLACK_S
                     deadline = soon if deadline is None else min(deadline, soon)
+
+    def _watch_child(self, selector: selectors.BaseSelector) -> None:
+        """Notice the child's end even if a stopped server still holds its events pipe."""
+        try:
+            self._child = os.pidfd_open(self.pid or 0)
+            selector.register(self._child, selectors.EVENT_READ)
+        except ProcessLookupError:
+            self._child_ended = True
+        except OSError:  # a kernel or sandbox without pidfds
+            return
 
     def _read_events(
         self, lines: LineBuffer, on_event: OnEvent, selector: selectors.BaseSelector
@@ -109,7 +126,7 @@ class JobChannels:
             if not piece:
                 with contextlib.suppress(KeyError):
                     selector.unregister(self._events)
-                self._events_closed = True
+                self._child_ended = True
                 return None
             for message in lines.feed(piece):
                 if message["event"] not in ("started", "progress", "count"):

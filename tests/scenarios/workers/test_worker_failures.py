@@ -184,9 +184,10 @@ def test_a_hanging_server_does_not_hang_its_jobs(
             if killed:  # nobody reports that
                 os.kill(int(event["message"]), signal.SIGKILL)
 
-    error = project.error("hang", timeout_s=limit_s, on_event=stop)
-    problem = "the worker server that ran export:hang stopped responding"
-    assert str(error) == f"{problem}; full log: build/hang.log"
+    stage = "fork_grandchild_and_hang" if killed else "hang"
+    error = project.error(stage, timeout_s=limit_s, on_event=stop)
+    problem = f"the worker server that ran export:{stage} stopped responding"
+    assert str(error) == f"{problem}; full log: build/{stage}.log"
     assert project.server_pid() != server
 
 
