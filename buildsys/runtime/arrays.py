@@ -146,11 +146,6 @@ class InputReader:
         raise StageError(f"{self._shown} is {given.dtype}, and the engine takes {wanted}", hint)
 
 
-def library_of(value: object) -> str:
-    """Return the name of an array's library."""
-    return type(value).__module__.partition(".")[0]
-
-
 def as_array(tensor: Tensor, library: str) -> Any:
     """Return a result as an array of torch or numpy, without a copy.
 

@@ -61,6 +61,7 @@ class DeviceArray:
     """
 
     _spare = SpareMemory()
+    _is_shared = False  # others may still use the memory when this array is gone, on any stream
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Allocate memory on the first GPU; ``dtype`` has ONNX's name.
@@ -69,11 +70,9 @@ class DeviceArray:
         """
         self.dtype = dtype
         self.shape = shape
-        self._stored = np.dtype(BIT_DTYPES.get(dtype, dtype))
+        self._stored = _storage(dtype)
         self.nbytes = math.prod(shape) * self._stored.itemsize
         self._gpu = _shared_gpu()
-        # others may still use the memory when this array is gone, on any stream
-        self._is_shared = False
         self._buffer = self._spare.take(self.nbytes) or self._allocate()
         self.location = self._buffer.address  # for inferences, which are not other users
 
@@ -140,6 +139,11 @@ class DeviceArray:
 
 
 @cache
+def _storage(dtype: str) -> np.dtype[Any]:
+    return np.dtype(BIT_DTYPES.get(dtype, dtype))
+
+
+@cache
 def _shared_gpu() -> Device:
     """Return the first GPU; like arrays, it may outlive all engines."""
     from buildsys.backends.cuda.device import Device
@@ -149,9 +153,10 @@ def _shared_gpu() -> Device:
 
 def is_on_gpu(value: object) -> bool:
     """Check for an array in GPU memory."""
-    if isinstance(value, np.ndarray):
+    kind = type(value)
+    if kind is np.ndarray:
         return False
-    if isinstance(value, DeviceArray):
+    if kind is DeviceArray:
         return True
     with suppress(Exception):  # libraries raise errors of their own for unusual devices
         if hasattr(value, "__dlpack_device__"):
@@ -188,8 +193,15 @@ def read_memory(value: Any, stream: int) -> Memory:
     return Memory(facts["data"][0], tuple(facts["shape"]), dtype.name, is_contiguous, value)
 
 
-def allocator_of(library: str) -> Allocate:
-    """Return a function for new arrays of a library, else of ``DeviceArray``."""
+@cache
+def library_of(kind: type) -> str:
+    """Return the name of the library of a type of arrays."""
+    return kind.__module__.partition(".")[0]
+
+
+def allocator_of(kind: type) -> Allocate:
+    """Return a function for new arrays of a type's library, else of ``DeviceArray``."""
+    library = library_of(kind)
     if library == TORCH:
         return _new_torch_tensor
     return _new_cupy_array if library == CUPY else _new_device_array

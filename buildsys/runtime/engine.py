@@ -12,12 +12,13 @@ from weakref import WeakSet
 
 from buildsys.backends.interface import Backend, DeviceSession, Port, Session
 from buildsys.errors import EngineError, StageError
-from buildsys.runtime.arrays import NUMPY, InputReader, as_array, library_of
+from buildsys.runtime.arrays import NUMPY, InputReader, as_array
 from buildsys.runtime.device_arrays import (
     allocator_from,
     allocator_of,
     is_on_gpu,
     keep_from_reuse,
+    library_of,
     stream_handle,
 )
 from buildsys.runtime.session_pool import SessionPool
@@ -118,9 +119,10 @@ class Engine:
             problem = f"{self.name} has no optimization profiles"
             raise EngineError(problem, "leave out `profile`")
         try:
-            on_gpu = [value for value in inputs.values() if is_on_gpu(value)]
-            if self._takes_gpu_memory and on_gpu:
-                return self._run_on_gpu(inputs, library_of(on_gpu[0]), profile, stream, out)
+            if self._takes_gpu_memory:
+                for value in inputs.values():
+                    if is_on_gpu(value):
+                        return self._run_on_gpu(inputs, type(value), profile, stream, out)
             tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
             if stream is not None or out is not None:
                 name = "out" if stream is None else "stream"
@@ -131,7 +133,7 @@ class Engine:
                 results = session.run(tensors, profile)
             finally:
                 self._pool.release(session)
-            libraries = {library_of(value) for value in inputs.values()}
+            libraries = {library_of(type(value)) for value in inputs.values()}
             library = libraries.pop() if len(libraries) == 1 else NUMPY
             return {name: as_array(tensor, library) for name, tensor in results.items()}
         except EngineError:
@@ -142,7 +144,7 @@ class Engine:
     def _run_on_gpu(
         self,
         inputs: Mapping[str, AnyArray],
-        library: str,
+        kind: type,
         profile: int | None,
         stream: Any,
         out: Mapping[str, AnyArray] | None,
@@ -159,7 +161,7 @@ class Engine:
                 name: self._readers[name].read_on_gpu(value, handle)
                 for name, value in inputs.items()
             }
-            allocate = allocator_of(library) if out is None else allocator_from(out, handle)
+            allocate = allocator_of(kind) if out is None else allocator_from(out, handle)
             results = session.enqueue(tensors, allocate, chosen, profile)
             if chosen is not None:
                 keep_from_reuse(inputs.values())

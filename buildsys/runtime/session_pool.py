@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Condition
 
 from buildsys.backends.interface import Backend, Session
@@ -30,30 +31,45 @@ class SessionPool:
 
         Raises: EngineError: the pool is closed.
         """
+        try:
+            session = self._idle.pop()  # atomic, and three times as fast as under the lock
+        except IndexError:
+            session = self._wait()
+        if self._is_closed:
+            self.release(session)
+            raise self._closed()
+        return session
+
+    def _wait(self) -> Session:
+        """Return a session as soon as there is one, a new one within the limit."""
         with self._changed:
-            while not self._idle and not self._is_closed:
-                if self._limit is None or self._count < self._limit:
-                    try:
-                        self._idle.append(self._first.duplicate())
-                        self._count += 1
-                        break
-                    except StageError:  # e.g. no memory for another execution context
-                        self._limit = self._count
-                self._waiting += 1
-                try:
-                    self._changed.wait()
-                finally:
-                    self._waiting -= 1
-            if self._is_closed:
-                problem = f"{self._engine} is closed"
-                raise EngineError(problem, "load it again, or close it after its last call")
-            return self._idle.pop()
+            self._waiting += 1  # before the look at the idle ones: ``release`` takes no lock
+            try:
+                while not self._is_closed:
+                    with suppress(IndexError):
+                        return self._idle.pop()
+                    if self._limit is None or self._count < self._limit:
+                        try:
+                            session = self._first.duplicate()
+                            self._count += 1
+                            return session
+                        except StageError:  # e.g. no memory for another execution context
+                            self._limit = self._count
+                    else:
+                        self._changed.wait()
+            finally:
+                self._waiting -= 1
+        raise self._closed()
+
+    def _closed(self) -> EngineError:
+        problem = f"{self._engine} is closed"
+        return EngineError(problem, "load it again, or close it after its last call")
 
     def release(self, session: Session) -> None:
         """Take a session back."""
-        with self._changed:
-            self._idle.append(session)
-            if self._waiting or self._is_closed:
+        self._idle.append(session)
+        if self._waiting or self._is_closed:
+            with self._changed:
                 self._changed.notify_all()
 
     def close(self) -> None:

@@ -68,8 +68,7 @@ class Stream(Resource):
 
         Raises: StageError: the work failed.
         """
-        if cuda.cuStreamSynchronize(self.handle)[0]:
-            call(cuda.cuStreamSynchronize, self.handle)  # explains the failure
+        call(cuda.cuStreamSynchronize, self.handle)
 
 
 class Event(Resource):
@@ -128,23 +127,24 @@ class Buffer(Resource):
     def upload(self, values: Array) -> None:
         """Copy an array into the buffer and wait for the copy."""
         source = np.ascontiguousarray(values)
-        self.copy_from(source.ctypes.data, source.nbytes, self._stream)
+        self.copy_from(source, source.nbytes, self._stream)
         self._stream.synchronize()
 
     def download(self, target: Array) -> None:
         """Fill a contiguous array after all work on the stream."""
-        self.copy_to(target.ctypes.data, target.nbytes, self._stream)
+        self.copy_to(target, target.nbytes, self._stream)
         self._stream.synchronize()
 
-    def copy_from(self, address: int, size_bytes: int, stream: Stream) -> None:
-        """Put a copy from host memory on ``stream``."""
+    def copy_from(self, source: Array | int, size_bytes: int, stream: Stream) -> None:
+        """Put a copy from a contiguous array, or a host address, on ``stream``."""
+        # cuda-bindings finds the address of an array faster than numpy does
         if self._has_room(size_bytes):
-            call(cuda.cuMemcpyHtoDAsync, self.handle, address, size_bytes, stream.handle)
+            call(cuda.cuMemcpyHtoDAsync, self.handle, source, size_bytes, stream.handle)
 
-    def copy_to(self, address: int, size_bytes: int, stream: Stream) -> None:
-        """Put a copy to host memory on ``stream``."""
+    def copy_to(self, target: Array | int, size_bytes: int, stream: Stream) -> None:
+        """Put a copy to a contiguous array, or a host address, on ``stream``."""
         if self._has_room(size_bytes):
-            call(cuda.cuMemcpyDtoHAsync, address, self.handle, size_bytes, stream.handle)
+            call(cuda.cuMemcpyDtoHAsync, target, self.handle, size_bytes, stream.handle)
 
     def copy_on_device(self, address: int, size_bytes: int, stream: Stream) -> None:
         """Put a copy to other device memory on ``stream``."""

@@ -94,16 +94,16 @@ def call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     Raises: CudaError: the call failed; names the function and CUDA's error.
     """
     try:
-        status, *results = function(*arguments)
+        found = function(*arguments)
     except RuntimeError as error:  # the driver is older than the bindings and has no such function
         raise CudaError(
             f"the CUDA driver has no {function.__name__}: {error}",
             f"install cuda-bindings of the driver's version of CUDA: {INSTALL_BINDINGS}==VERSION",
         ) from error
-    if status:
-        text = f"the CUDA driver's {function.__name__} failed: {describe_error(status)}"
-        raise CudaError(text, status=int(status))
-    return results[0] if len(results) == 1 else tuple(results)
+    if found[0]:
+        text = f"the CUDA driver's {function.__name__} failed: {describe_error(found[0])}"
+        raise CudaError(text, status=int(found[0]))
+    return found[1] if len(found) == 2 else found[1:]
 
 
 def describe_error(status: Any) -> str:

@@ -31,6 +31,7 @@ class Inference:
 
     # kind of memory, profile and shapes of the present inference
     _prepared: tuple[str, int | None, dict[str, Shape]] | None
+    _stream: Stream | None = None  # the last one of a caller
     # the last inference on a caller's stream
     _finished: Event | None = None
     _running_on: int | None = None
@@ -46,12 +47,14 @@ class Inference:
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == modes.INPUT]
         self._outputs = [name for name in names if engine.get_tensor_mode(name) == modes.OUTPUT]
+        self._input_names = frozenset(self._inputs)
         self._dtypes = DTYPES.words(library)
         self._types: dict[str, tuple[str, np.dtype[np.generic]]] = {}
         formats = FORMATS.words(library)
         self._layouts = {
             name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names
         }
+        self._is_linear = set(self._layouts.values()) <= {LINEAR}
         on_host = library.trt.TensorLocation.HOST  # inputs whose values decide shapes
         self._on_host = {n for n in self._inputs if engine.get_tensor_location(n) == on_host}
         self.profiles = self._read_profiles()
@@ -100,9 +103,11 @@ class Inference:
                 if isinstance(output, ValueShapedOutput):
                     stream.synchronize()  # its shape is known now
                 target = np.empty(packed_shape(output.shape, self._layouts[name]), stored)
-                output.buffer.copy_to(_address_of(target), target.nbytes, stream)
+                output.buffer.copy_to(target, target.nbytes, stream)
                 found[name] = Tensor(target, dtype)
             stream.synchronize()
+        if self._is_linear:
+            return found
         for name, layout in self._layouts.items():
             if layout != LINEAR and name in found:
                 target, shape = found[name].array, self.results[name].shape
@@ -128,13 +133,21 @@ class Inference:
         Their memory is from ``allocate``. Without ``stream`` they are complete on return, else as
         soon as the stream gets there. Inputs whose values decide shapes must be in host memory.
         """
-        queue = self.gpu.main_stream if stream is None else Stream(stream)
+        queue = self.gpu.main_stream
+        if stream is not None:
+            if self._stream is None or self._stream.number != stream:
+                self._stream = Stream(stream)
+            queue = self._stream
         with self.gpu.current(), self.log.collected() as messages:
-            self._prepare_on_device(inputs, profile, queue, messages)
+            if self._running_on is not None:
+                self._follow(queue)
+            if not self._take_addresses(inputs, profile):
+                self._prepare_on_device(inputs, profile, queue, messages)
             found = {}
             for name, shape in self._output_shapes.items():
-                found[name] = allocate(name, self._dtype(name)[0], shape)
-                self._set_address(name, found[name].address)
+                new = found[name] = allocate(name, self._dtype(name)[0], shape)
+                if self._addresses.get(name) != new.address:
+                    self._set_address(name, new.address)
             self._start(queue, messages)
             for name, output in self.results.items():  # of value-dependent shapes
                 queue.synchronize()  # its shape is known now
@@ -148,7 +161,7 @@ class Inference:
                 self._finished = self._finished or self.gpu.new_event()
                 self._finished.record(queue)
                 self._running_on = stream
-        return {name: found[name] for name in self._outputs}
+        return {name: found[name] for name in self._outputs} if self.results else found
 
     def repeat(self) -> None:
         """Run the last ``enqueue`` again, on the same memory, and wait for it."""
@@ -178,8 +191,8 @@ class Inference:
         self._follow(stream)
         given = {name: self._in_own_type(name, inputs[name]) for name in self._given(inputs)}
         arrays = {
-            name: np.asarray(packed(given[name].array, self._layouts[name]), order="C")
-            for name in self._inputs
+            name: np.asarray(packed(value.array, self._layouts[name]), order="C")
+            for name, value in given.items()
         }
         shapes = ("buffers", profile, {name: value.shape for name, value in given.items()})
         if shapes != self._prepared or self._on_host:
@@ -198,7 +211,22 @@ class Inference:
             self._prepared = shapes
         for name, (buffer, _) in self.input_buffers.items():
             self.input_buffers[name] = buffer, arrays[name]  # alive until it is uploaded
-            buffer.copy_from(_address_of(arrays[name]), arrays[name].nbytes, stream)
+            buffer.copy_from(arrays[name], arrays[name].nbytes, stream)
+
+    def _take_addresses(
+        self, inputs: Mapping[str, Tensor | DeviceTensor], profile: int | None
+    ) -> bool:
+        """Set the addresses of inputs like those of the last call; return False for others."""
+        prepared = self._prepared
+        if prepared is None or prepared[:2] != ("addresses", profile) or self._on_host:
+            return False
+        for name, shape in prepared[2].items():
+            value = inputs.get(name)
+            if type(value) is not DeviceTensor or value.shape != shape:
+                return False
+            if self._addresses.get(name) != value.address:
+                self._set_address(name, value.address)
+        return True
 
     def _prepare_on_device(
         self,
@@ -208,7 +236,6 @@ class Inference:
         messages: Messages,
     ) -> None:
         """Set what differs from the last call, and the addresses of inputs."""
-        self._follow(stream)
         given = {}
         for name in self._given(inputs):
             value = inputs[name]
@@ -218,10 +245,10 @@ class Inference:
                 problem = f"the values of the input {name} decide shapes"
                 raise StageError(problem, "pass it as an array in host memory")
             given[name] = value
-        for name, layout in self._layouts.items():
-            if layout != LINEAR:
-                problem = f"{name} is stored as {layout}, unlike arrays of other libraries"
-                raise StageError(problem, "pass arrays in host memory, or build without `io`")
+        if not self._is_linear:
+            name, layout = next(item for item in self._layouts.items() if item[1] != LINEAR)
+            problem = f"{name} is stored as {layout}, unlike arrays of other libraries"
+            raise StageError(problem, "pass arrays in host memory, or build without `io`")
         shapes = ("addresses", profile, {name: value.shape for name, value in given.items()})
         if shapes != self._prepared or self._on_host:
             self._free_buffers()
@@ -236,7 +263,7 @@ class Inference:
                     self.input_buffers[name] = self._new_buffer(name, array.nbytes), array
                 buffer = self.input_buffers[name][0]
                 self.input_buffers[name] = buffer, array
-                buffer.copy_from(_address_of(array), array.nbytes, stream)
+                buffer.copy_from(array, array.nbytes, stream)
                 self._set_address(name, buffer.address)
 
     def _follow(self, stream: Stream) -> None:
@@ -246,10 +273,10 @@ class Inference:
             self._running_on = None
 
     def _given(self, inputs: Mapping[str, object]) -> list[str]:
+        if inputs.keys() >= self._input_names:
+            return self._inputs
         missing = [name for name in self._inputs if name not in inputs]
-        if missing:
-            raise StageError(f"the engine's input {', '.join(missing)} is not given")
-        return self._inputs
+        raise StageError(f"the engine's input {', '.join(missing)} is not given")
 
     def _set_shapes(
         self, inputs: Mapping[str, AnyTensor], profile: int | None, messages: Messages
@@ -316,8 +343,6 @@ class Inference:
         return converted
 
     def _set_address(self, name: str, address: int) -> None:
-        if self._addresses.get(name) == address:
-            return
         if not self._context.set_tensor_address(name, address):
             raise StageError(f"the engine does not take the memory for {name}")
         self._addresses[name] = address
@@ -359,11 +384,6 @@ class Inference:
         self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape
         self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
         self.results: dict[str, Output] = {}
-
-
-def _address_of(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]  # three times as fast as array.ctypes
-    return address
 
 
 def _fits(ranges: Profile, inputs: Mapping[str, AnyTensor]) -> bool:

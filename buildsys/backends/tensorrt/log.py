@@ -11,7 +11,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -65,16 +64,22 @@ _DAMAGED = re.compile(
 )
 
 
-@dataclass
 class Messages:
     """Logged messages of one piece of work."""
 
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    __slots__ = ("errors", "warnings")
+
+    def __init__(self, errors: Iterable[str] = (), warnings: Iterable[str] = ()) -> None:
+        self.errors = [*errors]
+        self.warnings = [*warnings]
 
     def error_text(self, fallback: str) -> str:
         """Return all errors in one line, or ``fallback`` without errors."""
         return "; ".join(dict.fromkeys(self.errors)) or fallback
+
+
+class _OfThread(threading.local):
+    messages: Messages | None = None  # of the block that the thread is in
 
 
 class Log:
@@ -82,14 +87,14 @@ class Log:
 
     def __init__(self, library: Library) -> None:
         self.messages = Messages()  # of the block entered last
-        self.of_thread = threading.local()
+        self.of_thread = _OfThread()
         self.on_detail: Callable[[str], None] | None = None  # gets all less severe messages
         log, trt = self, library.trt
 
         class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
             def log(self, severity: Any, msg: str) -> None:
                 # the builder also logs in its worker threads
-                messages = getattr(log.of_thread, "messages", None) or log.messages
+                messages = log.of_thread.messages or log.messages
                 if severity <= trt.ILogger.ERROR:
                     messages.errors.append(clean_message(msg))
                 elif severity == trt.ILogger.WARNING:
@@ -118,9 +123,9 @@ class Collected:
         self._log = log
 
     def __enter__(self) -> Messages:
-        log = self._log
-        self._outer, self._before = getattr(log.of_thread, "messages", None), log.messages
-        messages = log.messages = log.of_thread.messages = Messages()
+        log, of_thread = self._log, self._log.of_thread
+        self._outer, self._before = of_thread.messages, log.messages
+        messages = log.messages = of_thread.messages = Messages()
         return messages
 
     def __exit__(self, *_: object) -> None:

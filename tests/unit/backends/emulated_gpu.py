@@ -35,6 +35,13 @@ class EmulatedStream:
         self.waits += 1
 
 
+def address_of(memory: np.ndarray | int) -> int:
+    if isinstance(memory, int):
+        return memory
+    assert memory.flags.c_contiguous
+    return memory.ctypes.data
+
+
 class EmulatedBuffer:
     def __init__(self, size_bytes: int, stream: object = None) -> None:
         self.size_bytes = size_bytes
@@ -42,13 +49,13 @@ class EmulatedBuffer:
         self.address = self.memory.ctypes.data
         self.released = False
 
-    def copy_from(self, address: int, size_bytes: int, stream: object) -> None:
+    def copy_from(self, source: np.ndarray | int, size_bytes: int, stream: object) -> None:
         assert size_bytes <= self.size_bytes
-        ctypes.memmove(self.address, address, size_bytes)
+        ctypes.memmove(self.address, address_of(source), size_bytes)
 
-    def copy_to(self, address: int, size_bytes: int, stream: object) -> None:
+    def copy_to(self, target: np.ndarray | int, size_bytes: int, stream: object) -> None:
         assert size_bytes <= self.size_bytes
-        ctypes.memmove(address, self.address, size_bytes)
+        ctypes.memmove(address_of(target), self.address, size_bytes)
 
     copy_on_device = copy_to
 
