@@ -193,7 +193,6 @@ def read_memory(value: Any, stream: int) -> Memory:
     return Memory(facts["data"][0], tuple(facts["shape"]), dtype.name, is_contiguous, value)
 
 
-@cache
 def library_of(kind: type) -> str:
     """Return the name of the library of a type of arrays."""
     return kind.__module__.partition(".")[0]
