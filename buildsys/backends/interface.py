@@ -19,6 +19,9 @@ Options = Mapping[str, Any]  # the engine's fields as in the manifest, without i
 Figures = dict[str, Any]  # JSON values for the engine's result file
 Run = Callable[[], object]
 Fail = Callable[[StageError], NoReturn]
+DTYPE_OF_PRECISION = {
+    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
+}  # fmt: skip
 
 
 def _raise(error: StageError) -> NoReturn:
@@ -45,7 +48,7 @@ class Calibration:
     """The data and the result file of an int8 calibrator."""
 
     batches: Path  # .npz with an array ``INDEX/INPUT`` for each input of each batch
-    algorithm: str  # "entropy" or "minmax"
+    algorithm: str  # "entropy" or "minmax", "" if the builder has its own
     cache: Path  # read if it exists, else written
 
 
@@ -289,7 +292,19 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
     return {name: part / total for name, part in sorted(amounts.items())} if total else {}
 
 
-def uses_tf32(options: Options) -> bool:
-    """Return True if TensorRT multiplies float32 in TF32, its default."""
-    chosen = options.get("tf32", (options.get("flags") or {}).get("tf32"))
-    return True if chosen is None else bool(chosen)
+def precision_problem(precision: str, found: Mapping[str, float], least: float) -> str:
+    """Return the problem of an engine's precision, "" without one.
+
+    An fp32 engine has none: a graph may have layers of other types.
+    """
+    wanted = DTYPE_OF_PRECISION[precision]
+    if wanted == "float32" or not found:
+        return ""
+    share = found.get(wanted, 0.0)
+    if share > 0 and share >= least:
+        return ""
+    descending = sorted(found.items(), key=lambda item: -item[1])
+    rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in descending)
+    actual = f"only {share:.1%} of its layers are" if share else "none of its layers is"
+    limit = f" (the minimum is {least:.0%})" if least else ""
+    return f"the engine was requested in {precision}, but {actual} in {wanted}{limit}: {rest}"

@@ -131,6 +131,8 @@ class KeyBuilder:
         covered.update(paths.values())
         if action.sources:
             self._add_sources(action, parts, files, covered)
+        for package in action.packages:
+            self._add_package(action, package, parts, files, covered)
         if action.reads:
             declared = self._values.declared(action.reads, variables_of(action))
             parts |= declared.parts
@@ -146,7 +148,8 @@ class KeyBuilder:
                     made[label] = wrong_sha256
                 elif action.weights:
                     del made[label]
-            imported = [label.removeprefix(TOOL) for label in parts if label.startswith(TOOL)]
+            tools = (label for label in parts if label.startswith(TOOL))
+            imported = [label.removeprefix(TOOL) for label in tools if not label.endswith(FILES)]
             made |= parts | self._environment.of_imports(action, imported)
             return made | (self._baselines.parts(action, made) if self._baselines else {})
 
@@ -238,6 +241,17 @@ class KeyBuilder:
             else:  # not the value itself: it may be a secret, and records are kept and shared
                 digest = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
                 parts[f"env:{name}"] = f"set, digest {digest[:16]}"
+
+    def _add_package(
+        self, action: Action, module: str, parts: Parts, files: Files, covered: set[str]
+    ) -> None:
+        top = module.partition(".")[0]
+        tools, root = self._environment.of_package(action, top)
+        parts |= tools
+        if root is not None:  # on PYTHONPATH, or installed editable
+            imported = [Import(0, module, [])]
+            found = self._tree(root, files, covered, package=top).dependencies((), imported)
+            parts |= content_parts("source", found.files)
 
     def _tree(self, root: str, files: Files, covered: set[str], *, package: str = "") -> SourceTree:
         prefix = len(root) + 1

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from buildsys.plan.action import Action, ToolchainRef
+from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import NONE, gpu_facts
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.system.versions import ABSENT, tool_versions
@@ -25,7 +26,9 @@ def expected_obstacle(action: Action, project: Path) -> str:
     has_gpu = gpu["gpu.name"] != NONE
     if missing := _missing_library(backend, action.toolchain, project, has_gpu=has_gpu):
         return missing
-    if engine.get("provider") == "cpu" or (backend == "tensorrt_rtx" and action.stage == "engine"):
+    description = describe_backend(backend)
+    is_build = action.stage == "engine"
+    if not description.runs_on_gpu(engine) or (is_build and description.builds_without_gpu):
         return ""
     if not has_gpu:
         return "there is no NVIDIA GPU here; run it on a machine with one"
@@ -46,13 +49,14 @@ def _missing_library(
     located = locate_toolchain(*toolchain, project, os.environ) if toolchain else None
     if located is not None and not located.python.exists():
         return f"there is no {located.python}, the interpreter of the toolchain {located.name}"
-    if tool_versions((backend,), located)[backend] != ABSENT:
+    description = describe_backend(backend)
+    if description.problem:
+        return f"{description.problem}; {description.install}"
+    library = description.distribution
+    if tool_versions((library,), located)[library] != ABSENT:
         return ""
-    from buildsys.system.engine_environment import INSTALL
-
-    install, packages = INSTALL[backend]
     where = f" in the toolchain {located.name}" if located else ""
-    remedy = f"{located.pip} {packages}" if located else install
-    if backend == "tensorrt" and not has_gpu:
+    remedy = f"{located.pip} {description.packages}" if located else description.install
+    if description.needs_gpu_library and not has_gpu:
         remedy = f"on a machine with an NVIDIA GPU: {remedy}"
-    return f"{backend} is not installed{where}; {remedy}"
+    return f"{library} is not installed{where}; {remedy}"

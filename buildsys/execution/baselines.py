@@ -106,7 +106,9 @@ class Baselines:
         """
         assert action.baseline is not None
         digest, own = parts.get(ENGINE, NONE), _engine(action, parts)
-        pin = action.baseline.revision
+        pin, path = action.baseline.revision, PurePath(action.baseline.engine)
+        data = action.inputs.get("engine.data")
+        data_path = str(path.with_name(PurePath(data.path).name if data else f"{path.name}.data"))
         own_build = _build_of(action, parts)
         others = [
             record
@@ -118,16 +120,17 @@ class Baselines:
         described: dict[str, Any] = {"current": own, "reason": ""}
         if digest == NONE or (record is None and build is None):
             return {**described, **self._why_none(action, parts, digest)}, {}
-        data = started = ""
+        data_digest = started = ""
         if record is not None:
-            data = record.parts.get(f"input:{action.baseline.engine}.data", _ABSENT)
+            data_digest = record.parts.get(f"input:{data_path}", _ABSENT)
             started = record.started
             described["options"] = record.figures.get("engine_options")
             described["figures"] = record.figures.get("figures", {})
             if changed := _differences(_LIBRARIES, record.parts, parts):
                 described["reason"] = f"{_listed(changed)} changed since the baseline was built"
         elif build is not None:
-            data, started = build.outputs.get("engine.data", _ABSENT), build.started
+            data_digest = build.outputs.get("engine.data", _ABSENT)
+            started = build.started
             described["figures"] = self._pinned_figures(build)
             described["options"] = self._pinned_options(build)
             environment, libraries = self._changes([build], action, parts)[0]
@@ -143,10 +146,10 @@ class Baselines:
         files: dict[str, Path] = {}
         if not described["reason"]:
             try:
-                for role, found in (("engine", digest), ("engine.data", data)):
+                for role, found in (("engine", digest), ("engine.data", data_digest)):
                     if found != _ABSENT:
-                        suffix = ".data" if role.endswith(".data") else ""
-                        files[role] = folder / (PurePath(action.baseline.engine).name + suffix)
+                        name = data_path if role == "engine.data" else path.name
+                        files[role] = folder / PurePath(name).name
                         size = store.object_path(found).stat().st_size
                         store.fetch(OutputFile(found, size), files[role])
             except (OSError, DamagedError):

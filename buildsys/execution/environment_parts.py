@@ -9,9 +9,11 @@ from pathlib import Path
 
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.system import devices, versions
+from buildsys.system.backend_registry import other_backends
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.package_files import package_identities
 from buildsys.system.text_cache import TextCache
+from buildsys.system.versions import normalized
 
 TOOL = "tool:"
 FILES = " (files)"  # ends the label of a distribution's identity
@@ -19,6 +21,7 @@ FILES = " (files)"  # ends the label of a distribution's identity
 _KNOWN_LIBRARIES = [
     "ml-dtypes", "numpy", "onnx", "onnxruntime", "onnxscript", "torch", "torchvision",
 ]  # fmt: skip
+_OURS = "buildsys"  # its modules are in the keys one by one
 Parts = dict[str, str]
 
 
@@ -70,15 +73,32 @@ class EnvironmentParts:
 
     def of_module(self, action: Action, module: str) -> tuple[Parts, str | None]:
         """Return the versions of the distributions with a module, or its folder."""
-        wanted = action.runs_in, module
+        return self._of_module(action.runs_in, module)
+
+    def of_package(self, action: Action, module: str) -> tuple[Parts, str | None]:
+        """Return the same for a backend's package, with the identity of its distributions.
+
+        Its folder is imported in a toolchain as well, but without its other distributions.
+        """
+        parts, root = self._of_module(None, module)
+        owners = {normalized(each.owner.partition(" ")[0]) for each in other_backends().values()}
+        names = [
+            name
+            for name in (label.removeprefix(TOOL) for label in parts)
+            if name != _OURS and (action.toolchain is None or normalized(name) in owners)
+        ]
+        identities = self._identities(names, None, thorough=True)
+        return {f"{TOOL}{name}": parts[f"{TOOL}{name}"] for name in names} | identities, root
+
+    def _of_module(self, toolchain: ToolchainRef | None, module: str) -> tuple[Parts, str | None]:
+        wanted = toolchain, module
         if wanted not in self._providers:
-            path = self._module_path(action.runs_in)
-            providing = versions.distributions_of(
-                module, self._texts, known=_KNOWN_LIBRARIES, path=path
-            )
+            path = self._module_path(toolchain)
+            known = [*_KNOWN_LIBRARIES, _OURS]
+            providing = versions.distributions_of(module, self._texts, known=known, path=path)
             # without a distribution, files alone identify a module in site-packages
             root = versions.source_root(module, path, in_libraries=not providing)
-            self._providers[wanted] = self._versions(providing, action.runs_in), root
+            self._providers[wanted] = self._versions(providing, toolchain), root
         return self._providers[wanted]
 
     def _tool_parts(self, names: Collection[str], toolchain: ToolchainRef | None) -> Parts:

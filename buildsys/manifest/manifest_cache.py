@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from buildsys.system.backend_registry import our_backends
 from buildsys.system.files import MAX_RESULT_BYTES, Stamp, read_limited, replace_file, stamp
 
 SCHEMA = "buildsys/manifests/2"
@@ -100,6 +101,10 @@ def _writer(configs: str) -> list[Any]:
         for entry in os.scandir(folder)
         if entry.name.endswith(".py")
     )
+    backends = here.parent / "backends"
+    for name in our_backends():  # their fields
+        modules = ("description", "options", "common_options")
+        code += [f"{backends}/{name}/{module}.py" for module in modules]
     found = importlib.util.find_spec("pydantic")  # locates without importing
     version = Path(found.origin).with_name("version.py") if found and found.origin else here
     paths: list[Path | str] = [*code, here.parent / "errors.py", version]

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-BACKEND_KINDS = {
-    "onnxruntime": ("function", "library"),
-    "tensorrt": ("function", "plugin"),
-    "tensorrt_rtx": ("function", "plugin"),
-}
+from buildsys.system.backend_registry import describe_backend
 
 
 def implementations(entry: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """Return a backend's implementations of an operator, preferred kind first."""
-    function, other = BACKEND_KINDS[backend]
+    function, *others = describe_backend(backend).operator_kinds
     named = entry.get("function")
     if isinstance(named, Mapping):
         named = named.get(backend)
-    given = {function: named, other: entry.get(other)}
+    given = {function: named, **{other: entry.get(other) for other in others}}
     return {kind: value for kind, value in given.items() if value is not None}
 
 

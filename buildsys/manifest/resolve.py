@@ -27,6 +27,7 @@ from buildsys.manifest.schema_errors import known_fields, schema_problems
 from buildsys.manifest.value_ranges import default_high
 from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
 from buildsys.manifest.workspace import Workspace
+from buildsys.system.backend_registry import package_files
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
@@ -52,6 +53,7 @@ class Resolver:
         for preset in filter(None, (self._presets or {}).values()):
             problems += _validate(preset, Engine)
             problems += unknown_toolchain(preset, self._toolchains)
+            self._record_package(preset)
         return self._engine_errors + self.workspace.errors(problems)
 
     def resolve(self, file: Path) -> tuple[list[Resolution], list[ManifestError]]:
@@ -96,6 +98,7 @@ class Resolver:
         engines = tree.get("engines")
         for engine in engines.value if engines and isinstance(engines.value, list) else []:
             checks += unknown_toolchain(engine, self._toolchains)
+            self._record_package(engine)
         for problem in checks:
             file, path = problem.origin
             parents = (ValueOrigin(file, path[:depth]) for depth in range(1, len(path) + 1))
@@ -114,6 +117,13 @@ class Resolver:
                 for name, entry in plain(toolchains).items()
             }
         return (data, tree), []
+
+    def _record_package(self, engine: ValueNode) -> None:
+        """Record the files that decide the fields of another team's backend."""
+        backend = engine.get("backend")
+        if backend is not None and isinstance(backend.value, str):
+            for file in package_files(backend.value):
+                self.workspace.exists(file)
 
     def _read_project(self) -> tuple[ValueNode, list[ManifestError]]:
         """Return the defaults of project.yaml and its errors; remember its toolchains."""

@@ -57,6 +57,8 @@ class Action:
     after: tuple[str, ...] = ()  # targets whose outputs are inputs
     order: tuple[str, ...] = ()  # targets that must pass first without being an input
     code: tuple[str, ...] = ()  # buildsys modules in the key, together with what they import
+    # modules of another team's backend, in the key like ``code``
+    packages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
     toolchain: ToolchainRef | None = None  # ``tools`` are looked up there, unless peer_tools is set
     # distributions of the toolchain if the stage runs in our interpreter; ``tools`` are then ours

@@ -25,6 +25,7 @@ from buildsys.plan.graph_points import (
     graph_points,
     profile_values,
 )
+from buildsys.system.backend_registry import describe_backend, find_package
 from buildsys.system.hub_names import HUB
 from buildsys.system.shard_index import INDEX_SUFFIX
 
@@ -44,7 +45,6 @@ _SOURCE_LIBRARIES = {
 }
 # of a checkpoint of transformers; a missing one may appear
 _CHECKPOINT_FILES = ("config.json", "model.safetensors", f"model{INDEX_SUFFIX}")
-_CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
 
 
 class ModelPlan:
@@ -160,32 +160,38 @@ class EnginePlan:
         self.name: str = spec["name"]
         self.backend: str = spec["backend"]
         self.precision: str = spec["precision"]
-        self.calibrates = is_implicit(spec)  # the builder itself calibrates int8
-        self.on_gpu = self.backend != ONNXRUNTIME or spec["provider"] != "cpu"
+        self.description = description = describe_backend(self.backend)
+        # the builder itself calibrates int8
+        self.calibrates = is_implicit(spec) or description.quantizes(spec)
+        self.on_gpu = description.runs_on_gpu(spec)
         self.devices = ("gpu",) if self.on_gpu else ("cpu",)
-        runtime = ("onnxruntime",) if self.backend == ONNXRUNTIME else ()
-        self.environment = (*runtime, *(("gpu",) if self.on_gpu else ()))
+        self.environment = (*description.environment, *(("gpu",) if self.on_gpu else ()))
         self.toolchain = toolchain_of(model.spec, spec)
         cuda = ("cuda-bindings",) if self.on_gpu else ()
         self.toolchain_tools = ("python", "numpy", *cuda) if self.toolchain else ()
-        libraries = _CUDA_LIBRARIES if spec.get("provider") == "cuda" else ()
-        self.run_tools = (self.backend, *libraries, *model.small_float_tools)
-        self.backend_code = f"buildsys.backends.{self.backend}.backend"
+        libraries = (description.distribution, *description.run_tools(spec))
+        self.run_tools = (*libraries, *model.small_float_tools)
+        package = find_package(self.backend)
+        module = f"{package.module if package else self.backend}.backend"
+        is_ours = package is not None and not package.owner
+        self.backend_code = (module,) if is_ours else ()
+        self.backend_packages = () if is_ours else (module,)
         unused = {"name", "tolerance", "required", "gates"}
         unused |= set() if self.toolchain else {"toolchain"}
         self.gates = spec.get("gates") or model.spec.get("gates")
         if self.gates and self.gates["engine"] == self.name:  # gates of the model
             self.gates = None
         self.options = {field: value for field, value in spec.items() if field not in unused}
-        suffix = "onnx" if self.backend == ONNXRUNTIME else "engine"
-        path = f"{model.name}/engine/{self.name}/engine.{suffix}"
+        folder, engine_file = f"{model.name}/engine/{self.name}", description.engine_file
+        data_file = description.data_file or f"{engine_file}.data"
         self.files = {
-            "engine": FileRef(path, optional=True),
-            "engine.data": FileRef(f"{path}.data", optional=True),
+            "engine": FileRef(f"{folder}/{engine_file}", optional=True),
+            "engine.data": FileRef(f"{folder}/{data_file}", optional=True),
         }
         self.loaded_operators = model.operators.loaded_use(spec)
         # the graph has the types of the engine's precision
         typed = not is_weak(spec) or spec.get("quantization") == "explicit"
+        typed = typed and not description.takes_float32
         self.is_converted = typed and self.precision != FULL_PRECISION
         final = model.final
         self.graph = model.converted(self.precision) if self.is_converted else final.graph

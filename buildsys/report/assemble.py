@@ -322,7 +322,6 @@ def _files(results: Sequence[AnyResult]) -> Iterator[FileLine]:
                 continue
             name = "model.onnx"
             if stage == "engine":
-                is_onnx = content.get("backend") == "onnxruntime"
-                name = "engine.onnx" if is_onnx else "engine.engine"
+                name = next(iter(content.get("files", {})), "engine.engine")
             path = f"{result.file.rpartition('/')[0]}/{name}"
             yield FileLine(path, content[f"{prefix}sha256"], content.get(f"{prefix}bytes"))

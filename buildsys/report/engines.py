@@ -12,18 +12,13 @@ from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.engine import BuildEnvironment, EngineResult, SlowLayer, TimingCache
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.report.results.report import EngineLine, EngineProvenance, LayerLine
+from buildsys.system.backend_registry import backend_names, describe_backend
 
-_LIBRARIES = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _SHOWN_DIGITS = 16
 # fields reported elsewhere, or without influence on the engine
 NOT_SETTINGS = (
     "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "gates",
 )  # fmt: skip
-# TensorRT's come from the manifest's schema; this copy spares most reports the import of pydantic
-ONNXRUNTIME_DEFAULTS: Mapping[str, Any] = {
-    "provider": "cpu", "intra_op_threads": 0, "inter_op_threads": 1, "execution_mode": "sequential",
-    "graph_optimization_level": "all", "spinning": True, "session_config": {},
-}  # fmt: skip
 
 
 def engine_lines(
@@ -142,7 +137,8 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
 
 def _built_with(facts: BuildEnvironment) -> str:
     versions: Mapping[str, object] = facts
-    parts = [f"{title} {versions[n]}" for n, title in _LIBRARIES.items() if versions.get(n)]
+    libraries = {each.module: each.title for each in map(describe_backend, backend_names())}
+    parts = [f"{title} {versions[n]}" for n, title in libraries.items() if versions.get(n)]
     capability = facts.get("compute_capability")
     if facts.get("gpu"):
         parts.append(facts["gpu"] + (f" (compute capability {capability})" if capability else ""))
@@ -157,11 +153,12 @@ def _built_with(facts: BuildEnvironment) -> str:
 
 @cache
 def _defaults(backend: str) -> Mapping[str, Any]:
-    if backend == "onnxruntime":
-        return ONNXRUNTIME_DEFAULTS
-    from buildsys.manifest.schema import engines as specs
+    known = describe_backend(backend).defaults
+    if known is not None:  # spares most reports the import of pydantic
+        return known
+    from buildsys.manifest.schema.engines import engine_spec
 
-    spec = specs.TensorRtRtxEngine if backend == "tensorrt_rtx" else specs.TensorRtEngine
+    spec = engine_spec(backend)
     found = {
         name: field.get_default(call_default_factory=True)
         for name, field in spec.model_fields.items()

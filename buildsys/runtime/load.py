@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends import load_backend
 from buildsys.backends.interface import OperatorUse, Options
+from buildsys.backends.load import load_backend
 from buildsys.errors import EngineError, StageError
 from buildsys.runtime.engine import Engine
 from buildsys.system.compatibility.check import can_run, engine_file

@@ -15,17 +15,10 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from buildsys.system.backend_registry import describe_backend
 from buildsys.system.cpu import cpu_model, engine_instructions
 from buildsys.system.gpus.nvml import GpuError, read_gpus
 
-# backend -> module
-LIBRARIES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
-# backend -> command that installs its library here, packages to install into a toolchain
-INSTALL = {
-    "onnxruntime": ("pip install onnxruntime", "onnxruntime"),
-    "tensorrt": ("pip install 'buildsys[tensorrt]'", "tensorrt cuda-bindings"),
-    "tensorrt_rtx": ("pip install 'buildsys[rtx]'", "tensorrt-rtx cuda-bindings"),
-}
 # tensorrt_cu12, tensorrt_rtx_cu13_libs
 _CUDA_IN_NAME = re.compile(r"(?:^|[-_])cu(\d{2})(?:[-_]|$)")
 _GPU_FACTS = {
@@ -43,7 +36,7 @@ def built_with(backend: str, device: Mapping[str, Any]) -> dict[str, Any]:
 
     ``device`` is the one the backend uses: with several GPUs, CUDA's first may not be NVML's first.
     """
-    module = LIBRARIES.get(backend, backend)
+    module = describe_backend(backend).module
     facts: dict[str, Any] = {module: library_version(module), "platform": platform_name()}
     if device.get("kind") != "gpu":
         return {**facts, "cpu": cpu_model(), "instructions": engine_instructions()}

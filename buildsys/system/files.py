@@ -138,3 +138,15 @@ def image_files(folder: str) -> list[str]:
         for name in names
         if name.lower().endswith(IMAGE_SUFFIXES)
     )
+
+
+def link_into(folder: Path, name: str, target: Path) -> Path:
+    """Return ``folder`` after making ``name`` in it a link to ``target``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / name
+    if not link.is_symlink() or link.readlink() != target:
+        new = folder / f".{name}.{os.getpid()}"
+        new.unlink(missing_ok=True)
+        new.symlink_to(target)
+        new.replace(link)  # another run may do the same
+    return folder

@@ -155,8 +155,8 @@ def python_version() -> str:
 
 
 def environment_facts(families: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables relevant to ``families`` (keys of ENVIRONMENT)."""
-    patterns = [ENVIRONMENT[family] for family in families]
+    """Return the variables relevant to ``families``, keys of ENVIRONMENT or patterns."""
+    patterns = [ENVIRONMENT.get(family) or re.compile(family) for family in families]
     return {
         name: value
         for name, value in environment.items()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import RESULT_SCHEMA, Job, StageResult
 from buildsys.workers.server_kinds import toolchain_of
 
@@ -41,7 +42,7 @@ def write_result(
         result,
         started=started.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         measured=measured,
-        toolchain={**name, **(loaded_versions() if versions is None else versions)},
+        toolchain={**name, **(_versions_of(job) if versions is None else versions)},
     )
     job.outputs["result"].write_text(text, encoding="utf-8")
 
@@ -72,9 +73,15 @@ def result_text(
     return format_figures({**header, **result.figures})
 
 
-def loaded_versions() -> dict[str, str]:
+def _versions_of(job: Job) -> dict[str, str]:
+    backend = job.options.get("engine", {}).get("backend")
+    return loaded_versions(*([describe_backend(backend).module] if backend else ()))
+
+
+def loaded_versions(*others: str) -> dict[str, str]:
     """Return the versions of Python and of this process's libraries."""
-    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
+    names = (*_LIBRARIES, *others)
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     versions = {name: str(version) for name, version in loaded.items() if version}
     return {"python": platform.python_version(), **versions}
 

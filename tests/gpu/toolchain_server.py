@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends import load_backend
 from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import BuildRequest, Calibration
+from buildsys.backends.load import load_backend
 from buildsys.errors import BuildsysError
 from buildsys.onnx_graphs.tensors import load_tensors, save_tensors
 from buildsys.workers.job import Job

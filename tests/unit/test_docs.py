@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from buildsys import errors
+from buildsys.backends.tensorrt.common_options import TensorRtBase
+from buildsys.backends.tensorrt_rtx.options import ComputeCapability
 from buildsys.cli.main import commands_of
 from buildsys.execution import stale_reasons
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
 from buildsys.manifest.schema.base import DType, Precision, Spec
-from buildsys.manifest.schema.engines import ComputeCapability, EngineBase, TensorRtBase
+from buildsys.manifest.schema.engine_base import EngineBase
 from buildsys.manifest.schema.gates import GateLimit
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
@@ -44,7 +46,8 @@ TOLERANCES = {
 def sections(base: type[Spec]) -> list[type[Spec]]:
     """Return the sections of the imported schemas, bases first."""
     below = [spec for child in base.__subclasses__() for spec in (child, *sections(child))]
-    return [spec for spec in below if spec.__module__.startswith(ModelSpec.__module__[:-6])]
+    ours = (ModelSpec.__module__[:-6], "buildsys.backends.")
+    return [spec for spec in below if spec.__module__.startswith(ours)]
 
 
 ABSTRACT = (stages.Tolerance, GateLimit, EngineBase, TensorRtBase, *TOLERANCES.values())
@@ -225,3 +228,15 @@ def test_the_manifest_of_the_readme_loads(tmp_path: Path) -> None:
     model = load_project(tmp_path).models["classifier"]
     assert model.data["source"]["kwargs"] == {"width": 32}
     assert [engine["name"] for engine in model.data["engines"]] == ["ort-cpu"]
+
+
+def test_the_backend_of_the_documentation_is_the_tested_one() -> None:
+    page = (ROOT / "docs/backends.md").read_text()
+    files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL)
+    folder = ROOT / "tests/reference_backend"
+    assert [name for name, _ in files] == [
+        "pyproject.toml",
+        *(f"buildsys_reference/{name}.py" for name in ("description", "options", "backend")),
+    ]
+    for name, text in files:
+        assert (folder / name).read_text() == text, f"docs/backends.md differs from {name}"

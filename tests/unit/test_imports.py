@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"manifest", "onnx_graphs", "system"},
     "history": {"report", "store"},
     "models": {"manifest", "onnx_graphs", "system"},
-    "backends": {"models", "onnx_graphs", "system"},
+    "backends": {"manifest", "models", "onnx_graphs", "system"},
     "runtime": {"backends", "onnx_graphs", "system"},
     "stages": {
         "backends",

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from buildsys.backends.interface import BuildRequest, Figures
+from buildsys.backends.interface import BuildRequest, Figures, precision_problem
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.builder_config import configure, is_strong, settings_in_force
 from buildsys.backends.tensorrt.calibrator import attach_calibrator
-from buildsys.backends.tensorrt.inspector import precision_problem
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, build_failure, log_of
 from buildsys.backends.tensorrt.network_edits import (

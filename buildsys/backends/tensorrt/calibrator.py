@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from buildsys.backends.calibration_batches import Batch, read_batches
 from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import Calibration
 from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import FEATURES, Library
-from buildsys.errors import StageError
-from buildsys.onnx_graphs.npz_file import NpzFile
-from buildsys.onnx_graphs.tensors import Array
 from buildsys.system.files import replace_file
 
 ONLY = FEATURES["calibrators"]
-_KEY = re.compile(r"(\d+)/(.+)")
-Batch = Mapping[str, Array]
-
-
-def read_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[Batch]:
-    """Return the batches of an .npz file of arrays ``INDEX/INPUT``.
-
-    ``inputs`` has the shapes of the network's inputs, -1 for a dynamic dimension.
-    Raises: StageError: there is no batch, an input is missing, or a shape does not fit the network
-    or the others.
-    """
-    batches: dict[int, dict[str, Array]] = {}
-    try:
-        for key, array in NpzFile(file).items():
-            if match := _KEY.fullmatch(key):
-                batches.setdefault(int(match[1]), {})[match[2]] = array
-    except (OSError, ValueError) as error:
-        raise StageError(f"{file.name} contains no calibration batches: {error}") from error
-    if not batches:
-        text = f"there is no batch to calibrate with in {file.name}"
-        raise StageError(text, "give calibration data")
-    found: list[Batch] = [batches[index] for index in sorted(batches)]
-    for number, batch in enumerate(found):
-        for name, shape in inputs.items():
-            what = f"batch {number} of the calibration data has"
-            if name not in batch:
-                raise StageError(f"{what} no input {name}, only {', '.join(batch)}")
-            sizes = batch[name].shape
-            if len(sizes) != len(shape) or any(
-                expected not in (-1, size) for expected, size in zip(shape, sizes, strict=True)
-            ):
-                expected_sizes = [size if size >= 0 else "any" for size in shape]
-                raise StageError(f"{what} {name} of shape {list(sizes)}, not {expected_sizes}")
-            first = found[0][name].shape
-            if sizes != first:
-                raise StageError(
-                    f"{what} {name} of shape {list(sizes)}, and batch 0 has {list(first)}",
-                    "TensorRT calibrates with batches of one shape",
-                )
-    return found
 
 
 def attach_calibrator(
@@ -75,7 +31,7 @@ def attach_calibrator(
     types = {tensor.name: np.dtype(dtypes[tensor.dtype]) for tensor in inputs}
     batches: list[Batch] = [
         {name: np.ascontiguousarray(batch[name], types[name]) for name in shapes}
-        for batch in read_batches(calibration.batches, shapes)
+        for batch in read_batches(calibration.batches, shapes, one_shape_for="TensorRT")
     ]
     first, remaining = batches[0], iter(batches)
     device = Device(0)

@@ -15,12 +15,12 @@ from buildsys.backends.interface import (
     Options,
     Session,
     UnsupportedNode,
+    precision_problem,
 )
 from buildsys.backends.tensorrt import gpu_requirements
 from buildsys.backends.tensorrt.builder_config import is_strong, quantization_of
 from buildsys.backends.tensorrt.engine_contenders import TimedSession
 from buildsys.backends.tensorrt.enum_tables import check_fields
-from buildsys.backends.tensorrt.inspector import precision_problem
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.parse import new_builder, parse

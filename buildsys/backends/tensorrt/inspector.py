@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from buildsys.backends.interface import shares
+from buildsys.backends.interface import DTYPE_OF_PRECISION, shares
 
 _WORDS = {
     "float32": ("fp32", "float", "float32", "tf32"),
@@ -40,9 +40,6 @@ _COMPUTES_NOTHING = re.compile(
 _MOST_OF_THE_TIME = 0.5
 _SLOWEST, _MOST_NODES = 20, 50  # layers in the result file, and nodes of each
 _NODE = re.compile(r"\[ONNX Layer: ([^\x1e]*)\]")  # in a layer's metadata
-DTYPE_OF_PRECISION = {
-    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
-}  # fmt: skip
 
 
 class EngineLayer(NamedTuple):
@@ -125,24 +122,6 @@ def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterat
             "time_ms": round(times_ms[name], 6), "nodes": list(each.nodes[:_MOST_NODES]),
             "share": round(times_ms[name] / total, 4) if total else 0.0,
         }  # fmt: skip
-
-
-def precision_problem(precision: str, found: Mapping[str, float], least: float) -> str:
-    """Return the problem of an engine's precision, "" without one.
-
-    An fp32 engine has none: a graph may have layers of other types.
-    """
-    wanted = DTYPE_OF_PRECISION[precision]
-    if wanted == "float32" or not found:
-        return ""
-    share = found.get(wanted, 0.0)
-    if share > 0 and share >= least:
-        return ""
-    descending = sorted(found.items(), key=lambda item: -item[1])
-    rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in descending)
-    actual = f"only {share:.1%} of its layers are" if share else "none of its layers is"
-    limit = f" (the minimum is {least:.0%})" if least else ""
-    return f"the engine was requested in {precision}, but {actual} in {wanted}{limit}: {rest}"
 
 
 def _read_layer(entry: Any, wanted: str) -> EngineLayer:

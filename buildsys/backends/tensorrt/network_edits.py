@@ -7,10 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import Figures
+from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
-from buildsys.backends.tensorrt.inspector import DTYPE_OF_PRECISION
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.errors import StageError

@@ -19,13 +19,13 @@ from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH
 from buildsys.plan.action import Action
+from buildsys.system.backend_registry import describe_backend
 
 # seconds of an image classifier on two cores; those of bench follow from its fields
 _STAGES = {
     "operators": 20.0, "export": 6.0, "reference": 5.0, "surgery": 2.0, "simplify": 2.0,
     "calibrate": 30.0, "convert": 4.0, "validate": 4.0, "verify": 2.0, "report": 0.5,
 }  # fmt: skip
-_BUILDERS = {"tensorrt": 60.0, "tensorrt_rtx": 5.0, "onnxruntime": 1.0}
 _OTHER = 10.0
 _RESTORED_S = 0.2
 _PER_TARGET_S = 0.2  # for the process, digests and publishing
@@ -135,7 +135,7 @@ class Estimate:
 def default_s(action: Action) -> float:
     """Return the order of magnitude of an action's time."""
     if action.stage == "engine":
-        return _BUILDERS.get(action.options["engine"]["backend"], _OTHER)
+        return describe_backend(action.options["engine"]["backend"]).build_seconds
     if action.stage == "bench":
         bench = action.options["bench"]
         each = (bench["duration"] + bench["warmup"]) * (1 + len(bench["baselines"]))

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.operator_choice import BACKEND_KINDS, implementations
+from buildsys.manifest.operator_choice import implementations
 from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
+from buildsys.system.backend_registry import backend_names, describe_backend
 
 _OPSETS = {
     "torchscript": range(6, 24),
@@ -133,13 +134,15 @@ def operator_problems(view: ManifestView) -> Problems:
             hint = "choose a domain of your own, such as custom_domain::"
             yield view.problem((*path, "op"), text, hint)
         first.setdefault(op, path)
-        given = {backend: implementations(entry, backend) for backend in BACKEND_KINDS}
+        names = backend_names()
+        given = {backend: implementations(entry, backend) for backend in names}
+        kinds = {backend: describe_backend(backend).operator_kinds for backend in names}
         if not any(given.values()):
             hint = "add function, library (ONNX Runtime) or plugin (TensorRT)"
             yield view.problem(path, f"operator {op} has no implementation", hint)
             continue
         for backend, kind in view.map(*path, "use").items():
-            if kind in BACKEND_KINDS.get(backend, ()) and kind not in given[backend]:
+            if kind in kinds.get(backend, ()) and kind not in given[backend]:
                 hint = f"given: {', '.join(given[backend])}" if given[backend] else f"add {kind}: …"
                 text = f"{backend} has no implementation of the kind {kind}"
                 yield view.problem((*path, "use", backend), text, hint)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_serializer
 
 from buildsys.manifest.schema.base import (
     CXX_SOURCE_PATTERN,
@@ -15,11 +15,11 @@ from buildsys.manifest.schema.base import (
     Spec,
     section,
 )
+from buildsys.system.backend_registry import backend_names, describe_backend
 
 Operator = Annotated[str, Field(pattern=OPERATOR_PATTERN)]
 LibrarySource = Annotated[str, Field(pattern=CXX_SOURCE_PATTERN)]
 PythonFile = Annotated[str, Field(pattern=MODULE_PATTERN)]
-PluginUse = Literal["function", "plugin"]
 
 
 class SymbolicSpec(Spec):
@@ -42,12 +42,44 @@ class TranslationSpec(Spec):
     function: Callable = Field(description="FILE.py:CALLABLE of onnxscript operators: f(*inputs).")
 
 
-class FunctionPerBackend(Spec):
-    """A different local function for each backend."""
+class _PerBackend(Spec):
+    """A value for each backend; a backend that someone installs changes no resolved manifest."""
 
-    onnxruntime: Callable | None = Field(None, description="FILE.py:NAME")
-    tensorrt: Callable | None = Field(None, description="FILE.py:NAME")
-    tensorrt_rtx: Callable | None = Field(None, description="FILE.py:NAME")
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
+
+
+def _per_backend(name: str, doc: str, fields: dict[str, Any]) -> type[Spec]:
+    return create_model(name, __base__=_PerBackend, __doc__=doc, **fields)
+
+
+def _use_of(backend: str) -> Any:
+    kinds = describe_backend(backend).operator_kinds
+    text = f"Default: {kinds[0]}{''.join(f', else {kind}' for kind in kinds[1:])}."
+    return (Literal[kinds] | None, Field(None, description=text))
+
+
+if TYPE_CHECKING:
+
+    class FunctionPerBackend(Spec):
+        """A different local function for each backend."""
+
+    class OperatorUse(Spec):
+        """The implementation used by each backend."""
+
+else:
+    _FUNCTION = (Callable | None, Field(None, description="FILE.py:NAME"))
+    FunctionPerBackend = _per_backend(
+        "FunctionPerBackend",
+        "A different local function for each backend.",
+        dict.fromkeys(backend_names(), _FUNCTION),
+    )
+    OperatorUse = _per_backend(
+        "OperatorUse",
+        "The implementation used by each backend.",
+        {name: _use_of(name) for name in backend_names()},
+    )
 
 
 class BuiltLibrary(Spec):
@@ -85,16 +117,6 @@ OperatorFunction = Annotated[
 ]
 OperatorLibrary = Annotated[BuiltLibrary | GivenLibrary, OneOf(("sources", "file"))]
 OperatorPlugin = Annotated[PythonPlugin | PluginLibrary, OneOf(("python", "library"))]
-
-
-class OperatorUse(Spec):
-    """The implementation used by each backend."""
-
-    onnxruntime: Literal["function", "library"] | None = Field(
-        None, description="Default: the function, else the library."
-    )
-    tensorrt: PluginUse | None = Field(None, description="Default: function, else plugin.")
-    tensorrt_rtx: PluginUse | None = Field(None, description="Default: function, else plugin.")
 
 
 class OperatorSpec(Spec):

@@ -25,7 +25,7 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
     bench["baselines"] = engine.baselines
     if engine.baselines and (engine.on_gpu or engine.baseline_precision != FULL_PRECISION):
         bench["precision"] = engine.baseline_precision
-    if engine.on_gpu and engine.backend != ONNXRUNTIME:
+    if engine.on_gpu and engine.description.has_gpu_clock:
         bench["gpu"] = {field: section[field] for field in GPU_CLOCK}
     options = {"engine": engine.options, "bench": bench, "cases": cases, **operators.options}
     inputs = {**engine.files, **final.golden(cases)}
@@ -64,9 +64,10 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
         order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
         code=(
             "buildsys.stages.bench.stage",
-            engine.backend_code,
+            *engine.backend_code,
             *(model.network_code if torch else ()),
         ),
+        packages=engine.backend_packages,
         tools=tuple(tools),
         toolchain=engine.toolchain,
         peer_tools=peer_tools,

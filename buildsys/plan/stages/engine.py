@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
+from buildsys.plan.model_plan import EnginePlan, ModelPlan
 
 
 def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
@@ -16,15 +16,15 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
     options: dict[str, Any] = {"engine": engine.options}
     batches, cache, after = {}, {}, []
     if engine.calibrates:
-        options["calibration"] = {"algorithm": spec["calibration"]["algorithm"]}
+        algorithm = {"algorithm": spec["calibration"]["algorithm"]}
+        options["calibration"] = algorithm if engine.description.calibrators else {}
         batches, after = model.calibrated("batches"), [f"calibrate:{name}"]
         cache = {"calibration": FileRef(f"{folder}/calibration.cache", optional=True)}
-    tools = [engine.backend]
-    if engine.backend == ONNXRUNTIME:
-        tools.append("onnx")  # reads the figures of an ONNX Runtime engine
-    else:  # ONNX Runtime takes its shapes from the graph
+    tools = [engine.description.distribution]
+    tools += engine.description.build_tools(engine.spec)
+    if engine.description.takes_ranges:
         spans = {d: {p: span[p] for p in ("min", "opt", "max")} for d, span in final.dims.items()}
-        options["dims"] = spans if engine.spec["profiles"] is None else {}
+        options["dims"] = spans if engine.spec.get("profiles") is None else {}
         options["inputs"] = final.inputs
     hook = engine.spec.get("network")  # changes the network before it is built
     tools += [*(["python"] if hook else []), *operators.tools, *engine.toolchain_tools]
@@ -41,13 +41,13 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         },
         sources=tuple(dict.fromkeys(sources)),
         after=(engine.graph.target, *after, *operators.after),
-        code=("buildsys.stages.engine.stage", engine.backend_code),
+        code=("buildsys.stages.engine.stage", *engine.backend_code),
+        packages=engine.backend_packages,
         tools=tuple(dict.fromkeys(tools)),
         toolchain=engine.toolchain,
         devices=(
             *engine.devices,
-            # 0 threads: as many as there are cores
-            *(("cores",) if engine.spec.get("intra_op_threads") == 0 else ()),
+            *(("cores",) if engine.description.counts_cores(engine.spec) else ()),
         ),
         environment=engine.environment,
         advisory=model.origins,

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buildsys.backends import load_backend
+from buildsys.backends.load import load_backend
 from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable

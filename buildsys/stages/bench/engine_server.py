@@ -23,6 +23,7 @@ from buildsys.backends.measurement.contenders import Contender
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench.local_engine import LocalEngine
+from buildsys.system.backend_registry import describe_backend
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import die_with_parent
 from buildsys.workers.result_file import loaded_versions
@@ -39,7 +40,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             try:
                 if engine is None:  # the first request is "load"
                     engine = stack.enter_context(closing(_load(request)))
-                    answer = {"ok": {"device": engine.device, "versions": loaded_versions()}}
+                    versions = loaded_versions(describe_backend(request["backend"]).module)
+                    answer = {"ok": {"device": engine.device, "versions": versions}}
                 elif request["do"] == "facts":
                     answer = {"ok": engine.facts()}
                 elif request["do"] == "layers":

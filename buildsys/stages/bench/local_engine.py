@@ -7,9 +7,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildsys.backends import load_backend
 from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
 from buildsys.backends.interface import Figures, OperatorUse, Options, Session
+from buildsys.backends.load import load_backend
 from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import ENGINE, GpuSession, GpuTiming
 from buildsys.onnx_graphs.tensors import load_case

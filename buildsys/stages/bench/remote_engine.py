@@ -13,16 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-import buildsys
 from buildsys.backends.interface import Figures, OperatorUse, Options
 from buildsys.backends.measurement.contenders import Contender, Samples
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench import engine_server  # imported so that its code is in the key
+from buildsys.system.backend_registry import link_packages
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import describe_exit
 
-# Our package comes last on the path: the folder may also hold libraries of another interpreter.
+# Our packages come last on the path, so that they hide none of the interpreter's.
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     f"from {engine_server.__name__} import main; main()"
@@ -58,7 +58,7 @@ class RemoteEngine:
         self._who = (
             f"the process that times the engine (toolchain {toolchain.name}, {toolchain.python})"
         )
-        root = str(Path(buildsys.__file__).parents[1])
+        root = str(link_packages(folder / "packages"))
         command = [str(toolchain.python), "-c", _PROGRAM, root, str(os.getpid()), str(project)]
         try:
             self._process = subprocess.Popen(

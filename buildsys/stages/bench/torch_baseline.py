@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from buildsys.backends.cuda.device import Device, Stream
-from buildsys.backends.interface import uses_tf32
 from buildsys.backends.measurement.contenders import Contender, LocalCall
 from buildsys.backends.measurement.gpu import GpuContender, GpuTiming, Slot
 from buildsys.errors import Unavailable
 from buildsys.models.torch_model import make_network, to_torch
 from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.system.backend_registry import uses_tf32
 from buildsys.workers.job import Job
 
 Call = Callable[[], Any]

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from buildsys.backends import load_backend
 from buildsys.backends.interface import (
     Backend,
     BuildRequest,
@@ -22,6 +21,7 @@ from buildsys.backends.interface import (
     Figures,
     GraphRefusedError,
 )
+from buildsys.backends.load import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.report.results.engine import BuilderCalibration
 from buildsys.stages.operators.implementation import implementation_of
@@ -32,6 +32,7 @@ from buildsys.store.timing_caches import (
     pinned_cache_warning,
     pinned_figures,
 )
+from buildsys.system.backend_registry import describe_backend
 from buildsys.system.engine_environment import MissingLibraryError, built_with
 from buildsys.system.files import sha256_of, start_writeback
 from buildsys.workers.job import Job, StageResult
@@ -40,7 +41,6 @@ from buildsys.workers.job import Job, StageResult
 _PORTABILITY = (
     "version_compatible", "exclude_lean_runtime", "hardware_compatibility", "compute_capabilities",
 )  # fmt: skip
-_BACKENDS = ("tensorrt",)  # TensorRT-RTX has no timings: its timing cache is empty
 # fields without effect on tactic times; any other field, also a new one, keeps caches apart
 _NOT_TIMED = (
     "backend", "precision", "typing", "profiles", "workspace", "profiling_verbosity", "network",
@@ -152,10 +152,12 @@ def _calibration(job: Job) -> Calibration | None:
     """Return the builder's own int8 calibration; None for a quantized graph."""
     if "calibration" not in job.options:
         return None
-    algorithm = job.options["calibration"]["algorithm"]
-    if algorithm not in ("entropy", "minmax"):
+    algorithm = job.options["calibration"].get("algorithm", "")
+    description = describe_backend(job.options["engine"]["backend"])
+    if algorithm and algorithm not in description.calibrators:
+        names = " and ".join(description.calibrators)
         raise StageError(
-            f"engine {job.variant}: TensorRT's calibrators are entropy and minmax, not {algorithm}",
+            f"engine {job.variant}: {description.title}'s calibrators are {names}, not {algorithm}",
             "set calibration.algorithm to one of these, or quantization: explicit for the engine",
         )
     return Calibration(job.inputs["batches"], algorithm, job.outputs["calibration"])
@@ -164,7 +166,9 @@ def _calibration(job: Job) -> Calibration | None:
 def _calibration_figures(calibration: Calibration | None) -> dict[str, BuilderCalibration]:
     if calibration is None:
         return {}
-    figures: BuilderCalibration = {"algorithm": calibration.algorithm}
+    figures: BuilderCalibration = {}
+    if calibration.algorithm:
+        figures["algorithm"] = calibration.algorithm
     if calibration.batches.is_file():
         figures["batches_sha256"] = sha256_of(calibration.batches)
     if calibration.cache.is_file():
@@ -209,7 +213,7 @@ def checkout_timing_cache(job: Job, backend: Backend, scratch: Path) -> TimingCa
     """
     options: Mapping[str, Any] = job.options["engine"]
     folder = job.timing_caches
-    if options["backend"] not in _BACKENDS or folder is None:
+    if not describe_backend(options["backend"]).keeps_timings or folder is None:
         return TimingCacheCopy()
     private = scratch / "timing_cache"
     pin = (options.get("timing_cache") or {}).get("pin")

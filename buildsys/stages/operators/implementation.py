@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING
 
 from buildsys.backends.interface import OperatorUse
 from buildsys.errors import StageError
+from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job
 
 # onnx is imported lazily: only graphs with custom operators need it
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-_NAMES = {
-    "onnxruntime": ("ONNX Runtime", "library"),
-    "tensorrt": ("TensorRT", "plugin"),
-    "tensorrt_rtx": ("TensorRT-RTX", "plugin"),
-}
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,11 @@ class Implementation:
         from buildsys.stages.operators.function_placement import add_functions, remove_functions
 
         for op in sorted(self._missing_in(model)):
-            name, other = _NAMES[self.backend]
+            description = describe_backend(self.backend)
+            kinds = " or ".join(description.operator_kinds)
             raise StageError(
-                f"nothing implements {op} for {name}",
-                f"add function or {other} to its entry in ops",
+                f"nothing implements {op} for {description.title}",
+                f"add {kinds} to its entry in ops",
             )
         changed = remove_functions(model, {*(use.op for use in self.uses), *self.missing})
         if self.functions is not None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from buildsys.system.backend_registry import describe_backend
+
 NEWEST_TORCHSCRIPT_OPSET = 23  # the exporter raises from 24 on
 OLDEST_DYNAMO_OPSET = 18  # it writes no lower one, and converts only some graphs down
 _EXPORT_OPTIONS = re.compile(r"export: \{([\w: ,]+)\}")
@@ -253,14 +255,15 @@ def _implementations(operator: OnnxOperator, backend: str) -> Iterator[tuple[str
         "define it with supported operators",
         f'ops: [{{op: "{op}", {function}}}]',
     )
-    if backend == "onnxruntime":
+    kinds = describe_backend(backend).operator_kinds
+    if "library" in kinds:
         library = f'library: {{sources: ["plugins/ops/{name}.c"]}}'
         yield (
             "library",
             "implement it in C or C++ for ONNX Runtime",
             f'ops: [{{op: "{op}", {library}}}]',
         )
-    if backend in ("tensorrt", "tensorrt_rtx"):
+    if "plugin" in kinds:
         plugin = f'plugin: {{python: "plugins/ops/{name}_plugin.py"}}'
         yield "plugin", "implement it for TensorRT", f'ops: [{{op: "{op}", {plugin}}}]'
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import le
-from typing import Any
 
-from buildsys.backends import load_backend
-from buildsys.backends.interface import Session, uses_tf32
+from buildsys.backends.interface import Session
+from buildsys.backends.load import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.shape_cases import format_case
@@ -28,6 +27,7 @@ from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, 
 from buildsys.report.results.header import CheckFailure
 from buildsys.report.results.verify import VerifyResult
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job, StageResult
 
 Shape = Sequence[int]
@@ -276,7 +276,8 @@ def _reason(job: Job, checks: _Checks) -> str:
 def _hint(job: Job, checks: _Checks) -> str:
     if len(checks.hints) == len(checks.sentences):
         return checks.hints[0]
-    remedy = tf32_remedy(job.options["engine"])
+    options = job.options["engine"]
+    remedy = describe_backend(options["backend"]).exact_float32(options)
     wrong = [
         comparison
         for compared in checks.compared.values()
@@ -289,11 +290,3 @@ def _hint(job: Job, checks: _Checks) -> str:
         return ""
     cause = "the error is no larger than TF32 can cause"
     return f"{cause}: try {remedy}, which computes in full float32"
-
-
-def tf32_remedy(options: Mapping[str, Any]) -> str:
-    """Return the YAML to turn TF32 off; empty if unused."""
-    of_tensorrt = options["precision"] == "fp32" and options["backend"].startswith("tensorrt")
-    if not of_tensorrt or not uses_tf32(options):
-        return ""
-    return "tf32: false" if "tf32" in options else "flags: {tf32: false}"

@@ -9,9 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from buildsys.system.backend_registry import (
+    describe_backend,
+    find_package,
+    other_backends,
+    our_backends,
+)
 from buildsys.system.compatibility.engine_files import (
     RECORD_NAME,
     Header,
@@ -22,7 +29,6 @@ from buildsys.system.compatibility.engine_files import (
     read_record,
 )
 from buildsys.system.compatibility.rules import (
-    TITLES,
     built_version,
     engine_notes,
     machine_reasons,
@@ -30,7 +36,7 @@ from buildsys.system.compatibility.rules import (
 )
 
 SCHEMA = "buildsys/doctor/1"
-_ENGINES = ("engine.engine", "engine.onnx")
+_ENGINE = "engine.engine"  # the usual name
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,14 @@ def engine_file(engine: str | os.PathLike[str]) -> Path:
     path = Path(engine)
     if not path.is_dir():
         return path
-    existing = (path / name for name in _ENGINES if (path / name).is_file())
-    return next(existing, path / _ENGINES[0])
+    names = chain((_ENGINE,), (describe_backend(name).engine_file for name in _backends()))
+    existing = (path / name for name in names if (path / name).is_file())
+    return next(existing, path / _ENGINE)
+
+
+def _backends() -> Iterator[str]:
+    yield from our_backends()
+    yield from other_backends()  # takes longer
 
 
 def can_run(
@@ -94,7 +106,7 @@ def can_run(
         header, record = read_header(path), read_record(path)
         if isinstance(record, Reason):
             unknown = f"no known engine ({path.stat().st_size} bytes)"
-            built = f"{TITLES[header.backend]} {header.version}" if header.backend else unknown
+            built = f"{_title(header.backend)} {header.version}" if header.backend else unknown
             facts = tuple(_check_without_record(path, header, record))
             return CompatibilityResult(name, built.rstrip(), facts)
         reasons = (
@@ -113,7 +125,7 @@ def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[R
     size = path.stat().st_size
     shown = f"the file ({size} bytes) does not begin like an engine"
     if header.backend:
-        engine = f"{TITLES[header.backend]} {header.version}".rstrip()
+        engine = f"{_title(header.backend)} {header.version}".rstrip()
         shown = f"the file only shows that it is an engine of {engine} ({size} bytes)"
     yield Reason(why.kind, f"{why.problem}; {shown}", why.remedy)
     if header.truncated:
@@ -130,10 +142,14 @@ def _describe(record: Record) -> str:
     built = record.map("built_with")
     names = (record.figures.get(name) for name in ("model", "variant"))
     model = ":".join(str(name) for name in names if name)
-    library = f"{TITLES.get(record.backend, record.backend)} {built_version(record)}".rstrip()
+    library = f"{_title(record.backend)} {built_version(record)}".rstrip()
     precision = str(record.map("settings").get("precision") or "")
     capability = f" ({built['compute_capability']})" if built.get("compute_capability") else ""
     device = built.get("gpu") or built.get("cpu")
     where = f"built on {device}{capability}" if device else "built"
     when = str(record.figures.get("started") or "")[:10]
     return ", ".join(filter(None, (model, library, precision, f"{where} {when}".strip())))
+
+
+def _title(backend: str) -> str:
+    return describe_backend(backend).title if find_package(backend) else backend

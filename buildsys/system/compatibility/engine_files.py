@@ -1,34 +1,28 @@
 """The files of an engine: its header, its ``engine.json``, damage to them.
 
-They are read without any library. The header of TensorRT-RTX engines was found by inspection:
-``vtrt``, at byte 16 the size of the file in 8 bytes, at byte 24 the version in 4. A TensorRT engine
-(``ftrt``) with its file's size in that place is assumed to have its version there, too.
+They are read without any library.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from buildsys.errors import Unavailable
+from buildsys.system.backend_registry import import_backend, our_backends
 from buildsys.system.files import read_limited, sha256_of
-from buildsys.system.protobuf import Content, opened, varint
+from buildsys.system.protobuf import opened
 
 RECORD_NAME = "engine.json"
 _COPY_FOLDER = "copy the engine's whole folder"
 _REPLACE = "copy the engine's whole folder again, or build it"
-_MAGIC = {b"vtrt": "tensorrt_rtx", b"ftrt": "tensorrt", b"ptrt": "tensorrt"}
-_SIZE_AT, _VERSION_AT, _HEADER_BYTES = 16, 24, 28
-_WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
-_VARINT, _LENGTH = 0, 2
 _MAX_NAME_BYTES = 255
 _MAX_RECORD_BYTES = 64 << 20  # with an entry for every layer
-_MAX_FIELDS = 100_000  # of an ONNX file, besides its graph
-_ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelProto
 
 
 @dataclass(frozen=True)
@@ -57,46 +51,24 @@ class Header:
 def read_header(engine: Path) -> Header:
     """Return the facts in an engine file. Raises: OSError: it cannot be read."""
     with opened(engine) as content:
-        head, size = content[:_HEADER_BYTES], len(content)
-        backend = _MAGIC.get(head[:4], "")
-        if not backend:
-            return _walk_onnx(content)
-    if len(head) < _HEADER_BYTES:
-        return Header(backend, truncated=True)
-    whole = struct.unpack_from("<Q", head, _SIZE_AT)[0]
-    version = ".".join(map(str, head[_VERSION_AT:_HEADER_BYTES]))
-    if backend == "tensorrt_rtx":
-        return Header(backend, version, whole, truncated=size < whole)
-    return Header(backend, version, whole) if whole == size else Header(backend)
+        for name in our_backends():
+            rules = compatibility_of(name)
+            if read := getattr(rules, "read_header", None):
+                header: Header | None = read(content)
+                if header is not None:
+                    return header
+    return Header("")
 
 
-def _walk_onnx(content: Content) -> Header:
-    """Return the facts in an ONNX file. A whole one ends with its last field."""
-    seen, place, size, count = set[int](), 0, len(content), 0
-    truncated = Header("onnxruntime", truncated=True)
-    while place < size:
-        count += 1
-        if count > _MAX_FIELDS:
-            return Header("")
-        try:
-            tag, place = varint(content, place)
-        except (IndexError, ValueError):
-            tag = 0
-        kind, wire = tag >> 3, tag & 7
-        if kind not in _ONNX_FIELDS or wire not in (_VARINT, _LENGTH, *_WIRE_BYTES):
-            return truncated if _GRAPH in seen else Header("")
-        seen.add(kind)
-        try:
-            if wire in _WIRE_BYTES:
-                place += _WIRE_BYTES[wire]
-            else:
-                length, place = varint(content, place)
-                place += length if wire == _LENGTH else 0
-        except (IndexError, ValueError):
-            return truncated
-        if place > size:
-            return truncated
-    return Header("onnxruntime", truncated=_GRAPH not in seen) if seen else Header("")
+def compatibility_of(backend: str) -> ModuleType | None:
+    """Return the module ``compatibility`` of a backend's package, if it has one."""
+    try:
+        return import_backend(backend, "compatibility")
+    except (ModuleNotFoundError, Unavailable) as error:
+        cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and str(cause.name).endswith(".compatibility"):
+            return None
+        raise
 
 
 @dataclass(frozen=True)
@@ -182,7 +154,8 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
                 problem = f"its SHA-256 is {found[:16]}…, the recorded one is {recorded[:16]}…"
                 problem = f"{path.name} is not the file that was built: {problem}"
                 yield Reason("digest", problem, _REPLACE)
-    if header.backend and header.backend != record.backend:
+    is_ours = record.backend in our_backends()  # others may use the files of one of ours
+    if is_ours and header.backend and header.backend != record.backend:
         problem = (
             f"{engine.name} is an engine of {header.backend},"
             f" but {RECORD_NAME} describes one of {record.backend}"

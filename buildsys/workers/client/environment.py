@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import buildsys
-from buildsys.system.files import Stamp, stamp
+from buildsys.system.backend_registry import link_packages
+from buildsys.system.files import Stamp, link_into, stamp
 from buildsys.system.interpreters.interpreter import Interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.package_files import package_identities
@@ -78,7 +79,7 @@ def server_environment(
     package = Path(buildsys.__file__).resolve().parent
     if toolchain is not None:
         environment = toolchain.environment(base)
-        _prepend(environment, "PYTHONPATH", _link(folder / "package", package.name, package))
+        _prepend(environment, "PYTHONPATH", link_packages(folder / "package"))
     else:
         environment = dict(base)
         if environment.get("PYTHONPATH"):  # a server starts in another folder
@@ -96,7 +97,7 @@ def server_environment(
     found = sorted(Path(locations[0]).glob("libtensorrt_rtx.so.*")) if locations else []
     if found:
         links = folder / ("lib" if toolchain is None else f"lib-{toolchain.name}")
-        link = _link(links, "libtensorrt_rtx.so", found[-1])
+        link = link_into(links, "libtensorrt_rtx.so", found[-1])
         _prepend(environment, "LD_LIBRARY_PATH", link)
     return environment
 
@@ -104,18 +105,6 @@ def server_environment(
 def _prepend(environment: dict[str, str], name: str, entry: Path) -> None:
     parts = (str(entry), environment.get(name, ""))
     environment[name] = os.pathsep.join(filter(None, parts))
-
-
-def _link(folder: Path, name: str, target: Path) -> Path:
-    """Return ``folder`` after making ``name`` in it a link to ``target``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / name
-    if not link.is_symlink() or link.readlink() != target:
-        new = folder / f".{name}.{os.getpid()}"
-        new.unlink(missing_ok=True)
-        new.symlink_to(target)
-        new.replace(link)  # another run may be starting its server from here
-    return folder
 
 
 def fingerprint(

@@ -15,13 +15,13 @@ from engine_jobs import INPUTS, engine_options, request
 from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 
-from buildsys.backends import load_backend
 from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.load import load_backend
 from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import builder_config, enum_tables, library
 from buildsys.backends.tensorrt.log import log_of
+from buildsys.backends.tensorrt_rtx.options import ComputeCapability, RtxFlag
 from buildsys.errors import StageError, Unavailable
-from buildsys.manifest.schema.engines import ComputeCapability, RtxFlag
 
 trt = pytest.importorskip("tensorrt_rtx")
 from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402 - after the skip
@@ -451,7 +451,7 @@ def test_no_memory_to_work_in_is_refused() -> None:
 def test_without_the_library_the_backend_is_unavailable_with_a_remedy() -> None:
     code = (
         "import sys; sys.modules['tensorrt_rtx'] = None\n"
-        "from buildsys.backends import load_backend\n"
+        "from buildsys.backends.load import load_backend\n"
         "from buildsys.errors import Unavailable\n"
         "try: load_backend('tensorrt_rtx')\n"
         "except Unavailable as error: print(error)"

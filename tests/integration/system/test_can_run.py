@@ -252,7 +252,7 @@ def test_a_processor_without_the_instructions(
         file, lambda figures: figures["built_with"].update(instructions=["avx", "avx2", "avx512f"])
     )
     monkeypatch.setattr(
-        "buildsys.system.compatibility.rules.engine_instructions", lambda: ["avx", "avx2"]
+        "buildsys.backends.onnxruntime.compatibility.engine_instructions", lambda: ["avx", "avx2"]
     )
     (reason,) = can_run(file).reasons
     assert (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys import backends
+from buildsys.backends import load
 from buildsys.errors import Unavailable
 from buildsys.system.interpreters.toolchain import Toolchain
 
@@ -39,8 +39,8 @@ def test_a_missing_library_names_what_to_install_and_where(
     text: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, backend, None)
-    monkeypatch.setattr(backends, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(backends, "why_no_gpu", lambda: NO_GPU)
+    monkeypatch.setattr(load, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(load, "why_no_gpu", lambda: NO_GPU)
     with pytest.raises(Unavailable) as caught:
-        backends.load_backend(backend, toolchain)
+        load.load_backend(backend, toolchain)
     assert str(caught.value) == text

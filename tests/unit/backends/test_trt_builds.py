@@ -168,7 +168,7 @@ def test_batches_of_another_shape_are_an_error(
     batches = {f"{n}/x": np.zeros(shape, np.float32) for n, shape in enumerate(shapes)}
     np.savez(tmp_path / "batches.npz", **batches)
     with pytest.raises(StageError) as caught:
-        calibrator.read_batches(tmp_path / "batches.npz", {"x": (-1, 4)})
+        calibrator.read_batches(tmp_path / "batches.npz", {"x": (-1, 4)}, one_shape_for="TensorRT")
     assert problem in str(caught.value)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from buildsys.backends.interface import precision_problem
 from buildsys.backends.tensorrt.inspector import (
     layer_shares,
     precision_facts,
-    precision_problem,
     read_layers,
 )
 

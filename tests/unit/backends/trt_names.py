@@ -13,10 +13,14 @@ from buildsys.backends.tensorrt import enum_tables, library
 
 HERE = Path(__file__).parent
 PACKAGE = Path(buildsys.__file__).parent / "backends" / "tensorrt"
+# without anything of the library
+NOT_TENSORRT = {f"{name}.py" for name in (
+    "backend", "common_options", "compatibility", "description", "options",
+)}  # fmt: skip
 MODULES = sorted(
     str(path.relative_to(PACKAGE))
     for path in PACKAGE.rglob("*.py")
-    if path != PACKAGE / "backend.py"
+    if path.name not in NOT_TENSORRT
 )
 LISTS = {
     library.TRT_8: "tensorrt-8.6.0", library.TRT_10: "tensorrt-10.16.1",

@@ -11,7 +11,6 @@ import pytest
 from python_environments import Environment as PythonFolder
 from python_environments import program
 
-from buildsys import backends
 from buildsys.cli.commands.doctor import command, machine
 from buildsys.cli.commands.doctor.command import check_machine
 from buildsys.cli.commands.doctor.machine import (
@@ -19,7 +18,6 @@ from buildsys.cli.commands.doctor.machine import (
     MISSING,
     OK,
     Environment,
-    Gpus,
     check_backends,
     check_environment,
     check_extras,
@@ -28,7 +26,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_toolchain,
 )
 from buildsys.manifest.project import Project, load_project
-from buildsys.system.engine_environment import INSTALL, LIBRARIES
+from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
 from buildsys.system.gpus.nvml import GpuDetails, GpuError
 from buildsys.system.interpreters.probe import Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
@@ -39,13 +37,17 @@ ADA = Gpus(("8.9",))
 HERE = {"PATH": os.environ["PATH"]}
 
 
+def module_of(backend: str) -> str:
+    return describe_backend(backend).module
+
+
 def backend_environment(**modules: Library) -> Environment:
-    known = {name: Library(name, missing=True) for name in INSTALL}
+    known = {name: Library(name, missing=True) for name in map(module_of, backend_names())}
     return Environment(None, libraries={**known, **modules})
 
 
 def test_every_backend_has_a_command_that_installs_it() -> None:
-    assert backends._REGISTRY.keys() == INSTALL.keys() == LIBRARIES.keys()
+    assert all("pip install" in describe_backend(name).install for name in backend_names())
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import pytest
 from html_page import Page, page_of
 from tiny_results import NO_GPU, Results
 
-from buildsys.manifest.schema.engines import OnnxRuntimeEngine
+from buildsys.backends.onnxruntime.options import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
-from buildsys.report.engines import NOT_SETTINGS, ONNXRUNTIME_DEFAULTS
+from buildsys.report.engines import NOT_SETTINGS
 from buildsys.report.html.model_page import render_model
 from buildsys.report.markdown.document import render
 from buildsys.report.results.report import Report, as_json
+from buildsys.system.backend_registry import describe_backend
 
 NAN = float("nan")
 
@@ -300,7 +301,7 @@ def test_defaults_of_onnxruntime_are_those_of_the_manifest() -> None:
         if not field.is_required()
     }
     settings = {name: value for name, value in defaults.items() if name not in NOT_SETTINGS}
-    assert settings == ONNXRUNTIME_DEFAULTS
+    assert settings == describe_backend("onnxruntime").defaults
 
 
 def test_verify_is_reported_per_profile(results: Results) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.stages.verify.stage import tf32_remedy
+from buildsys.system.backend_registry import describe_backend
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from buildsys.stages.verify.stage import tf32_remedy
     ],
 )
 def test_the_tf32_remedy_is_for_engines_that_use_tf32(options: dict[str, Any], advice: str) -> None:
-    assert tf32_remedy(options) == advice
+    assert describe_backend(options["backend"]).exact_float32(options) == advice

@@ -38,7 +38,7 @@ from buildsys.errors import ManifestErrors
 from buildsys.execution.freshness import is_strict
 from buildsys.manifest.project import Project, empty_project, load_project
 from buildsys.report.formatting import plural
-from buildsys.system.engine_environment import INSTALL
+from buildsys.system.backend_registry import backend_names, describe_backend
 from buildsys.system.interpreters.probe import check_libraries, probe_limit_s
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import package_environment
@@ -161,7 +161,10 @@ def _checks(needs: _Needs) -> Iterator[Check]:
     limit_s = probe_limit_s(os.environ)
     with ThreadPoolExecutor(2) as threads:  # toolchains are probed while our libraries are
         probed = threads.map(partial(check_environment, limit_s=limit_s), needs.toolchains)
-        python, names = Path(sys.executable), (*LIBRARIES, *INSTALL)
+        python, names = (
+            Path(sys.executable),
+            (*LIBRARIES, *(describe_backend(each).module for each in backend_names())),
+        )
         libraries = check_libraries(python, names, package_environment(), limit_s)
         environments: dict[str | None, Environment] = {
             found.toolchain.name: found for found in probed if found.toolchain

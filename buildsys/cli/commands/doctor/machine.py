@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import buildsys
 from buildsys.cli.environment_lock import FILE as LOCK_FILE
@@ -20,9 +20,8 @@ from buildsys.cli.environment_lock import current_environment, differences, read
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
-from buildsys.manifest.schema.engines import ComputeCapability
 from buildsys.report.formatting import plural, size
-from buildsys.system.engine_environment import INSTALL
+from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend
 from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
@@ -35,8 +34,6 @@ UNKNOWN = "unknown"  # a probe exceeded its time limit
 DIFFERS = "differs"  # from the lock file
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
-_CUDA = "CUDAExecutionProvider"
-_RTX_CAPABILITIES = tuple(name for name in get_args(ComputeCapability) if name != "current")
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
@@ -128,14 +125,6 @@ def declared_extras() -> dict[str, list[str]]:
     return {name: lines for name, lines in found.items() if name not in _DEVELOPMENT_EXTRAS}
 
 
-@dataclass(frozen=True)
-class Gpus:
-    """GPUs visible to CUDA, or the reason for their absence."""
-
-    capabilities: tuple[str, ...] = ()
-    problem: str = ""
-
-
 def check_gpus() -> tuple[Gpus, list[Check]]:
     """Return the GPUs of this machine and their checks."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -166,20 +155,8 @@ def check_gpus() -> tuple[Gpus, list[Check]]:
     return Gpus(tuple(gpu.compute_capability for gpu in found)), checks
 
 
-@dataclass(frozen=True)
-class Ability:
-    """Abilities of a backend on this machine, or its problem."""
-
-    text: str = ""
-    problem: str = ""
-    remedy: str = ""
-    unknown: bool = False  # the problem is a time-out
-    elsewhere: bool = False  # the remedy is for another machine
-
-    @property
-    def state(self) -> str:
-        """Return the state of the provider of this ability."""
-        return UNKNOWN if self.unknown else MISSING if self.problem else OK
+def _state(ability: Ability) -> str:
+    return UNKNOWN if ability.unknown else MISSING if ability.problem else OK
 
 
 @dataclass(frozen=True)
@@ -198,23 +175,26 @@ class Environment:
         """Return the abilities of a backend, with ``cuda`` on the GPU."""
         if self.problem:
             return Ability(problem=self.problem, remedy=self.remedy, unknown=self.unknown)
-        library = self.libraries[backend]
+        description = describe_backend(backend)
+        if description.problem:
+            return Ability(problem=description.problem, remedy=description.install)
+        library = self.libraries[description.module]
         if library.timed_out:
             return Ability(problem=f"{backend} {library.problem}", remedy=_AGAIN, unknown=True)
-        if library.is_usable and self.toolchain and not self.has_cuda and backend != "onnxruntime":
+        if library.is_usable and self.toolchain and not self.has_cuda and description.needs_cuda:
             remedy = f"{self.toolchain.pip} cuda-bindings"
             return Ability(problem=f"{backend} needs cuda-bindings", remedy=remedy)
         if library.is_usable:
-            return _ability(library, gpus, cuda=cuda)
+            return description.ability(library.version, library.facts or {}, gpus, cuda=cuda)
         problem = "is not installed"
-        install, package = INSTALL[backend]
+        install, packages = description.install, description.packages
         again = ""
         if not library.missing:
             problem, again = f"cannot be imported: {library.problem}", "--force-reinstall "
         remedy = install.replace("install ", f"install {again}")
         if self.toolchain is not None:
-            remedy = f"{self.toolchain.pip} {again}{package}"
-        if backend == "tensorrt" and library.missing and not gpus.capabilities:
+            remedy = f"{self.toolchain.pip} {again}{packages}"
+        if description.needs_gpu_library and library.missing and not gpus.capabilities:
             problem = f"{backend} {problem}, and {gpus.problem}"
             return Ability(problem=problem, remedy=f"{_ON_A_GPU}: {remedy}", elsewhere=True)
         return Ability(problem=f"{backend} {problem}", remedy=remedy)
@@ -226,7 +206,7 @@ def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     if found.interpreter is None or found.problem:
         return Environment(toolchain, found.problem, found.hint, unknown=found.timed_out)
     environment = toolchain.environment(os.environ)
-    names = ("numpy", *INSTALL)
+    names = ("numpy", *(describe_backend(name).module for name in backend_names()))
     libraries = check_libraries(toolchain.python, names, environment, limit_s)
     python = f"{found.interpreter.implementation} {found.interpreter.version}, {toolchain.python}"
     numpy = libraries["numpy"]
@@ -247,8 +227,9 @@ def check_backends(
     own: Environment, gpus: Gpus, users: Mapping[str, Sequence[str]]
 ) -> Iterator[Check]:
     """Yield the abilities of each backend in our interpreter."""
-    for backend in INSTALL:
-        ability, library = own.ability(backend, gpus), own.libraries[backend]
+    for backend in backend_names():
+        ability = own.ability(backend, gpus)
+        library = own.libraries[describe_backend(backend).module]
         engines = list(users.get(backend, ()))
         facts = {"version": library.version, **(library.facts or {}), "engines": engines}
         if ability.problem:
@@ -256,7 +237,7 @@ def check_backends(
             text = (
                 f"{ability.problem}; {needed if engines else 'no engine of this project uses it'}"
             )
-            state, remedy = ability.state, ability.remedy
+            state, remedy = _state(ability), ability.remedy
             yield Check("backend", backend, state, text, remedy, facts, ability.elsewhere)
         else:
             yield Check("backend", backend, OK, f"{library.version}: {ability.text}", facts=facts)
@@ -272,7 +253,9 @@ def check_toolchain(found: Environment, gpus: Gpus, users: Mapping[str, Sequence
     if found.problem:
         state = UNKNOWN if found.unknown else MISSING
         return Check("toolchain", name, state, found.problem, found.remedy, facts)
-    backends = list(users) or [backend for backend in INSTALL if libraries[backend].is_usable]
+    backends = list(users) or [
+        name for name in backend_names() if libraries[describe_backend(name).module].is_usable
+    ]
     abilities = [(backend, found.ability(backend, gpus)) for backend in backends]
     failed = [ability for _, ability in abilities if ability.problem]
     if not backends:
@@ -284,41 +267,10 @@ def check_toolchain(found: Environment, gpus: Gpus, users: Mapping[str, Sequence
     parts += [f"{backend} {ability.text}" for backend, ability in abilities if ability.text]
     parts += [ability.problem for ability in failed]
     solved = next((ability for ability in failed if ability.remedy), Ability())
-    states = {ability.state for ability in failed}
+    states = {_state(ability) for ability in failed}
     state = next((one for one in (MISSING, UNKNOWN) if one in states), OK)
     text = "; ".join(parts)
     return Check("toolchain", name, state, text, solved.remedy, facts, solved.elsewhere)
-
-
-def _ability(library: Library, gpus: Gpus, *, cuda: bool) -> Ability:
-    """Return the abilities of an importable backend library."""
-    name, facts = f"{library.name} {library.version}", library.facts or {}
-    if library.name == "onnxruntime":
-        has_cuda = _CUDA in (facts.get("providers") or ())
-        if cuda and not has_cuda:
-            remedy = "pip install onnxruntime-gpu"
-            return Ability(problem="this onnxruntime has no CUDA provider", remedy=remedy)
-        if cuda and not gpus.capabilities:
-            problem = f"the CUDA provider needs an NVIDIA GPU, and {gpus.problem}"
-            return Ability(problem=problem, remedy=f"run it {_ON_A_GPU}", elsewhere=True)
-        on_gpu = " and on the GPU" if has_cuda and gpus.capabilities else ""
-        return Ability(f"builds and runs on the CPU{on_gpu}")
-    if library.name == "tensorrt" and not gpus.capabilities:
-        problem = f"{name} builds on the GPU that will run the engine, and {gpus.problem}"
-        return Ability(problem=problem, remedy=f"run it {_ON_A_GPU}", elsewhere=True)
-    here = " and ".join(dict.fromkeys(gpus.capabilities))
-    if not facts.get("builder"):
-        why = facts.get("builder_problem") or "cannot create a builder"
-        remedy = "nvidia-smi" if library.name == "tensorrt" else INSTALL[library.name][0]
-        return Ability(problem=f"{name} is installed, but unusable: {why}", remedy=remedy)
-    if library.name == "tensorrt":
-        return Ability(f"builds and runs here, compute capability {here}")
-    runs = [one for one in dict.fromkeys(gpus.capabilities) if one in _RTX_CAPABILITIES]
-    if runs:
-        return Ability(f"builds and runs here, compute capability {' and '.join(runs)}")
-    why = gpus.problem or f"the GPU here has {here}; backend: tensorrt is for it"
-    supported = ", ".join(_RTX_CAPABILITIES)
-    return Ability(f"builds here for compute capabilities {supported}; cannot run here: {why}")
 
 
 def check_lock(root: Path, toolchains: Sequence[Toolchain]) -> Iterator[Check]:

@@ -30,6 +30,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
+from buildsys.system.backend_registry import describe_backend
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 SCHEMA = "buildsys/repro/1"
@@ -266,12 +267,7 @@ def _exemption(action: Action, role: str | None) -> str:
     if action.stage != "engine":
         return ""
     engine = action.options["engine"]
-    if engine["backend"] != "onnxruntime":
-        return "TensorRT engines are not reproducible"
-    # its layout pass iterates over a hash table of addresses: 2 of 8 builds of one graph had
-    # their nodes in another order
-    reordered = engine["graph_optimization_level"] == "all"
-    return "ONNX Runtime's layout pass orders nodes by address" if reordered else ""
+    return describe_backend(engine["backend"]).not_reproducible(engine)
 
 
 def _compare(target: str, file: str, exemption: str, first: Path, second: Path) -> Artifact:

@@ -1,0 +1,86 @@
+"""Rules for running ONNX Runtime engines, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+
+from buildsys.backends.onnxruntime.description import DESCRIPTION
+from buildsys.system.compatibility.engine_files import Header, Reason, Record
+from buildsys.system.compatibility.rules import built_version, install_command, needs_gpu
+from buildsys.system.cpu import engine_instructions
+from buildsys.system.engine_environment import version_numbers, visible_gpus, why_no_gpu
+from buildsys.system.protobuf import Content, varint
+
+_CUDA = "CUDAExecutionProvider"
+_LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
+_WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
+_VARINT, _LENGTH = 0, 2
+_MAX_FIELDS = 100_000  # of an ONNX file, besides its graph
+_ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelProto
+
+
+def reasons(record: Record, here: str) -> Iterator[Reason]:
+    """Yield reasons by version ``here`` ("": not installed), provider and processor."""
+    built, found = version_numbers(built_version(record)), version_numbers(here)
+    if built and found and found[:2] < built[:2]:
+        problem = (
+            f"it was built with {DESCRIPTION.title} {built_version(record)}, but {here} is"
+            " installed: an older version may not support operators that the newer one added"
+        )
+        yield Reason("version", problem, f"{install_command(record)} or newer")
+    if not needs_gpu(record):
+        yield from _check_processor(record)
+        return
+    if not visible_gpus():
+        problem = f"it needs an NVIDIA GPU, but {why_no_gpu()}"
+        yield Reason("gpu", problem, "run it on an NVIDIA GPU")
+    providers = import_module(DESCRIPTION.module).get_available_providers() if here else [_CUDA]
+    if _CUDA not in providers:
+        problem = "it needs ONNX Runtime's CUDA provider, but the installed onnxruntime has none"
+        remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+        yield Reason("library", problem, remedy)
+
+
+def _check_processor(record: Record) -> Iterator[Reason]:
+    if record.map("settings").get("graph_optimization_level", "all") != "all":
+        return
+    here, recorded = engine_instructions(), record.map("built_with").get("instructions")
+    names = recorded if isinstance(recorded, list) else []
+    missing = [name for name in names if name in _LAYOUTS and name not in here]
+    if missing:
+        problem = (
+            f"its weights are laid out for {', '.join(missing)},"
+            " which this processor does not support"
+        )
+        remedy = "build it here, or with graph_optimization_level: extended"
+        yield Reason("processor", problem, remedy)
+
+
+def read_header(content: Content) -> Header | None:
+    """Return the facts in an ONNX file. A whole one ends with its last field."""
+    seen, place, size, count = set[int](), 0, len(content), 0
+    truncated = Header("onnxruntime", truncated=True)
+    while place < size:
+        count += 1
+        if count > _MAX_FIELDS:
+            return None
+        try:
+            tag, place = varint(content, place)
+        except (IndexError, ValueError):
+            tag = 0
+        kind, wire = tag >> 3, tag & 7
+        if kind not in _ONNX_FIELDS or wire not in (_VARINT, _LENGTH, *_WIRE_BYTES):
+            return truncated if _GRAPH in seen else None
+        seen.add(kind)
+        try:
+            if wire in _WIRE_BYTES:
+                place += _WIRE_BYTES[wire]
+            else:
+                length, place = varint(content, place)
+                place += length if wire == _LENGTH else 0
+        except (IndexError, ValueError):
+            return truncated
+        if place > size:
+            return truncated
+    return Header("onnxruntime", truncated=_GRAPH not in seen) if seen else None

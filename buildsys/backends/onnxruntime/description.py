@@ -1,0 +1,81 @@
+"""Facts of ONNX Runtime as a backend, known without its library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from buildsys.system.backend_registry import Ability, BackendDescription, Gpus
+
+_CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
+
+
+class _OnnxRuntime(BackendDescription):
+    """ONNX Runtime."""
+
+    def ability(
+        self,
+        version: str,  # noqa: ARG002
+        facts: Mapping[str, Any],
+        gpus: Gpus,
+        *,
+        cuda: bool = False,
+    ) -> Ability:
+        """Return the abilities of the CPU and CUDA providers."""
+        has_cuda = "CUDAExecutionProvider" in (facts.get("providers") or ())
+        if cuda and not has_cuda:
+            remedy = "pip install onnxruntime-gpu"
+            return Ability(problem="this onnxruntime has no CUDA provider", remedy=remedy)
+        if cuda and not gpus.capabilities:
+            problem = f"the CUDA provider needs an NVIDIA GPU, and {gpus.problem}"
+            remedy = "run it on a machine with an NVIDIA GPU"
+            return Ability(problem=problem, remedy=remedy, elsewhere=True)
+        on_gpu = " and on the GPU" if has_cuda and gpus.capabilities else ""
+        return Ability(f"builds and runs on the CPU{on_gpu}")
+
+    def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:
+        """Return True for the CUDA provider."""
+        return bool(options.get("provider", "cpu") != "cpu")
+
+    def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the libraries of the CUDA provider."""
+        return _CUDA_LIBRARIES if options.get("provider") == "cuda" else ()
+
+    def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the library that reads the figures of an engine."""
+        return ("onnx",)
+
+    def counts_cores(self, options: Mapping[str, Any]) -> bool:
+        """Return True for 0 threads: as many as there are cores."""
+        return bool(options.get("intra_op_threads") == 0)
+
+    def not_reproducible(self, options: Mapping[str, Any]) -> str:
+        """Return the reason for another order of nodes.
+
+        The layout pass iterates over a hash table of addresses: 2 of 8 builds of one graph had
+        their nodes in another order.
+        """
+        reordered = options["graph_optimization_level"] == "all"
+        return "ONNX Runtime's layout pass orders nodes by address" if reordered else ""
+
+
+DESCRIPTION = _OnnxRuntime(
+    title="ONNX Runtime",
+    libraries={"onnxruntime": "onnxruntime"},
+    install="pip install onnxruntime",
+    packages="onnxruntime",
+    engine_file="engine.onnx",
+    takes_ranges=False,  # the shapes are in the graph
+    environment=("onnxruntime",),
+    operator_kinds=("function", "library"),
+    build_seconds=1.0,
+    defaults={
+        "provider": "cpu",
+        "intra_op_threads": 0,
+        "inter_op_threads": 1,
+        "execution_mode": "sequential",
+        "graph_optimization_level": "all",
+        "spinning": True,
+        "session_config": {},
+    },
+)

@@ -1,0 +1,77 @@
+"""Facts of TensorRT as a backend, known without its library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from buildsys.system.backend_registry import Ability, BackendDescription, Gpus, uses_tf32
+
+CUDA = {"cuda.bindings.driver": "cuda-bindings"}
+
+
+@dataclass(frozen=True)
+class TensorRt(BackendDescription):
+    """TensorRT or TensorRT-RTX."""
+
+    gpu_generations: tuple[str, ...] = ()  # compute capabilities; default: all
+
+    def ability(
+        self,
+        version: str,
+        facts: Mapping[str, Any],
+        gpus: Gpus,
+        *,
+        cuda: bool = False,  # noqa: ARG002
+    ) -> Ability:
+        """Return the abilities on the GPUs here."""
+        name = f"{self.distribution} {version}"
+        if self.needs_gpu_library and not gpus.capabilities:
+            problem = f"{name} builds on the GPU that will run the engine, and {gpus.problem}"
+            remedy = "run it on a machine with an NVIDIA GPU"
+            return Ability(problem=problem, remedy=remedy, elsewhere=True)
+        if not facts.get("builder"):
+            why = facts.get("builder_problem") or "cannot create a builder"
+            remedy = "nvidia-smi" if self.needs_gpu_library else self.install
+            return Ability(problem=f"{name} is installed, but unusable: {why}", remedy=remedy)
+        here = dict.fromkeys(gpus.capabilities)
+        runs = [one for one in here if not self.gpu_generations or one in self.gpu_generations]
+        if runs:
+            return Ability(f"builds and runs here, compute capability {' and '.join(runs)}")
+        why = gpus.problem or f"the GPU here has {' and '.join(here)}; backend: tensorrt is for it"
+        supported = ", ".join(self.gpu_generations)
+        return Ability(f"builds here for compute capabilities {supported}; cannot run here: {why}")
+
+    def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
+
+    def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """Return none: the bindings of CUDA compute nothing."""
+        return ()
+
+    def not_reproducible(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """Return the reason for other bytes in every build."""
+        return "TensorRT engines are not reproducible"
+
+    def exact_float32(self, options: Mapping[str, Any]) -> str:
+        """Return the YAML that turns TF32 off, "" if it is unused."""
+        if options["precision"] != "fp32" or not uses_tf32(options):
+            return ""
+        return "tf32: false" if "tf32" in options else "flags: {tf32: false}"
+
+
+DESCRIPTION = TensorRt(
+    title="TensorRT",
+    libraries={"tensorrt": "tensorrt", **CUDA},
+    install="pip install 'buildsys[tensorrt]'",
+    packages="tensorrt cuda-bindings",
+    operator_kinds=("function", "plugin"),
+    has_gpu_clock=True,
+    needs_gpu_library=True,
+    calibrators=("entropy", "minmax"),
+    keeps_timings=True,
+    same_platform=True,
+    build_seconds=60.0,
+)

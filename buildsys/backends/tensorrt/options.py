@@ -1,0 +1,144 @@
+"""The fields of a TensorRT engine, and checks across them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from buildsys.backends.tensorrt.common_options import TensorRtBase, io_problems
+from buildsys.manifest.checks.engines import int8_layers
+from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.problem import Problems
+from buildsys.manifest.schema.base import QUANTIZED, Bytes, Digest, Precision, Spec
+from buildsys.manifest.value_tree import FieldPath
+
+_UNQUANTIZED = tuple(precision for precision in get_args(Precision) if precision not in QUANTIZED)
+_DLA_ONLY = ("gpu_fallback", "dla_managed_sram", "dla_local_dram", "dla_global_dram")
+OtherFlag = Literal[
+    "strict_nans", "editable_timing_cache", "disable_compilation_cache", "monitor_memory",
+    "distributive_independence", "debug",
+]  # fmt: skip
+TacticSource = Literal["cublas", "cublas_lt", "cudnn", "edge_mask_convolutions", "jit_convolutions"]
+
+
+class LayerPrecision(Spec):
+    """The precision of layers selected by name."""
+
+    layers: str = Field(min_length=1, description="Name pattern with * and ?, such as /layer4/*.")
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = Field(
+        description="Precision of the layers."
+    )
+
+
+class TimingCacheSpec(Spec):
+    """The timings used for building an engine."""
+
+    pin: Digest = Field(description="Digest of the timing cache, from an engine.json.")
+
+
+class TensorRtEngine(TensorRtBase):
+    """A TensorRT 8.6, 10 or 11 engine for the GPU building it."""
+
+    backend: Literal["tensorrt"] = Field(description="TensorRT.")
+    typing: Literal["auto", "weak", "strong"] = Field(
+        "auto", description="weak: the builder chooses layer types; strong: the graph does."
+    )
+    quantization: Literal["auto", "implicit", "explicit"] = Field(
+        "auto", description="implicit: the builder calibrates; explicit: quantizers of the graph."
+    )
+    tf32: bool = Field(True, description="Allow TF32 (10 bits of mantissa) in fp32 layers.")
+    profiling_verbosity: Literal["layer_names_only", "none", "detailed"] = Field(
+        "detailed", description="Below detailed, the engine's precisions cannot be inspected."
+    )
+    tactic_dram: Bytes | None = Field(None, description="Device memory limit of a tactic.")
+    tactic_sources: tuple[TacticSource, ...] | None = Field(
+        None, description="Allowed sources of tactics; default: TensorRT's."
+    )
+    sparsity: bool = Field(False, description="Use sparse kernels for 2:4 sparse weights.")
+    refit: bool = Field(False, description="Allow replacing the weights later.")
+    refit_identical: bool = Field(False, description="By equal values only; not on 8.6.")
+    refit_individual: bool = Field(False, description="Only those marked by the hook; not on 8.6.")
+    strip_plan: bool = Field(False, description="Leave the weights out of the engine; not on 8.6.")
+    version_compatible: bool = Field(False, description="Run on later versions as well.")
+    exclude_lean_runtime: bool = Field(
+        False, description="Leave the lean runtime out of a version-compatible engine."
+    )
+    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = Field(
+        "none", description="Other supported GPUs; same_compute_capability: not on 8.6."
+    )
+    weight_streaming: bool = Field(
+        False, description="Allow weights in host memory; strong typing, not on 8.6."
+    )
+    dla_core: int | None = Field(None, ge=0, description="Deep learning accelerator to build for.")
+    gpu_fallback: bool = Field(False, description="Run layers unsupported by the DLA on the GPU.")
+    dla_managed_sram: Bytes | None = Field(None, description="Limit of the DLA's managed SRAM.")
+    dla_local_dram: Bytes | None = Field(None, description="Limit of the DLA's local DRAM.")
+    dla_global_dram: Bytes | None = Field(None, description="Limit of the DLA's global DRAM.")
+    direct_io: bool = Field(False, description="Refuse formats of `io` that need a copy.")
+    layer_precisions: tuple[LayerPrecision, ...] = Field(
+        (), description="Precisions of single layers, later entries win; weak typing only."
+    )
+    precision_constraints: Literal["obey", "prefer"] = Field(
+        "obey", description="obey: fail if no kernel has a layer's precision."
+    )
+    flags: dict[OtherFlag, bool] = Field({}, description="Other builder flags; not on 8.6.")
+    timing_cache: TimingCacheSpec | None = Field(
+        None, description="Timings to build with; default: those shared by builds here."
+    )
+
+
+ENGINE = TensorRtEngine
+
+
+def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    """Yield contradictions between the fields of an engine."""
+    yield from io_problems(view, path)
+    yield from _contradictions(view, path, engine)
+    yield from _quantization(view, path, engine)
+
+
+def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    typing = engine.get("typing")
+    if typing == "strong" and engine.get("layer_precisions"):
+        text = "a strongly typed engine takes the type of each layer from the graph"
+        hint = "remove it, or set typing: weak"
+        yield view.problem((*path, "layer_precisions"), text, hint, of_key=True)
+    if typing == "weak" and engine.get("weight_streaming") is True:
+        text = "weight streaming needs a strongly typed engine"
+        yield view.problem((*path, "weight_streaming"), text, "set typing: strong", of_key=True)
+    if typing == "weak" and engine.get("precision") == "fp8":
+        text = "a weakly typed engine cannot use fp8"
+        yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")
+    for name in _DLA_ONLY:
+        if engine.get(name) not in (None, False) and engine.get("dla_core") is None:
+            hint = "set dla_core, or remove it"
+            yield view.problem((*path, name), "has no effect without dla_core", hint, of_key=True)
+    if engine.get("exclude_lean_runtime") is True and engine.get("version_compatible") is not True:
+        text = "only a version-compatible engine contains a lean runtime"
+        hint = "set version_compatible: true, or remove it"
+        yield view.problem((*path, "exclude_lean_runtime"), text, hint, of_key=True)
+    if engine.get("workspace") == 0:
+        text = "an engine cannot be built without workspace memory"
+        yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
+
+
+def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    chosen, precision = engine.get("quantization"), engine.get("precision", "fp32")
+    field = (*path, "quantization")
+    int8 = int8_layers(engine)
+    if chosen == "explicit" and precision in _UNQUANTIZED:
+        text = f"an {precision} engine has no quantizers in its graph, only int8 and fp8 engines do"
+        yield view.problem(field, text, "set precision: int8, or remove it")
+    if chosen == "explicit" and engine.get("typing") != "strong":
+        for number in int8:
+            text = "the quantizers of the graph decide which layers are int8"
+            hint = "remove it, and choose layers with quantize.exclude and quantize.operators"
+            yield view.problem((*path, "layer_precisions", number, "precision"), text, hint)
+    if chosen == "implicit" and engine.get("typing") == "strong":
+        text = "a strongly typed engine takes types from the graph, so its builder cannot calibrate"
+        yield view.problem(field, text, "set typing: weak, or quantization: explicit")
+    elif chosen == "implicit" and (precision == "fp8" or (precision in _UNQUANTIZED and not int8)):
+        other = "quantization: explicit" if precision == "fp8" else "precision: int8"
+        text = f"builders calibrate int8 only, and the precision of this engine is {precision}"
+        yield view.problem(field, text, f"set {other}, or remove it")

@@ -1,0 +1,17 @@
+"""Facts of TensorRT-RTX as a backend, known without its library."""
+
+from __future__ import annotations
+
+from buildsys.backends.tensorrt.description import CUDA, TensorRt
+
+DESCRIPTION = TensorRt(
+    title="TensorRT-RTX",
+    libraries={"tensorrt_rtx": "tensorrt_rtx", **CUDA},
+    install="pip install 'buildsys[rtx]'",
+    packages="tensorrt-rtx cuda-bindings",
+    operator_kinds=("function", "plugin"),
+    has_gpu_clock=True,
+    gpu_generations=("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"),
+    builds_without_gpu=True,
+    build_seconds=5.0,  # keeps_timings: its timing cache is empty
+)

@@ -1,0 +1,286 @@
+"""Registry of backends: packages found by name. Standard library only.
+
+A backend is a package with these modules. Each is imported only where it is needed:
+
+- ``description``: ``DESCRIPTION``, a ``BackendDescription``; standard library only.
+- ``options``: ``ENGINE``, the fields of its engines in a manifest, and optionally ``problems``,
+  checks across them.
+- ``backend``: the functions of ``buildsys.backends.interface.Backend``, called in workers.
+- ``compatibility``, optional: further rules of ``can_run``; standard library only.
+
+Ours are the folders of ``buildsys/backends``. The packages of others are entry points of the group
+``buildsys.backends``. They are read only for names that are not ours, or to list all names: reading
+them takes longer than everything else that a run with nothing to do has to know about backends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from buildsys.errors import Unavailable
+from buildsys.system.files import link_into
+from buildsys.system.versions import normalized
+
+GROUP = "buildsys.backends"
+_FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """GPUs visible to CUDA, or the reason for their absence."""
+
+    capabilities: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Abilities of a backend on this machine, or its problem."""
+
+    text: str = ""
+    problem: str = ""
+    remedy: str = ""
+    unknown: bool = False  # the problem is a time-out
+    elsewhere: bool = False  # the remedy is for another machine
+
+
+@dataclass(frozen=True)
+class BackendDescription:
+    """The facts of a backend known without its library."""
+
+    title: str  # in messages and reports
+    # module -> distribution; the first one is the engine library, and its version is in the keys
+    libraries: Mapping[str, str]
+    install: str  # the command to install them here
+    packages: str  # to install them with pip into a toolchain, the engine library first
+    engine_file: str = "engine.engine"
+    data_file: str = ""  # of the weights, if they are not in the engine file
+    takes_float32: bool = False  # builds every precision from the simplified graph
+    calibrators: tuple[str, ...] = ()  # algorithms of calibration for its own int8 ranges
+    takes_ranges: bool = True  # builds for ranges of shapes, from ``dims`` and ``inputs``
+    # environment variables that change results: families of system.versions or patterns
+    environment: tuple[str, ...] = ()
+    operator_kinds: tuple[str, ...] = ("function",)  # of custom operators, preferred first
+    has_gpu_clock: bool = False  # its sessions are timed by the GPU
+    needs_gpu_library: bool = False  # installing its library without a GPU is of no use
+    builds_without_gpu: bool = False  # for engines that run on one
+    keeps_timings: bool = False  # builds with a timing cache
+    same_platform: bool = False  # an engine runs on the operating system of its build only
+    build_seconds: float = 10.0  # of an image classifier, for the first estimate
+    defaults: Mapping[str, Any] | None = None  # of its options; default: read from ``ENGINE``
+    problem: str = field(default="", compare=False)  # of a broken package
+
+    @property
+    def module(self) -> str:
+        """The module of the engine library."""
+        return next(iter(self.libraries))
+
+    @property
+    def distribution(self) -> str:
+        """The distribution of the engine library."""
+        return self.libraries[self.module]
+
+    @property
+    def needs_cuda(self) -> bool:
+        """True if its libraries include the bindings of CUDA."""
+        return "cuda-bindings" in self.libraries.values()
+
+    def ability(
+        self,
+        version: str,  # noqa: ARG002
+        facts: Mapping[str, Any],  # noqa: ARG002
+        gpus: Gpus,  # noqa: ARG002
+        *,
+        cuda: bool = False,  # noqa: ARG002
+    ) -> Ability:
+        """Return the abilities of the installed library here, with ``cuda`` those on the GPU.
+
+        ``facts`` are those that the probe of the library reports.
+        """
+        return Ability("builds and runs here")
+
+    def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Return True if an engine with these options runs on an NVIDIA GPU."""
+        return False
+
+    def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """Return further distributions that decide what an engine computes."""
+        return tuple(self.libraries.values())[1:]
+
+    def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """Return further distributions used by a build."""
+        return ()
+
+    def counts_cores(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Return True if a build depends on the number of cores."""
+        return False
+
+    def quantizes(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Return True if the build itself calibrates and quantizes the float32 graph."""
+        return False
+
+    def not_reproducible(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """Return the reason for engine files that differ from build to build, or ""."""
+        return ""
+
+    def exact_float32(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """Return the YAML for full float32 arithmetic, or "" if the engine has it."""
+        return ""
+
+
+@dataclass(frozen=True)
+class BackendPackage:
+    """The package of a backend."""
+
+    module: str
+    owner: str = ""  # distribution and version, "" for ours
+    metadata: str = ""  # folder of the distribution
+    conflict: str = ""  # another distribution that registers the same name
+
+
+class BrokenBackendError(Unavailable):
+    """A module of a backend's package cannot be imported."""
+
+
+def find_package(name: str) -> BackendPackage | None:
+    """Return the package of a backend, or None."""
+    if not _NAME.fullmatch(name):
+        return None
+    if os.path.exists(f"{_FOLDER}/{name}/description.py"):  # noqa: PTH110 - on every run
+        return BackendPackage(f"{GROUP}.{name}")
+    return other_backends().get(name)
+
+
+@cache
+def our_backends() -> tuple[str, ...]:
+    """Return the names of the backends in this package."""
+    folders = sorted(entry.name for entry in os.scandir(_FOLDER) if entry.is_dir())
+    return tuple(name for name in folders if Path(_FOLDER, name, "description.py").is_file())
+
+
+@cache
+def other_backends() -> Mapping[str, BackendPackage]:
+    """Return the backends of other distributions by name."""
+    from importlib import metadata  # slow
+
+    found: dict[str, BackendPackage] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        distribution = entry.dist
+        name = distribution.metadata["Name"] if distribution is not None else ""
+        if normalized(name) == "buildsys" or entry.name in our_backends():
+            continue
+        owner = f"{name} {distribution.version}" if distribution is not None else "?"
+        where = str(getattr(distribution, "_path", ""))
+        package = BackendPackage(entry.value.partition(":")[0], owner, where)
+        known = found.setdefault(entry.name, package)
+        if (known.module, known.owner) != (package.module, owner):
+            found[entry.name] = BackendPackage(known.module, known.owner, known.metadata, owner)
+    return found
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of all backends, ours first."""
+    return (*our_backends(), *sorted(other_backends()))
+
+
+@cache
+def describe_backend(name: str) -> BackendDescription:
+    """Return the description of a backend; that of a broken package has a ``problem``.
+
+    Raises: Unavailable: there is no such backend.
+    """
+    try:
+        module = import_backend(name, "description")
+        description = getattr(module, "DESCRIPTION", None)
+        if isinstance(description, BackendDescription):
+            return description
+        problem = f"{module.__name__} has no DESCRIPTION of the type BackendDescription"
+        owner = getattr(find_package(name), "owner", "")
+        raise BrokenBackendError(f"the backend {name} of {owner} is broken: {problem}")
+    except BrokenBackendError as error:
+        command = error.hint or f"pip install --force-reinstall {name}"
+        return BackendDescription(name, {name: name}, command, name, problem=error.problem)
+
+
+def import_backend(name: str, part: str) -> ModuleType:
+    """Return a module of a backend's package.
+
+    Raises: BrokenBackendError: it cannot be imported. Unavailable: there is no such backend.
+    """
+    package = find_package(name)
+    if package is None:
+        known = ", ".join(backend_names())
+        hint = f"use one of {known}, or install the package that has it"
+        raise Unavailable(f"there is no backend {name!r}", hint)
+    if not package.owner:
+        return import_module(f"{package.module}.{part}")
+    if package.conflict:
+        problem = f"{package.owner} and {package.conflict} both have a backend {name}"
+        distribution = package.conflict.partition(" ")[0]
+        raise BrokenBackendError(problem, f"pip uninstall one of them, such as {distribution}")
+    try:
+        return import_module(f"{package.module}.{part}")
+    except Exception as error:  # whatever a package does when it is imported
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        problem = f"the backend {name} of {package.owner} cannot be loaded: {cause}"
+        distribution = package.owner.partition(" ")[0]
+        raise BrokenBackendError(
+            problem, f"repair it, or pip install --force-reinstall {distribution}"
+        ) from error
+
+
+def package_folder(package: BackendPackage) -> Path | None:
+    """Return the folder of a backend's package, without importing the package."""
+    path: list[str] | None = None
+    for step in package.module.split("."):
+        spec = PathFinder.find_spec(step, path)
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        path = list(spec.submodule_search_locations)
+    return Path(path[0]) if path else None
+
+
+def package_files(name: str) -> Iterator[Path]:
+    """Yield the files that decide the fields of another distribution's backend."""
+    package = other_backends().get(name)
+    if package is None:
+        return
+    if package.metadata:
+        yield Path(package.metadata, "entry_points.txt")
+    folder = package_folder(package)
+    if folder is not None:
+        yield folder
+        yield from sorted(folder.glob("*.py"))
+
+
+def uses_tf32(options: Mapping[str, Any]) -> bool:
+    """Return True if an engine on a GPU multiplies float32 in TF32, the default there."""
+    chosen = options.get("tf32", (options.get("flags") or {}).get("tf32"))
+    return True if chosen is None else bool(chosen)
+
+
+def link_packages(folder: Path) -> Path:
+    """Return ``folder`` with links to this package and to those of other backends.
+
+    It is all that the interpreter of a toolchain gets of ours. The metadata of a distribution is
+    linked as well: there, too, its backend is an entry point.
+    """
+    ours = Path(_FOLDER).parent
+    link_into(folder, ours.name, ours)
+    for package in other_backends().values():
+        top = package.module.partition(".")[0]
+        found = package_folder(replace(package, module=top))
+        if found is not None and package.metadata:
+            link_into(folder, top, found)
+            link_into(folder, Path(package.metadata).name, Path(package.metadata))
+    return folder

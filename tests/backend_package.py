@@ -1,0 +1,33 @@
+"""Installation of the backend in ``tests/reference_backend``, without pip."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("reference_backend")
+PACKAGE = "buildsys_reference"
+
+
+def install(site: Path, *, distribution: str = "buildsys-reference", module: str = PACKAGE) -> Path:
+    """Copy the package into ``site`` with the metadata that pip would write; return its folder."""
+    folder = site / module
+    shutil.copytree(SOURCE / PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    name = distribution.replace("-", "_")
+    metadata = site / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\nRequires-Dist: onnx>=1.18\n"
+        "Requires-Dist: buildsys\n"
+    )
+    (metadata / "entry_points.txt").write_text(f"[buildsys.backends]\nreference = {module}\n")
+    (metadata / "top_level.txt").write_text(f"{module}\n")
+    lines = [f"{name}-1.0.dist-info/METADATA,,"]
+    for file in sorted(folder.glob("*.py")):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest())
+        size = file.stat().st_size
+        lines.append(f"{module}/{file.name},sha256={digest.decode().rstrip('=')},{size}")
+    (metadata / "RECORD").write_text("\n".join(lines) + "\n")
+    return folder

@@ -1,0 +1,1 @@
+"""A backend of buildsys: the reference implementation of ONNX."""

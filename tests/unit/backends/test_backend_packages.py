@@ -1,0 +1,126 @@
+"""Backends of other distributions: discovery, broken packages, ours in pyproject.toml."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from backend_package import PACKAGE, install
+
+import buildsys
+from buildsys.backends.load import load_backend
+from buildsys.errors import Unavailable
+from buildsys.system import backend_registry
+from buildsys.system.backend_registry import (
+    backend_names,
+    describe_backend,
+    find_package,
+    link_packages,
+    our_backends,
+    package_files,
+)
+
+ROOT = Path(buildsys.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_registry() -> Iterator[None]:
+    """Forget the packages of other tests."""
+    caches = (backend_registry.other_backends, backend_registry.describe_backend)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder on the module path with the package of the documentation."""
+    install(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
+def test_our_backends_are_registered_like_others() -> None:
+    group = (ROOT / "pyproject.toml").read_text().partition('entry-points."buildsys.backends"]\n')
+    lines = group[2].partition("\n\n")[0].splitlines()
+    assert lines == [f'{name} = "buildsys.backends.{name}"' for name in our_backends()]
+
+
+def test_a_package_is_found_by_its_entry_point(site: Path) -> None:
+    assert backend_names() == (*our_backends(), "reference")
+    package = find_package("reference")
+    assert package is not None
+    assert (package.module, package.owner) == (PACKAGE, "buildsys-reference 1.0")
+    assert describe_backend("reference").title == "ONNX reference"
+    assert load_backend("reference").__name__ == f"{PACKAGE}.backend"
+
+
+def test_names_of_ours_read_no_entry_points(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_registry, "other_backends", lambda: 1 / 0)
+    assert find_package("onnxruntime") is not None
+
+
+@pytest.mark.parametrize("name", ["numpyy", "../x", "a.b", "", "Tensorrt"])
+def test_an_unknown_name_is_refused(name: str) -> None:
+    assert find_package(name) is None
+    with pytest.raises(Unavailable, match=r"there is no backend .*; use one of onnxruntime, "):
+        describe_backend(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import no_such_library\n", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("DESCRIPTION = {}\n", "no DESCRIPTION of the type BackendDescription"),
+        ("raise KeyError('x')\n", "KeyError: 'x'"),
+        ("def f(:\n", "SyntaxError: "),
+    ],
+)
+def test_a_broken_package_names_its_distribution_and_the_exception(
+    site: Path, code: str, problem: str
+) -> None:
+    (site / PACKAGE / "description.py").write_text(code)
+    description = describe_backend("reference")
+    assert problem in description.problem
+    assert "buildsys-reference 1.0" in description.problem
+    with pytest.raises(Unavailable, match="buildsys-reference"):
+        load_backend("reference")
+    assert describe_backend("onnxruntime").problem == ""
+
+
+def test_a_name_of_two_distributions_is_refused(site: Path) -> None:
+    install(site, distribution="other-reference", module="other_reference")
+    problem = describe_backend("reference").problem
+    assert problem.endswith(" both have a backend reference")
+    assert "buildsys-reference 1.0" in problem
+    assert "other-reference 1.0" in problem
+
+
+def test_a_missing_library_names_the_pip_command(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(Unavailable) as caught:
+        load_backend("reference")
+    assert str(caught.value) == "the library onnx is not installed; pip install onnx"
+
+
+def test_a_toolchain_gets_the_package_and_its_metadata(site: Path, tmp_path: Path) -> None:
+    links = link_packages(tmp_path / "links")
+    found = {path.name: path.resolve() for path in links.iterdir()}
+    assert found["buildsys"] == ROOT / "buildsys"
+    assert found[PACKAGE] == site / PACKAGE
+    assert (found["buildsys_reference-1.0.dist-info"] / "entry_points.txt").is_file()
+    assert len(found) == 3
+
+
+def test_the_fields_depend_on_the_files_of_the_package(site: Path) -> None:
+    names = {path.name for path in package_files("reference")}
+    assert {"entry_points.txt", PACKAGE, "options.py", "description.py"} <= names
+    assert list(package_files("onnxruntime")) == []
