@@ -531,7 +531,7 @@ def test_every_field_of_an_action_is_classified() -> None:
         "devices",
         "environment",
     }
-    in_key |= {"toolchain", "peer_tools", "reads", "baseline"}
+    in_key |= {"toolchain", "packages", "peer_tools", "reads", "baseline"}
     elsewhere = {
         "stage",
         "model",
