@@ -20,6 +20,7 @@ from buildsys.system.file_locks import open_lock, try_lock
 CPU = "cpu"  # the device of benchmarks on the processor
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
 _REPORT_AFTER_S = 0.1  # without an exclusive holder the turnstile is shut for less than that
+_REPORT_AGAIN_S = 1.0  # another one may have got the lock
 
 
 class LockHolder(NamedTuple):
@@ -166,7 +167,8 @@ class Locks:
     def _wait(
         self, handles: Mapping[int, Path], on_wait: OnWait, *, shared: bool
     ) -> tuple[int, bool]:
-        begun, polls, reported = time.monotonic(), 0, False
+        polls, report_at = 0, time.monotonic() + _REPORT_AFTER_S
+        reported: list[LockHolder | None] = []
         while True:
             for handle, path in handles.items():
                 try:
@@ -175,13 +177,15 @@ class Locks:
                 except OSError as error:
                     problem = f"cannot lock {path}: {error.strerror}"
                     raise StageError(problem, "its file system must support flock") from error
-            if not reported and time.monotonic() - begun > _REPORT_AFTER_S:
+            if time.monotonic() > report_at:
                 holder = None
                 # being written, or shared by several
                 with suppress(TypeError, ValueError, RecursionError):
                     holder = LockHolder(*json.loads(os.pread(next(iter(handles)), 4096, 0)))
-                on_wait(holder)
-                reported = True
+                if not reported or holder not in (None, reported[-1]):
+                    on_wait(holder)
+                    reported.append(holder)
+                report_at = time.monotonic() + _REPORT_AGAIN_S
             if self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
                 raise InterruptedWaitError("interrupted while waiting for another process")
             polls += 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.errors import StageError
+from buildsys.store import locks as store_locks
 from buildsys.store.locks import CPU, InterruptedWaitError, LockHolder, Locks, machine_lock_folder
 
 HOLD = (
@@ -67,6 +69,29 @@ def test_a_second_thread_waits_and_learns_the_holder(locks: Locks) -> None:
     assert order == ["first done", "second waited True"]
     assert holders[0] is not None
     assert (holders[0].pid, holders[0].target) == (os.getpid(), "a")
+
+
+def test_a_waiting_thread_learns_a_new_holder(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_locks, "_REPORT_AGAIN_S", 0.0)
+    holders: list[LockHolder | None] = []
+    lock = locks.devices([CPU], "first", unexpected)
+    lock.__enter__()
+
+    def wait() -> None:
+        with locks.devices([CPU], "last", holders.append):
+            pass
+
+    thread = in_thread(wait)
+    until(lambda: len(holders) == 1)
+    path = locks._machine / "device-cpu.lock"
+    second = LockHolder(os.getpid(), "host", "second", "12:00:00")
+    path.write_text(json.dumps(second))
+    until(lambda: len(holders) == 2)
+    lock.__exit__(None, None, None)
+    thread.join()
+    assert [one and one.target for one in holders] == ["first", "second"]
 
 
 def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
