@@ -133,10 +133,13 @@ class _Results:
     def of(self, target: str) -> TargetResult:
         """Return the result of one target."""
         session, action = self._session, self._session.actions[target]
-        end, fields = session.finished.get(target), {}
+        end = session.finished.get(target)
+        fields: dict[str, Any] = {}
         if session.is_unavailable(target):
             reason = with_hint(end.reason, end.hint) if end else session.unavailable_reason(target)
-            fields = {"status": UNAVAILABLE, "reason": reason, **self._history(target)}
+            seconds = end.seconds if end and not (end.waited or end.restored) else 0.0
+            fields = {"status": UNAVAILABLE, "reason": reason, "seconds": seconds}
+            fields |= self._history(target)
         elif end is None:
             is_current = session.is_up_to_date(target)
             fields = {"status": UP_TO_DATE} if is_current else self._not_run(target)
@@ -154,6 +157,7 @@ class _Results:
                 "seconds": end.seconds,
             }
             fields |= self._history(target)
+            fields["regressed"] = fields.get("regressed") or action.stage == _GATE
         else:
             figure = key_figure(action.stage, session.result(target))
             fields = {"status": RESTORED if end.restored else PASSED, "figure": figure}
@@ -202,7 +206,7 @@ class _Results:
             return {}
         passed = [run for run in before if run.status in (PASSED, RESTORED)]
         return {
-            "regressed": before[:1] == passed[:1] != [] or target.startswith(f"{_GATE}:"),
+            "regressed": before[:1] == passed[:1] != [],
             "last_passed": passed[0].started if passed else "",
         }
 

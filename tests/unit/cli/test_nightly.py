@@ -153,6 +153,27 @@ def test_what_passed_before_has_regressed(
     assert bool(last) == ("passed" in before or "restored" in before)
 
 
+@pytest.mark.parametrize(("status", "regressed"), [("unavailable", False), ("failed", True)])
+def test_the_first_run_of_a_gate_regresses_only_if_it_fails(
+    nightly: Doit, monkeypatch: pytest.MonkeyPatch, status: str, regressed: bool
+) -> None:
+    import cli_doubles
+
+    target, make = "gate:a:ort", cli_doubles.make_session
+    monkeypatch.setattr(
+        cli_doubles,
+        "make_session",
+        lambda *given: make(*given, gates={"latency": {"tolerance": "5%"}}),
+    )
+    end = fail(CHECK) if status == "failed" else lambda: passed(status="unavailable", reason="no")
+    nightly.actions[target] = end
+    nightly.runs = {target: [entry(target, status, "2999-01-01T00:00:00Z")]}
+    code, _ = nightly("nightly")
+    found = written(nightly)
+    assert (found["regressed"] == [target], code) == (regressed, int(regressed))
+    assert found["counts"][status] == 1
+
+
 def test_a_flaky_target_is_repeated_once(nightly: Doit) -> None:
     attempts: list[str] = []
 
