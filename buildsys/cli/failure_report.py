@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from buildsys.cli.project_root import shown_path
@@ -18,7 +18,8 @@ from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown.document import is_failure_report, render
-from buildsys.report.results.report import as_json
+from buildsys.report.results.reader import read_report
+from buildsys.report.results.report import Report, as_json
 from buildsys.store.ledger import FAILED, PASSED, utc_now
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 from buildsys.workers.job import StageResult
@@ -113,12 +114,18 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
         elif known.failed_with_this_key and known.failure is not None and not upstream:
             failed[target] = known.failure  # in an earlier run, with the same inputs
     problems: dict[str, TargetProblem] = {}
+    measured_again: set[str] = set()  # noisy benchmarks, and what only waits for them
     for target in actions:
         own = {reason.kind for reason in explained[target].reasons}
         if target in failed:
             problems[target] = TargetProblem(failed[target], failed=True)
-        elif own == {NOISY}:
-            continue  # its result says so
+        elif own == {NOISY} or (
+            own == {UPSTREAM}
+            and measured_again.issuperset(
+                name for name in after[target] if explained[name].state != FRESH
+            )
+        ):
+            measured_again.add(target)  # its result says so
         elif explained[target].state != FRESH:
             needed = [name for name in session.needed([target]) if name in failed]
             why = f"it needs {', '.join(needed)}" if needed else "the run ended before"
@@ -131,6 +138,27 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
         if result.get("status") == PASSED
     }
     return problems, stale_since
+
+
+def current_report(session: Session, model: str) -> tuple[Report, bool]:
+    """Return a model's report, and True if it is the written one.
+
+    One that is not up to date is replaced by the state of all targets, without stale figures.
+    """
+    target, build, actions = f"report:{model}", session.project.build, session.actions.of(model)
+    own = actions[target]
+    finished = session.finished.get(target)
+    is_current = finished is not None and finished.status == PASSED
+    problems = {} if is_current else read_state(session, model)[0]
+    report = read_report(build / own.outputs["result"].path) if not problems else None
+    if report is not None:
+        return replace(report, model=model), True
+    inputs = {
+        one.target: build / one.outputs["result"].path for one in actions.values() if one != own
+    }
+    notice = "Targets that are not up to date are shown without their figures" if problems else ""
+    manifest = own.options["manifest"]
+    return assemble_after_failure(model, manifest, inputs, problems, notice), False
 
 
 def _replace_report(session: Session, report: Action) -> tuple[Problems, dict[str, str]]:

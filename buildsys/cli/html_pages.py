@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildsys.cli.failure_report import read_state
+from buildsys.cli.failure_report import current_report
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
@@ -24,7 +24,6 @@ from buildsys.execution.environment_parts import FILES
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.history.database import History, history_file
 from buildsys.plan.action import Action
-from buildsys.report.assemble import assemble_after_failure
 from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.environment import INDEX, load_templates
 from buildsys.report.html.index_page import IndexRow, index_row, render_index
@@ -36,9 +35,9 @@ from buildsys.report.html.model_page import (
     page_name,
     render_model,
 )
-from buildsys.report.results.reader import load_types, read_report
+from buildsys.report.results.reader import load_types
 from buildsys.report.results.report import Report
-from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
+from buildsys.store.ledger import RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
 from buildsys.system.file_locks import locked
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
@@ -180,7 +179,7 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
                 line = dataclasses.replace(line, seconds=past[0].seconds)
             yield PipelineRow(line, how, *files)
 
-    report, is_current = _report(session, model, actions)
+    report, is_current = current_report(session, model)
     return ModelPage(
         report=report,
         generated=utc_now(),
@@ -192,27 +191,6 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
         tags=tuple(map(str, data.get("tags") or ())),
         owner=str(data.get("owner") or ""),
     )
-
-
-def _report(session: Session, model: str, actions: Mapping[str, Action]) -> tuple[Report, bool]:
-    """Return the report, and True if it is the written one.
-
-    One that is not up to date is replaced by the state of all targets.
-    """
-    target, build = f"report:{model}", session.project.build
-    own = actions[target]
-    finished = session.finished.get(target)
-    is_current = finished is not None and finished.status == PASSED
-    problems = {} if is_current else read_state(session, model)[0]
-    report = read_report(build / own.outputs["result"].path) if not problems else None
-    if report is not None:
-        return dataclasses.replace(report, model=model), True
-    inputs = {
-        one.target: build / one.outputs["result"].path for one in actions.values() if one != own
-    }
-    notice = "Targets that are not up to date are shown without their figures" if problems else ""
-    manifest = own.options["manifest"]
-    return assemble_after_failure(model, manifest, inputs, problems, notice), False
 
 
 def _samples(

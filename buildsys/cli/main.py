@@ -32,6 +32,7 @@ _OF_BOTH = {
     "forget": f"{_FOLDER}.doit_commands:Forget",
     "ignore": f"{_FOLDER}.doit_commands:Ignore",
     "explain": f"{_FOLDER}.explain:Explain",
+    "best": f"{_FOLDER}.best:Best",
     "plan": f"{_FOLDER}.plan:Plan",
     "debug": f"{_FOLDER}.debug:Debug",
     "inspect": f"{_FOLDER}.inspect:Inspect",

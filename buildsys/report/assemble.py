@@ -17,6 +17,7 @@ from buildsys.report.formatting import first_names
 from buildsys.report.gates import gate_lines
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, worst_error
+from buildsys.report.ranking import rank_engines
 from buildsys.report.recommendation import recommend
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.export import ExportResult
@@ -130,12 +131,12 @@ def _assemble(
     checks = checks_of(results)
     doubts = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
-    engines, bench = engine_lines(results, manifest), timings(results)
+    engines = engine_lines(results, manifest)
     source = _section(manifest, "source")
     kinds = (kind for kind in _SOURCE_KINDS if kind in source)
     # the last surgery that changed the ports, else the export
     ports = next((r.content for r in reversed(surgery) if "inputs" in r.content), export)
-    return Report(
+    report = Report(
         model=model,
         description=str(manifest.get("description") or ""),
         source=" ".join(f"{kind} {source[kind]}" for kind in kinds),
@@ -172,7 +173,7 @@ def _assemble(
         checks=checks,
         engines=engines,
         engine_provenance=engine_provenance(results, manifest),
-        bench=bench,
+        bench=timings(results),
         gpu_timings=gpu_timings(results),
         gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
@@ -188,10 +189,11 @@ def _assemble(
         ),
         provenance=_provenance(manifest, results),
         layers=layer_lines(results),
-        recommendation=recommend(
-            engines, bench, [check for check in checks if check.target.startswith("verify:")]
-        ),
     )
+    if not engines:
+        return report
+    ranking = rank_engines(report)
+    return replace(report, ranking=ranking, recommendation=recommend(report, ranking))
 
 
 def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> BuildVerdict:

@@ -3,65 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from buildsys.report import formatting as q
-from buildsys.report.benchmarks import contender_title
-from buildsys.report.formatting import case_order
-from buildsys.report.results.bench import ENGINE, ENGINE_CUDA_GRAPH
+from buildsys.report.ranking import (
+    ENGINE_CONTENDERS,
+    contender_name,
+    is_close,
+    smallest_verified,
+    timed_cases,
+)
+from buildsys.report.results.ranking import ERROR, LATENCY, SIZE, THROUGHPUT, Ranking
 from buildsys.report.results.reader import PASSED
 from buildsys.report.results.report import (
     Check,
     ComparisonLine,
-    EngineLine,
     ErrorMargin,
     Recommendation,
+    Report,
     TimingLine,
 )
 
-_ENGINE_CONTENDERS = (ENGINE, ENGINE_CUDA_GRAPH)
-_CLOSE = 1.02  # ratio of medians below which a difference is not claimed without intervals
+_SUPERLATIVES = {
+    LATENCY: "the fastest",
+    THROUGHPUT: "the one with the highest throughput",
+    SIZE: "the smallest",
+    ERROR: "the one with the smallest error",
+}
+_MOST_NAMES = 4
 
 
-def recommend(
-    engines: Sequence[EngineLine], bench: Sequence[TimingLine], checks: Iterable[Check]
-) -> Recommendation | None:
-    """Return the fastest verified engine, None for a model without engines.
+def recommend(report: Report, ranking: Ranking) -> Recommendation:
+    """Return the first engine of a ranking with the reasons for it."""
+    margins = {one.target: error_margin(one) for one in report.checks}
+    if not ranking.ranked:
+        smallest = None if timed_cases(report) else smallest_verified(report, ranking.within)
+        if smallest is None:
+            return Recommendation("", _why_none(report, ranking))
+        margin = margins.get(f"verify:{report.model}:{smallest.engine}")
+        only = "the only" if ranking.verified == 1 else "the smallest"
+        why = f"It is {only} verified engine{_limit(ranking)}; no benchmark has passed."
+        return Recommendation(smallest.engine, why, margin=margin)
+    first, case = ranking.ranked[0], ranking.case
+    margin = margins.get(f"verify:{report.model}:{first.engine}")
+    why = _why_first(ranking)
+    if first.p50_ms is None:
+        return Recommendation(first.engine, why, margin=margin)
+    timed = {one.name for one in report.engines if one.timed == PASSED}
+    lines = sorted(
+        (
+            line
+            for line in report.bench
+            if line.engine in timed and line.case == case and _is_number(line.p50_ms)
+        ),
+        key=lambda line: line.p50_ms or 0,
+    )
+    best = next(
+        line for line in lines if (line.engine, line.contender) == (first.engine, first.contender)
+    )
+    ranked = {one.engine for one in ranking.ranked}
+    tied = {one.engine for one in ranking.tied}
+    others = [
+        line
+        for line in lines
+        if line.contender not in ENGINE_CONTENDERS
+        or (line.engine in ranked - tied and line.engine != best.engine)
+    ]
+    if ranking.by == LATENCY and others:
+        why += f" {_compared(best, others)}"
+    fastest = best if is_close(best, lines[0]) else lines[0]
+    return Recommendation(best.engine, why, case, best, fastest, margin)
 
-    A benchmark that is not ``passed`` decides nothing: a noisy latency is no reason to ship.
-    """
-    if not engines:
-        return None
-    margins = {check.target.rpartition(":")[2]: error_margin(check) for check in checks}
-    verified = [one for one in engines if one.built == one.verified == PASSED]
-    if not verified:
-        return Recommendation("", _why_none(engines))
-    timed = {one.name for one in engines if one.timed == PASSED}
-    lines = [line for line in bench if line.engine in timed and _is_number(line.p50_ms)]
-    case = "opt" if any(line.case == "opt" for line in lines) else ""
-    case = case or min((line.case for line in lines), key=case_order, default="")
-    lines = sorted((line for line in lines if line.case == case), key=lambda line: line.p50_ms or 0)
-    names = {one.name for one in verified}
-    own = [one for one in lines if one.engine in names and one.contender in _ENGINE_CONTENDERS]
-    if not own:
-        first = min(verified, key=lambda one: one.size_bytes or math.inf)
-        only = "the only verified engine" if len(verified) == 1 else "the smallest verified engine"
-        why = f"It is {only}; no benchmark has passed."
-        return Recommendation(first.name, why, margin=margins.get(first.name))
-    best = own[0]
-    among = f"the fastest of {len(names)} verified engines" if len(names) > 1 else ""
-    why = f"It is {among or 'the only verified engine'} (case {case})."
-    others = [line for line in lines if line not in own or line.engine != best.engine]
-    why += f" {_compared(best, others)}" if others else ""
-    return Recommendation(best.engine, why, case, best, lines[0], margins.get(best.engine))
 
-
-def contender_name(line: TimingLine) -> str:
-    """Return the name of a contender; an engine has its own."""
-    title = contender_title(line.contender)
-    if line.contender in _ENGINE_CONTENDERS:
-        return title.replace("engine", line.engine, 1)
-    return title
+def headline(report: Report, shipped: Recommendation | None) -> str:
+    """Return what to do: ship an engine, or wait."""
+    if shipped is None or not shipped.engine:
+        return "No engine to ship"
+    verdict = report.verdict.status
+    if verdict == PASSED or (verdict == "partial" and shipped.timing is not None):
+        return f"Ship {shipped.engine}"
+    return "Do not ship yet"
 
 
 def error_margin(check: Check) -> ErrorMargin | None:
@@ -91,21 +112,54 @@ def _margins(line: ComparisonLine, limits: Mapping[str, float]) -> Iterator[Erro
         yield ErrorMargin(measure, value, limit, used, place)
 
 
-def _why_none(engines: Sequence[EngineLine]) -> str:
-    built = [one.name for one in engines if one.built == PASSED]
+def _why_none(report: Report, ranking: Ranking) -> str:
+    built = [one.name for one in report.engines if one.built == PASSED]
     if not built:
         return "No engine has been built."
-    names = q.first_names(built, 3)
-    return f"No engine has been verified here; built: {names}."
+    if not ranking.verified:
+        names = q.first_names(built, 3)
+        return f"No engine has been verified here; built: {names}."
+    case = f" in case {ranking.case}" if ranking.case else ""
+    return f"No verified engine{_limit(ranking)} can be ranked by {ranking.by}{case}."
+
+
+def _why_first(ranking: Ranking) -> str:
+    """Return a sentence on the first engine among the ranked ones."""
+    first, tied, best = ranking.ranked[0], ranking.tied, _SUPERLATIVES[ranking.by]
+    place = f" (case {ranking.case})" if ranking.by in (LATENCY, THROUGHPUT) else ""
+    among = f"{len(ranking.ranked)} verified engines{_limit(ranking)}"
+    if len(ranking.ranked) == 1:
+        benchmark = " with a benchmark that has passed" if ranking.case else ""
+        only = _limit(ranking) or (benchmark if ranking.verified > 1 else "")
+        return f"It is the only verified engine{only}{place}."
+    if not tied:
+        return f"It is {best} of {among}{place}."
+    advantage = ""
+    for figure, name in (("error", "the smallest error"), ("size_bytes", "the smallest file")):
+        own, *others = (_or_infinite(getattr(one, figure)) for one in (first, *tied))
+        if own < min(others):
+            advantage = f"; of these it has {name}"
+            break
+    names = q.first_names([one.engine for one in tied], _MOST_NAMES)
+    return f"It is not distinguishable from {names} as {best} of {among}{place}{advantage}."
+
+
+def _limit(ranking: Ranking) -> str:
+    return "" if ranking.within is None else f" with a relative error of at most {ranking.within:g}"
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _compared(best: TimingLine, others: Sequence[TimingLine]) -> str:
     """Return a sentence on the engine and the fastest of the others."""
-    other, name = others[0], contender_name(others[0])
+    other = others[0]
+    name = contender_name(other.engine, other.contender)
     ratio = (best.p50_ms or math.nan) / (other.p50_ms or math.nan)
     factor = f"{max(ratio, 1 / ratio):.2f}{q.TIMES}"
     if is_close(best, other):
-        return f"{name} is equally fast (p50 {q.significant(other.p50_ms)} ms)."
+        return f"{name} is not distinguishable from it (p50 {q.significant(other.p50_ms)} ms)."
     if ratio > 1:
         time = q.significant(other.p50_ms)
         return f"{name} is {factor} faster than this engine (p50 {time} ms)."
@@ -117,16 +171,6 @@ def _compared(best: TimingLine, others: Sequence[TimingLine]) -> str:
 def _least_factor(best: TimingLine, other: TimingLine) -> float | None:
     one, two = best.p50_interval_ms, other.p50_interval_ms
     return two[0] / one[1] if one and two else None
-
-
-def is_close(first: TimingLine, second: TimingLine) -> bool:
-    """Return True if two medians nearly agree, by their intervals if known."""
-    one, two = first.p50_interval_ms, second.p50_interval_ms
-    if one and two and len(one) == len(two) == 2:
-        return one[0] <= two[1] and two[0] <= one[1]
-    if not first.p50_ms or not second.p50_ms:
-        return False
-    return max(first.p50_ms / second.p50_ms, second.p50_ms / first.p50_ms) < _CLOSE
 
 
 def _is_number(value: float | None) -> bool:

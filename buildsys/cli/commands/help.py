@@ -19,7 +19,7 @@ SECTIONS = {
         "build", "run", "infer", "nightly", "clean", "forget", "ignore", "repro", "debug",
     ),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
-    "Reports and history": ("pages", "history", "compare"),
+    "Reports and history": ("best", "pages", "history", "compare"),
     "Deployment": ("publish",),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
     "Installation": ("init", "new", "import", "doctor", "lock", "schema"),

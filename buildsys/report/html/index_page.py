@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from buildsys.report.html.environment import INDEX, environment
 from buildsys.report.html.model_page import ModelPage, page_name
-from buildsys.report.recommendation import contender_name
+from buildsys.report.ranking import contender_name
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def index_row(page: ModelPage) -> IndexRow:
         built=max((one.started for one in timed), default="") or report.provenance.started,
         engine=engine,
         p50_ms=timing.p50_ms if timing else None,
-        fastest=contender_name(fastest) if fastest else "",
+        fastest=contender_name(fastest.engine, fastest.contender) if fastest else "",
         size_bytes=line.size_bytes if line else None,
         trend=tuple(one.trusted_latency for one in reversed(timed[:24])),
         tags=page.tags,

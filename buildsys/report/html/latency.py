@@ -10,7 +10,7 @@ from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.html import charts
 from buildsys.report.html.charts import Chart, Distribution, Series
-from buildsys.report.recommendation import contender_name
+from buildsys.report.ranking import contender_name
 from buildsys.report.results.bench import ENGINE, ENGINE_CUDA_GRAPH
 from buildsys.report.results.report import Report, TimingLine
 
@@ -35,7 +35,7 @@ def distributions(
         for line in lines:
             rows[line.engine].append(
                 Distribution(
-                    name=contender_name(line),
+                    name=contender_name(line.engine, line.contender),
                     kind=colors[line.engine, line.contender],
                     samples_ms=samples.get((line.engine, case, line.contender), ()),
                     p50_ms=line.p50_ms,
@@ -125,7 +125,7 @@ def _names(report: Report) -> dict[tuple[str, str], str]:
     several = len({line.engine for line in report.bench}) > 1
     names = {}
     for line in report.bench:
-        name = contender_name(line)
+        name = contender_name(line.engine, line.contender)
         if several and line.contender not in (ENGINE, ENGINE_CUDA_GRAPH):
             name += f" next to {line.engine}"
         names[line.engine, line.contender] = name

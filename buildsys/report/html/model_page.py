@@ -18,7 +18,9 @@ from buildsys.report.html.changes import Change, PastBuild, changes
 from buildsys.report.html.charts import Chart, ErrorRow, TrendPoint
 from buildsys.report.html.environment import MODEL, environment
 from buildsys.report.html.latency import Samples
+from buildsys.report.html.pareto import pareto
 from buildsys.report.html.svg import sparkline
+from buildsys.report.recommendation import headline
 from buildsys.report.results.reader import FAILED, PASSED
 from buildsys.report.results.report import Check, Report, TargetLine
 
@@ -95,6 +97,9 @@ def render_model(page: ModelPage) -> str:
                   for row in page.pipeline],
         total=total,
         checks=[(check, _error_chart(check)) for check in report.checks],
+        headline=headline(report, shipped),
+        pareto=pareto(report.ranking) if report.ranking else None,
+        ranking=tables.ranking(report),
         latency=latency.distributions(report, page.samples_ms),
         contenders=latency.contenders(report),
         by_batch=latency.by_batch(report),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.gates import COLUMNS, gate_cells
+from buildsys.report.ranking import COLUMNS as RANKING_COLUMNS
+from buildsys.report.ranking import ranking_cells, ranking_notes
 from buildsys.report.results.report import Check, ComparisonLine, GraphHistory, Report, SurgeryLine
 
 MOST_COMPARISONS = 64
@@ -34,6 +36,15 @@ class Table:
 def gates(report: Report) -> Table:
     """Return the gates of all engines."""
     return Table(COLUMNS, tuple(map(gate_cells, report.gates)), "Gates")
+
+
+def ranking(report: Report) -> Table:
+    """Return the ranked engines, the one to ship first."""
+    found = report.ranking
+    if found is None:
+        return Table((), ())
+    rows = tuple(ranking_cells(found, one) for one in found.ranked)
+    return Table(RANKING_COLUMNS, rows, notes=tuple(ranking_notes(found)))
 
 
 def limits(check: Check) -> str:

@@ -18,7 +18,9 @@ from buildsys.report.markdown.elements import (
     status_text,
     table,
 )
-from buildsys.report.recommendation import contender_name, error_margin
+from buildsys.report.ranking import contender_name, rank_text
+from buildsys.report.recommendation import error_margin
+from buildsys.report.results.ranking import LATENCY, Ranking
 from buildsys.report.results.report import ErrorMargin, Report, TargetLine
 from buildsys.system.printable import printable
 
@@ -68,7 +70,12 @@ def _engines(report: Report) -> Lines:
         yield "The manifest has no engines."
         return
     margins = {check.target: error_margin(check) for check in report.checks}
-    columns = ("engine", "precision", "built", "size>", "verified", "error of limit>", "timed")
+    ranking = report.ranking or Ranking(LATENCY)
+    ranked = {one.engine: one for one in ranking.ranked}
+    columns = (
+        "engine", "precision", "built", "size>", "verified", "error of limit>", "timed", "rank>",
+        "Pareto-optimal",
+    )  # fmt: skip
     rows = [
         (
             code(line.name),
@@ -78,6 +85,8 @@ def _engines(report: Report) -> Lines:
             status_text(line.verified),
             _margin(margins.get(f"verify:{report.model}:{line.name}")),
             status_text(line.timed),
+            rank_text(ranking, ranked[line.name]) if line.name in ranked else q.NOTHING,
+            "yes" if line.name in ranked and ranked[line.name].is_optimal else q.NOTHING,
         )
         for line in report.engines[:_MOST_ROWS]
     ]
@@ -95,7 +104,7 @@ def _latencies(report: Report) -> Lines:
     several = len({line.engine for line in lines}) > 1
     rows = []
     for line in lines[:_MOST_ROWS]:
-        name = escape(contender_name(line))
+        name = escape(contender_name(line.engine, line.contender))
         if several and not line.contender.startswith("engine"):
             name += f" (with {code(line.engine)})"
         name += " NOISY" if line.noisy else ""

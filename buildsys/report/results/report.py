@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from buildsys.report.results.ranking import Ranking
+
 
 @dataclass(frozen=True)
 class BuildVerdict:
@@ -370,22 +372,26 @@ class Report:
     layers: tuple[LayerLine, ...] = ()  # the slowest of each engine
     recommendation: Recommendation | None = None
     gates: tuple[GateLine, ...] = ()
+    ranking: Ranking | None = None
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report as JSON values; NaN and infinities become text."""
-    plain: dict[str, Any] = _plain(dataclasses.asdict(report))
+    plain: dict[str, Any] = plain_values(report)
     del plain["model"]  # part of every result's header
     if not report.notice:
         del plain["notice"]
     return plain
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """Return data as JSON values; NaN and infinities become text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain_values(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain_values(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -49,6 +49,9 @@ def test_it_is_measured_by_every_run_and_never_up_to_date(ready: ReadyProject) -
     assert listed.split()[0] == "Y"
     report = (ready.root / "build/a/report/report.md").read_text()
     assert f"1 noisy: {BENCH}" in report
+    best = ready.doit("best", "a").out
+    assert "It is the only verified engine; no benchmark has passed." in best
+    assert f"ort     noisy   {REASON}" in best
     shutil.rmtree(ready.root / "build")
     assert BENCH not in ready.doit().restored
     ready.edit(MANIFEST, NOISE, "noise: null")

@@ -47,7 +47,7 @@ def test_a_faster_baseline_is_named(results: Results) -> None:
 def test_overlapping_intervals_are_no_difference(results: Results) -> None:
     results.without_gpu()
     bench(results, engine=2.0, torch=1.99)
-    assert "torch is equally fast (p50 1.99 ms)." in recommendation(results).why
+    assert "torch is not distinguishable from it (p50 1.99 ms)." in recommendation(results).why
 
 
 def test_an_engine_without_verification_is_not_recommended(results: Results) -> None:

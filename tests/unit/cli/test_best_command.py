@@ -1,0 +1,116 @@
+"""``doit best`` on a report, without builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.cli.commands import best
+from buildsys.cli.commands.best import Best
+from buildsys.errors import UsageError
+from buildsys.report.assemble import assemble_after_failure
+from buildsys.report.results.report import BuildVerdict, EngineLine, Report, TimingLine
+
+MANIFEST = """\
+model: m
+source: {python: "net.py:make"}
+inputs: {x: {shape: [1, 4]}}
+engines: [{name: fast, backend: onnxruntime}, {name: slow, backend: onnxruntime}]
+"""
+
+
+def engine(name: str, **fields: Any) -> EngineLine:
+    values = {
+        "name": name, "backend": "onnxruntime", "precision": "fp32", "built": "passed",
+        "verified": "passed", "timed": "passed", "size_bytes": 1000, "build_seconds": 1.0,
+        "layers": 1, "device": "", "sha256": "", "messages": (), **fields,
+    }  # fmt: skip
+    return EngineLine(**values)
+
+
+def timing(name: str, p50: float) -> TimingLine:
+    figures = {field.name: p50 for field in dataclasses.fields(TimingLine) if "_ms" in field.name}
+    figures["p50_interval_ms"] = (p50 * 0.9, p50 * 1.1)
+    return TimingLine(
+        name, "engine", "opt", "fixed", 1, 9, throughput_per_s=1000 / p50, speedup=None, **figures
+    )
+
+
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    (tmp_path / "configs/models").mkdir(parents=True)
+    (tmp_path / "configs/models/m.yaml").write_text(MANIFEST)
+    (tmp_path / "net.py").write_text("def make(): ...\n")
+    found = dataclasses.replace(
+        assemble_after_failure("m", {}, {}, {}, ""),
+        verdict=BuildVerdict("passed", "PASSED"),
+        engines=(engine("slow"), engine("fast"), engine("off", verified="unavailable")),
+        bench=(timing("slow", 4.0), timing("fast", 1.0)),
+    )
+    monkeypatch.setattr(best, "current_report", lambda *_: (found, True))
+    return found
+
+
+def run(root: Path, **options: str | bool) -> int:
+    given = {"by": "", "case": "", "within": "", "json": False, **options}
+    return Best().run(root, ["m"], given)
+
+
+def test_the_answer_is_the_engine_to_ship_and_a_table(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "Ship fast",
+        "It is the fastest of 2 verified engines (case opt). It is 4.00\N{MULTIPLICATION SIGN} as"
+        " fast as slow, the next contender.",
+    ]
+    assert lines[3] == "Ranked by latency, case opt (fixed):"
+    assert [line.split()[:2] for line in lines[5:7]] == [["1", "fast"], ["2", "slow"]]
+    assert lines[-1].split(maxsplit=2) == ["off", "unavailable", "unavailable here"]
+
+
+def test_json_has_the_same_answer(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, json=True, by="size") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["headline"]) == ("buildsys/best/1", "Ship fast")
+    assert [one["rank"] for one in found["ranking"]["ranked"]] == [1, 1]
+    assert found["ranking"]["unranked"][0]["engine"] == "off"
+
+
+def test_the_exit_code_is_1_without_an_engine_to_ship(
+    report: Report,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(tmp_path, within="1e-9") == 1
+    assert capsys.readouterr().out.startswith("No engine to ship\n")
+    failed = dataclasses.replace(report, verdict=BuildVerdict("failed", "FAILED: verify:m:off"))
+    monkeypatch.setattr(best, "current_report", lambda *_: (failed, True))
+    assert run(tmp_path) == 1
+    assert capsys.readouterr().out.startswith("Do not ship yet: FAILED: verify:m:off\nOf what has")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"by": "speed"}, "--by expects one of latency, throughput, size, error, found 'speed'"),
+        ({"within": "-1"}, "--within expects a relative error such as 1e-3, found '-1'"),
+        ({"within": "nan"}, "--within expects a relative error such as 1e-3, found 'nan'"),
+        ({"case": "max"}, "m has no timed case 'max'; cases with a benchmark: opt"),
+    ],
+)
+def test_wrong_options_are_refused(
+    report: Report, tmp_path: Path, options: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        run(tmp_path, **options)
+    assert str(raised.value) == problem

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from test_charts import parsed
+from tiny_results import Results
+
+from buildsys.report.assemble import assemble
+from buildsys.report.html.pareto import pareto
+from buildsys.report.ranking import rank_engines, ranking_cells, ranking_notes, timed_cases
+from buildsys.report.recommendation import headline, recommend
+from buildsys.report.results.ranking import MEASURES, Ranking
+from buildsys.report.results.reader import PASSED, read_report
+from buildsys.report.results.report import (
+    Check,
+    ComparisonLine,
+    EngineLine,
+    Report,
+    TargetLine,
+    TimingLine,
+    as_json,
+)
+
+
+@pytest.fixture
+def report(results: Results) -> Report:
+    """Return a report without engines."""
+    found = assemble("tiny", results.manifest, results.inputs, {})
+    return dataclasses.replace(found, engines=(), bench=(), checks=(), summary=())
+
+
+def timing(engine: str, case: str, p50_ms: float, *, noisy: bool = False) -> TimingLine:
+    ends = p50_ms * 0.99, p50_ms * 1.01
+    return TimingLine(
+        engine, "engine", case, "batch 8", 8, 100, p50_ms, p50_ms, p50_ms, p50_ms, p50_ms, p50_ms,
+        p50_ms, 8000 / p50_ms, None, ends, noisy,
+    )  # fmt: skip
+
+
+def with_engine(
+    report: Report,
+    name: str,
+    p50_ms: float | None = 1.0,
+    error: float | None = 1e-6,
+    size: int = 1000,
+    *,
+    precision: str = "fp32",
+    reasons: dict[str, tuple[str, str]] | None = None,
+    **cases: float,
+) -> Report:
+    """Return the report with another engine; ``reasons`` maps stages to status and reason."""
+    reasons = reasons or {}
+    status = {stage: reasons.get(stage, (PASSED, ""))[0] for stage in ("engine", "verify", "bench")}
+    line = EngineLine(
+        name, "onnxruntime", precision, status["engine"], status["verify"], status["bench"], size,
+        1.0, 7, "", "", (),
+    )  # fmt: skip
+    compared = ComparisonLine(name, "opt", "scores", error, error, 1.0, None, True)
+    check = Check(f"verify:tiny:{name}", "", status["verify"], {"rtol": 1e-1}, (compared,), ())
+    summary = tuple(
+        TargetLine(f"{stage}:tiny:{name}", stage, name, state, None, "", reason, "", "", "")
+        for stage, (state, reason) in {**dict.fromkeys(status, (PASSED, "")), **reasons}.items()
+    )
+    p50s = {**({} if p50_ms is None else {"opt": p50_ms}), **cases}
+    return dataclasses.replace(
+        report,
+        engines=(*report.engines, line),
+        checks=(*report.checks, check),
+        summary=(*report.summary, *summary),
+        bench=(*report.bench, *(timing(name, case, value) for case, value in p50s.items())),
+    )
+
+
+def order(ranking: Ranking) -> list[str]:
+    return [f"{one.rank} {one.engine}" for one in ranking.ranked]
+
+
+def test_engines_are_ranked_by_each_measure(report: Report) -> None:
+    report = with_engine(report, "fp32", 4.0, 1e-6, 400)
+    report = with_engine(report, "fp16", 2.0, 1e-3, 200, precision="fp16")
+    report = with_engine(report, "int8", 3.0, 1e-2, 100, precision="int8")
+    orders = {by: " ".join(order(rank_engines(report, by=by))) for by in MEASURES}
+    assert orders == {
+        "latency": "1 fp16 2 int8 3 fp32",
+        "throughput": "1 fp16 2 int8 3 fp32",
+        "size": "1 int8 2 fp16 3 fp32",
+        "error": "1 fp32 2 fp16 3 int8",
+    }
+
+
+def test_engines_with_overlapping_intervals_share_a_rank(report: Report) -> None:
+    report = with_engine(report, "int8", 2.00, 1e-2)
+    report = with_engine(report, "fp16", 2.01, 1e-3)
+    report = with_engine(report, "fp32", 4.0, 1e-6)
+    ranking = rank_engines(report)
+    assert order(ranking) == ["1 fp16", "1 int8", "3 fp32"]
+    shipped = recommend(report, ranking)
+    assert shipped.engine == "fp16"
+    assert shipped.fastest == shipped.timing
+    assert shipped.why.startswith(
+        "It is not distinguishable from int8 as the fastest of 3 verified engines (case opt); of"
+        " these it has the smallest error. It is 1.99"
+    )
+    assert [ranking_cells(ranking, one)[0] for one in ranking.ranked] == ["1 =", "1 =", "3"]
+    assert "not distinguishable: their intervals overlap" in next(ranking_notes(ranking))
+
+
+def test_ranks_do_not_chain_from_one_overlap_to_the_next(report: Report) -> None:
+    for number, p50 in enumerate((1.0, 1.015, 1.03)):
+        report = with_engine(report, f"e{number}", p50, error=1e-6 * (number + 1))
+    assert order(rank_engines(report)) == ["1 e0", "1 e1", "3 e2"]
+
+
+def test_an_engine_is_optimal_unless_another_is_better_in_one_and_worse_in_none(
+    report: Report,
+) -> None:
+    report = with_engine(report, "fp32", 4.0, 1e-6, 400)
+    report = with_engine(report, "slow", 5.0, 1e-6, 400)
+    report = with_engine(report, "large", 4.01, 1e-6, 500)
+    report = with_engine(report, "int8", 1.0, 1e-2, 100)
+    optimal = {one.engine for one in rank_engines(report).ranked if one.is_optimal}
+    assert optimal == {"fp32", "int8"}
+
+
+@pytest.mark.parametrize("by", MEASURES)
+@pytest.mark.parametrize(
+    ("stage", "status", "reason"),
+    [
+        ("engine", "unavailable", "no GPU was found"),
+        ("engine", "stale", "not run: the run ended before"),
+        ("verify", "failed", "output scores differs"),
+        ("gate", "failed", "latency is 30 % above its baseline"),
+        ("bench", "noisy", "other processes used 40 % of the processors"),
+        ("bench", "failed", "the engine crashed"),
+    ],
+)
+def test_an_engine_with_a_problem_is_listed_with_its_reason_and_has_no_rank(
+    report: Report, by: str, stage: str, status: str, reason: str
+) -> None:
+    report = with_engine(report, "good", 4.0)
+    report = with_engine(report, "other", 0.1, 0.0, 1, reasons={stage: (status, reason)})
+    ranking = rank_engines(report, by=by)
+    assert order(ranking) == ["1 good"]
+    assert [dataclasses.astuple(one) for one in ranking.unranked] == [("other", status, reason)]
+
+
+def test_only_figures_of_one_case_are_compared(report: Report) -> None:
+    report = with_engine(report, "a", 2.0, max=9.0)
+    report = with_engine(report, "b", 3.0, max=5.0)
+    report = with_engine(report, "c", None, max=0.1)
+    ranking = rank_engines(report)
+    assert order(ranking) == ["1 a", "2 b"]
+    assert ranking.unranked[0].reason.startswith("not timed in case opt")
+    assert order(rank_engines(report, case="max")) == ["1 c", "2 b", "3 a"]
+    without_c = dataclasses.replace(report, engines=report.engines[:2])
+    assert rank_engines(without_c).other_cases == {"max": "b"}
+    assert "In case max, b is first." in ranking_notes(rank_engines(without_c))
+    assert timed_cases(report) == ["opt", "max"]
+
+
+def test_a_limit_leaves_out_larger_and_unknown_errors(report: Report) -> None:
+    for name, error in (("fp32", 1e-6), ("int8", 1e-2), ("nan", math.nan), ("none", None)):
+        report = with_engine(report, name, 9.0 if name == "fp32" else 1.0, error)
+    ranking = rank_engines(report, within=1e-3)
+    assert order(ranking) == ["1 fp32"]
+    assert {one.engine: one.reason for one in ranking.unranked} == {
+        "int8": "its relative error is 1.0e-02, the limit 0.001",
+        "nan": "its relative error is not finite, the limit 0.001",
+        "none": "its relative error is unknown, the limit 0.001",
+    }
+    assert recommend(report, ranking).why == (
+        "It is the only verified engine with a relative error of at most 0.001 (case opt)."
+    )
+    none = recommend(report, rank_engines(report, within=1e-9))
+    assert (none.engine, headline(report, none)) == ("", "No engine to ship")
+    assert "relative error of at most 1e-09" in none.why
+
+
+def test_noisy_figures_of_one_case_do_not_count(report: Report) -> None:
+    report = with_engine(with_engine(report, "a", 2.0), "b", 4.0)
+    noisy = dataclasses.replace(report.bench[0], noisy=True)
+    report = dataclasses.replace(report, bench=(noisy, *report.bench[1:]))
+    assert order(rank_engines(report)) == ["1 b"]
+
+
+def test_the_report_and_a_second_ranking_of_it_agree(results: Results) -> None:
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    assert report.ranking == rank_engines(report)
+    assert report.recommendation == recommend(report, rank_engines(report))
+    assert report.recommendation is not None
+    assert report.ranking is not None
+    assert report.recommendation.engine == report.ranking.ranked[0].engine
+
+
+def test_a_ranking_survives_the_result_file(results: Results) -> None:
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    text: dict[str, Any] = {"model": "tiny", **as_json(report)}
+    path = results.build / "report.json"
+    path.write_text(json.dumps(text))
+    found = read_report(path)
+    assert found is not None
+    assert found.ranking == report.ranking
+
+
+def test_the_plot_has_a_circle_per_engine_and_its_interval(report: Report) -> None:
+    report = with_engine(report, "exact", 4.0, 0.0, 400)
+    report = with_engine(report, "a" * 60, 2.0, 1e-3, 100)
+    report = with_engine(report, "<worse>", 4.5, 1e-3, 300)
+    chart = pareto(rank_engines(report))
+    root = parsed(chart)
+    radii = {one.get("class"): float(one.get("r") or 0) for one in root.iter("circle")}
+    assert [one.get("class") for one in root.iter("circle")] == ["optimal", "worse", "optimal"]
+    assert radii["worse"] == pytest.approx(16 * math.sqrt(3 / 4), abs=0.1)
+    whiskers = [one.get("class") for one in root.iter("line") if one.get("class") != "grid"]
+    assert sorted(map(str, whiskers)) == ["whisker b0", "whisker k0", "whisker k0"]
+    assert chart is not None
+    assert len(chart.rows) == 3
+
+
+def test_one_engine_has_no_plot(report: Report) -> None:
+    assert pareto(rank_engines(with_engine(report, "only"))) is None
+    assert pareto(rank_engines(report)) is None
+
+
+@pytest.mark.parametrize("by", MEASURES)
+def test_without_a_steady_benchmark_no_engine_has_a_rank(report: Report, by: str) -> None:
+    for name, size in (("a", 200), ("b", 100)):
+        report = with_engine(report, name, size=size, reasons={"bench": ("noisy", "other load")})
+    ranking = rank_engines(report, by=by)
+    assert order(ranking) == []
+    assert {one.reason for one in ranking.unranked} == {"other load"}
+    shipped = recommend(report, ranking)
+    assert (shipped.engine, shipped.case) == ("b", "")
+    assert shipped.why == "It is the smallest verified engine; no benchmark has passed."
