@@ -19,6 +19,7 @@ from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.project_root import shown_text
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.system.printable import printable, printable_line
+from buildsys.system.program_name import with_program
 from buildsys.system.suggestions import nearest
 
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
@@ -53,6 +54,11 @@ class PlainCommand(Command, ABC):  # type: ignore[misc]  # doit has no type info
         """Doit's name for the options."""
         # doit adds values to the default of an option with a list
         return tuple({**one, "default": copy(one["default"])} for one in self.options)
+
+    def help(self) -> str:
+        """Return the help with commands of the program in use."""
+        text: str = super().help()
+        return with_program(text)
 
     @abstractmethod
     def perform(self, names: Sequence[str], options: Options) -> int:

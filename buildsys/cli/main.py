@@ -17,8 +17,9 @@ from buildsys import __version__
 from buildsys.cli.project_root import enter_project
 from buildsys.errors import UsageError
 from buildsys.system.printable import printable
+from buildsys.system.program_name import BUILDSYS, started_as
 
-PROGRAM = "buildsys"
+PROGRAM = BUILDSYS
 _FOLDER = "buildsys.cli.commands"
 # doit has a target `build`, and its own `run` builds; so the same commands have two names
 _OF_BUILDSYS = {"build": f"{_FOLDER}.build:Build", "run": f"{_FOLDER}.run.command:Run"}
@@ -109,7 +110,11 @@ def main() -> None:
 
 def run(arguments: Sequence[str], *, program: str = PROGRAM) -> int:
     """Run a command; return its exit code."""
-    arguments = list(arguments)
+    with started_as(program):
+        return _run([*arguments], program)
+
+
+def _run(arguments: list[str], program: str) -> int:
     if arguments[:1] in (["--help"], ["-h"]):
         arguments = ["help"]
     if _runs_anywhere(arguments):

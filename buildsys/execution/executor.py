@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 _REQUESTED = Reason(ASKED_FOR)
+_LISTED_FILES = 4  # of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
 
 
@@ -360,7 +361,7 @@ class Executor:
             self._runs.add(action, key, run, sealed, figures)
             if status == ledger.NOISY:
                 return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
-            files = [main, *sorted(sealed.keys() - {main})][:4]  # and failing tensors
+            files = [main, *sorted(sealed.keys() - {main})][:_LISTED_FILES]  # and failing tensors
             details = f"details: {', '.join(self._shown(self._build / name) for name in files)}"
             failure = CheckFailed(reply.reason, joined(reply.hint, details))
             failure.seconds = reply.seconds

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from buildsys.system.program_name import with_program
+
 # Control characters except tab and newline, characters that reorder or hide others, surrogates,
 # and two that XML does not allow.
 _UNSAFE = re.compile(
@@ -18,7 +20,8 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with every unsafe character replaced. Lines stay lines."""
+    """Return ``text`` without unsafe characters, for the program in use. Lines stay lines."""
+    text = with_program(text)
     if text.isascii() and text.isprintable():  # nearly always, and three times as fast
         return text
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -89,7 +89,7 @@ class DoitCommand:
             near = nearest(unknown, [*tasks, *models, *self.other_names()])
             hint = "`doit list --all` lists all targets"
             hint = f"nearest: {', '.join(near)}" if near else hint
-            raise InvalidCommand(f"there is no target {unknown!r}; {hint}") from None
+            raise InvalidCommand(printable(f"there is no target {unknown!r}; {hint}")) from None
         finally:
             DoitCommand.names, DoitCommand.only, DoitCommand.since = [], ModelFilter(), ""
         return self.execute(params, args)  # with a new database
@@ -129,8 +129,9 @@ def _set_aside(path: Path, error: BaseException) -> None:
         raise InvalidDodoFile(
             f"{unusable}, and it cannot be renamed: {problem.strerror}; {hint}"
         ) from None
-    warning = f"doit's database {path} is not readable ({cause}); renamed to {aside.name}"
-    sys.stderr.write(f"buildsys: warning: {warning}: only the marks of `doit ignore` are lost\n")
+    lost = "only the marks of `doit ignore` are lost"
+    warning = f"doit's database {path} is not readable ({cause}); renamed to {aside.name}: {lost}"
+    sys.stderr.write(printable(f"buildsys: warning: {warning}\n"))
 
 
 class List(FilteredCommand, DoitList):  # type: ignore[misc]

@@ -244,7 +244,7 @@ class Reporter:
             self._out.write(printable(f"{text}\n"))
         if more := sum(map(len, groups[_SHOWN_CAUSES:])):
             count = plural(more, "more unavailable target")
-            self._out.write(f"and {count}; `doit explain` lists all\n")
+            self._out.write(printable(f"and {count}; `doit explain` lists all\n"))
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""

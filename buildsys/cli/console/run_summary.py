@@ -20,6 +20,7 @@ from buildsys.cli.session import Session
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 from buildsys.system.printable import printable, printable_line
+from buildsys.system.program_name import command_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +112,7 @@ def _print_failure(console: Console, session: Session, line: TargetLine, *, in_f
     first, *details = printable(sentence).splitlines() or [""]
     below = details if in_full else []
     below += [f"log: {printable_line(line.log)}"] if line.log else []
-    below += [f"rerun it alone: doit debug {line.target}", ""]
+    below += [f"rerun it alone: {command_line(f'doit debug {line.target}')}", ""]
     if console.is_terminal:
         console.print(Text.assemble(("✗", "bold red"), f" {line.target}  ", (line.took, "cyan")))
         console.print(Padding(Text(first), (0, 0, 0, 2)))

@@ -24,6 +24,7 @@ from buildsys.plan.action import Action
 from buildsys.store.ledger import UNAVAILABLE
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import describe_exit, run_python
+from buildsys.system.program_name import command_line
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
@@ -218,4 +219,4 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _listed(reasons: Iterable[Mapping[str, str]]) -> list[str]:
-    return [f"  - {one['problem']}; {one['remedy']}".rstrip("; ") for one in reasons]
+    return [f"  - {one['problem']}; {command_line(one['remedy'])}".rstrip("; ") for one in reasons]
