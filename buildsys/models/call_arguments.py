@@ -43,7 +43,7 @@ def _value(value: Any, inputs: Tensors) -> Any:
 def call_hint(module: torch.nn.Module, inputs: Tensors) -> str:
     """Return the ``call`` accepted by a network, or ""."""
     deadline = time.monotonic() + _TRIAL_S
-    for what, call in _forms(list(inputs)):
+    for what, call in call_forms(list(inputs)):
         if time.monotonic() > deadline:
             break
         positional, named = arranged(call, {name: t.clone() for name, t in inputs.items()})
@@ -58,7 +58,7 @@ def _unquoted(match: re.Match[str]) -> str:
     return match[0] if match[1] in ("true", "false", "null") else match[1]
 
 
-def _forms(names: list[str]) -> Iterator[tuple[str, Call]]:
+def call_forms(names: list[str]) -> Iterator[tuple[str, Call]]:
     """Yield descriptions and calls in common forms."""
     by_name = {name: name for name in names}
     forms: list[tuple[str, list[Any]]] = [
@@ -71,6 +71,8 @@ def _forms(names: list[str]) -> Iterator[tuple[str, Call]]:
         forms.append(("lists", [[name] for name in names]))
         forms += [
             ("a tensor and a list", [names[0], names[1:]]),
+            ("a tensor and a tuple", [names[0], {"tuple": names[1:]}]),
+            ("a tensor and a dict", [names[0], {name: name for name in names[1:]}]),
             ("a list and a tensor", [names[:-1], names[-1]]),
         ]
     for what, args in forms:

@@ -44,7 +44,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # of a worker's source
     "torchvision": {"weights": None, "kwargs": {}},
     "timm": {"weights": None, "kwargs": {}},
     "transformers": {
-        "checkpoint": None, "config": None, "weights": None, "cache": False, "kwargs": {},
+        "checkpoint": None, "sha256": None, "config": None, "weights": None, "cache": False,
+        "kwargs": {},
     },
     "exported_program": {},
     "python": {"weights": None, "randomize": False, "kwargs": {}},
@@ -68,11 +69,15 @@ class New(ProjectCommand):
         "or task other than that of the checkpoint goes first: hf:text-classification:FOLDER.\n"
         "The model is run at several sizes; its inputs, outputs and dynamic axes are written to\n"
         "configs/models/MODEL.yaml. --input describes an input of unknown shape; a word is a\n"
-        "dynamic dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64"
+        "dynamic dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64\n"
+        "--kwargs passes arguments to the source, --kwargs '{width: 64}'. With --cache, a decoder\n"
+        "of transformers takes past key values as inputs and returns them"
     )
     options = (
         option("from", f"the model: {_SOURCES}"),
         option("input", "an input, NAME=SHAPE[:DTYPE]; may be repeated", type=list, default=[]),
+        option("kwargs", "arguments of the source, a map in YAML"),
+        option("cache", "past key values as inputs and outputs", flag=True),
     )
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
@@ -88,6 +93,7 @@ class New(ProjectCommand):
         if file.exists():
             raise UsageError(f"{_shown(file)} exists already", "choose another name, or remove it")
         source = _source(root, options["from"])
+        source = {**source, **_settings(source, options)}
         inputs = dict(map(_input, options["input"]))
         with open_pool(project.state) as pool:
             found = _try(pool, project, model, source, inputs)
@@ -147,6 +153,25 @@ def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
         re.sub(r"[^A-Za-z0-9_.+-]+", "-", part, flags=re.ASCII).lstrip("_.+-") or "model"
         for part in parts
     ]
+
+
+def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """Return further fields of the source. Raises: UsageError: it does not have them."""
+    import yaml  # only here
+
+    defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
+    given: dict[str, Any] = {"cache": True} if options["cache"] else {}
+    if text := options["kwargs"]:
+        try:
+            given["kwargs"] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            given["kwargs"] = None
+        if not isinstance(given["kwargs"], dict):
+            raise UsageError(f"--kwargs {text} is not a map", "write for example '{width: 64}'")
+    if unknown := [field for field in given if field not in defaults]:
+        which = "of transformers" if unknown[0] == "cache" else "in Python"
+        raise UsageError(f"--{unknown[0]} is for models {which} only", "remove it")
+    return given
 
 
 def _source(root: Path, text: str) -> dict[str, str]:
@@ -277,17 +302,24 @@ def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:
     yield "# yaml-language-server: $schema=../schema/model.schema.json"
     yield "# Proposed from trial runs. Names of outputs and dimensions are free; check the ranges."
     yield f"model: {_flow(model)}"
+    texts = {field: value for field, value in source.items() if isinstance(value, str)}
+    plain = {field for field, text in texts.items() if re.fullmatch(_PLAIN, text)}
     fields = ", ".join(
-        f"{field}: {text if re.fullmatch(_PLAIN, text) else _flow(text)}"
-        for field, text in source.items()
+        f"{field}: {value if field in plain else _flow(value)}" for field, value in source.items()
     )
     notes = [note for field, note in _SOURCE_NOTES.items() if field in source]
     yield f"source: {{{fields}}}" + "".join(f"  # {note}" for note in notes)
+    if found.get("sha256"):
+        yield f"# to refuse changed files, add to source: sha256: {found['sha256']}"
     if "exported_program" in source:
         yield _DYNAMO
     yield "inputs:" + ("  # guessed, and accepted by the network" if found["guessed"] else "")
     for name, tensor in found["inputs"].items():
         yield f"  {_flow(name)}: {_signature(tensor)}"
+    if found["optional"]:
+        yield f"# forward also takes {', '.join(found['optional'])}; --input describes an input"
+    if found["call"]:
+        yield f"call: {_flow({key: value for key, value in found['call'].items() if value})}"
     yield "outputs:"
     for name, tensor in found["outputs"].items():
         unknown = None in (tensor["shape"] or ())

@@ -79,6 +79,10 @@ class TransformersSource(_TorchSource):
         None,
         description="A folder with config.json and model.safetensors, relative to the project.",
     )
+    sha256: Digest | None = Field(
+        None,
+        description="Expected digest of the checkpoint: config.json and its weights concatenated.",
+    )
     config: Annotated[
         str | dict[str, Any] | None,
         form(
@@ -100,6 +104,8 @@ class TransformersSource(_TorchSource):
     def _check_origin(self) -> TransformersSource:
         if (self.checkpoint is None) == (self.config is None):
             raise ValueError("a transformers source has either checkpoint or config")
+        if self.checkpoint is None and self.sha256 is not None:
+            raise ValueError("sha256 is of a checkpoint; that of a file is weights.sha256")
         if self.checkpoint is not None and self.weights is not None:
             raise ValueError(
                 "weights replace those of a checkpoint; name its config.json in config"

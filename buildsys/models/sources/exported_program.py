@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export.graph_signature import InputKind, TensorArgument
 from torch.export.passes import move_to_device_pass
+from torch.utils._pytree import tree_unflatten
 
 from buildsys.errors import StageError
 from buildsys.models.exported_archive import check_archive
@@ -70,7 +72,8 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         str(symbol): (int(span.lower), int(min(span.upper, _LARGEST_SIZE)))
         for symbol, span in exported.range_constraints.items()
     }
-    return SourceModule(module, f"from {shown}", program=_inputs(exported), spans=spans)
+    inputs, call = _inputs(exported)
+    return SourceModule(module, f"from {shown}", program=inputs, call=call, spans=spans)
 
 
 def _load(file: Path) -> torch.export.ExportedProgram:
@@ -102,20 +105,50 @@ def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
-def _inputs(exported: torch.export.ExportedProgram) -> dict[str, ProgramInput]:
-    """Return the tensor inputs in order."""
-    user_inputs = set(exported.graph_signature.user_inputs)
-    nodes = [n for n in exported.graph.find_nodes(op="placeholder") if n.name in user_inputs]
-    keywords = [
-        *exported.call_spec.in_spec.children()[1].context
-    ]  # empty without keyword arguments
-    names = [*[None] * (len(nodes) - len(keywords)), *keywords]
-    return {
-        node.name: ProgramInput(
-            tuple(size if isinstance(size, int) else str(size) for size in value.shape),
-            str(value.dtype).removeprefix("torch."),
-            keyword,
+def _inputs(
+    exported: torch.export.ExportedProgram,
+) -> tuple[dict[str, ProgramInput], Mapping[str, Any] | None]:
+    """Return the tensor inputs in order, and the ``call`` if arguments are not one tensor each."""
+    shapes = {node.name: node.meta.get("val") for node in exported.graph.nodes}
+    leaves = [
+        _Name(given.arg.name) if isinstance(given.arg, TensorArgument) else given.arg.value
+        for given in exported.graph_signature.input_specs
+        if given.kind == InputKind.USER_INPUT
+    ]
+    args, kwargs = tree_unflatten(leaves, exported.call_spec.in_spec)
+    is_flat = all(isinstance(value, _Name) for value in (*args, *kwargs.values()))
+    keywords = {str(value): key for key, value in kwargs.items() if isinstance(value, _Name)}
+    inputs = {
+        name: ProgramInput(
+            tuple(size if isinstance(size, int) else str(size) for size in shapes[name].shape),
+            str(shapes[name].dtype).removeprefix("torch."),
+            keywords.get(name) if is_flat else None,
         )
-        for node, keyword in zip(nodes, names, strict=True)
-        if isinstance(value := node.meta.get("val"), torch.Tensor)
+        for name in leaves
+        if isinstance(name, _Name)
     }
+    call = {
+        "args": [_of_manifest(value) for value in args],
+        "kwargs": {key: _of_manifest(value) for key, value in kwargs.items()},
+    }
+    return inputs, None if is_flat else call
+
+
+class _Name(str):
+    """The name of a tensor input, unlike a string argument."""
+
+    __slots__ = ()
+
+
+def _of_manifest(value: Any) -> Any:
+    """Return an argument as the manifest's ``call`` has it."""
+    if isinstance(value, _Name):
+        return str(value)
+    if isinstance(value, str):
+        return {"text": value}
+    if isinstance(value, Mapping):
+        return {str(key): _of_manifest(member) for key, member in value.items()}
+    if isinstance(value, tuple | list):
+        members = [_of_manifest(member) for member in value]
+        return {"tuple": members} if isinstance(value, tuple) else members
+    return value

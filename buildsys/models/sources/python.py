@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             f"{reference} is a module, not a callable that returns one",
             "name its class or a function",
         )
+    if missing := _missing_arguments(function, source["kwargs"]):
+        given = ", ".join(f"{name}: …" for name in missing)
+        raise StageError(
+            f"{reference} needs {', '.join(missing)}",
+            f"set source.kwargs: {{{given}}}, with `buildsys new` --kwargs '{{{given}}}'",
+        )
     with reraise_as_stage_error(f"{reference} failed", project):
         module = function(**source["kwargs"])
     if not isinstance(module, nn.Module):
@@ -38,3 +45,17 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         return draw(module, source["seed"])
     weights = f"initialized by {reference} (torch seed {source['seed']})"
     return SourceModule(module, weights)
+
+
+def _missing_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return []
+    return [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and each.name not in kwargs
+    ]

@@ -16,10 +16,11 @@ from buildsys.models.random_weights import SkipInitialization
 from buildsys.models.sources.source_module import SourceModule, draw, import_library
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.models.weights_files import read_weights, shortened
-from buildsys.system.files import read_limited
-from buildsys.system.shard_index import INDEX_SUFFIX
+from buildsys.system.files import read_limited, sha256_of
+from buildsys.system.shard_index import INDEX_SUFFIX, shards_of
 from buildsys.system.suggestions import nearest
 
+CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 16 << 20
 _WEIGHTS = ("model.safetensors", f"model{INDEX_SUFFIX}")
 _PAST, _PRESENT = "past_key_values", "present"
@@ -113,7 +114,7 @@ def read_config(source: Mapping[str, Any], project: Path) -> tuple[Mapping[str, 
     given = source["config"]
     if isinstance(given, Mapping):
         return given, "source.config"
-    origin = given if given is not None else f"{source['checkpoint'].rstrip('/')}/config.json"
+    origin = given if given is not None else f"{source['checkpoint'].rstrip('/')}/{CONFIG}"
     try:
         fields = json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
@@ -189,14 +190,41 @@ def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | No
         found: Mapping[str, Any] | None = source["weights"]
         return found
     folder = source["checkpoint"].rstrip("/")
-    for name in _WEIGHTS:
-        if is_present(f"{folder}/{name}", project):
-            return {"file": f"{folder}/{name}", "sha256": None}
+    if weights := weights_file(folder, project):
+        expected = source.get("sha256")
+        if expected and (digest := checkpoint_digest(folder, project)) != expected:
+            raise StageError(
+                f"the checkpoint {folder} has the sha256 {digest}, the manifest expects {expected}",
+                "restore its files, or update the digest in the manifest",
+            )
+        return {"file": weights, "sha256": None}
     raise StageError(
         f"{folder} has neither {' nor '.join(_WEIGHTS)}",
         f"save safetensors with model.save_pretrained({folder!r}), or name only its config.json"
         " under source.config for random weights",
     )
+
+
+def weights_file(folder: str, project: Path) -> str:
+    """Return the weights of a checkpoint, the index if they have shards; "" without weights."""
+    places = (f"{folder.rstrip('/')}/{name}" for name in _WEIGHTS)
+    return next((place for place in places if is_present(place, project)), "")
+
+
+def checkpoint_digest(folder: str, project: Path) -> str:
+    """Return the digest of the configuration and weights of a checkpoint.
+
+    Raises: StageError: a file is missing.
+    """
+    folder = folder.rstrip("/")
+    weights = locate(weights_file(folder, project), project)
+    files = [locate(f"{folder}/{CONFIG}", project), weights]
+    shards = [locate(f"{folder}/{each.name}", project) for each in shards_of(weights)]
+    if missing := next((each for each in (*files, *shards) if not each.is_file()), None):
+        raise StageError(
+            f"{folder} has no {missing.name}", "copy the checkpoint again, with all of its files"
+        )
+    return sha256_of(*files, *shards)
 
 
 def _pretrained(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-from buildsys.models.sources.source_module import SourceModule
+    from buildsys.models.sources.source_module import SourceModule
 
 Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fields of the manifest
 Spans = Mapping[str, tuple[int, int]]  # dimension -> smallest and largest size
@@ -17,22 +19,83 @@ _LENGTH, _DECODER_LENGTH = "length", "decoder_length"
 _IMAGE_SIZES = (224, 32, 28, 64, 299, 512)
 _AUDIO_SAMPLES = 16_000
 _FEW = 10  # tokens: golden integers are smaller by default
+_TOKENS = 3  # of the first call with a cache
+_PAST = "past"
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def likely_inputs(made: SourceModule, image_size: int | None = None) -> Iterator[Inputs]:
+class Candidate(NamedTuple):
+    """Inputs that a model might take."""
+
+    inputs: Inputs
+    call: Mapping[str, Any] | None = None  # of the manifest
+    least: Mapping[str, int] = MappingProxyType({})  # dimension -> smallest size to try
+
+
+def likely_inputs(
+    made: SourceModule, given: Inputs, image_size: int | None = None
+) -> Iterator[Candidate]:
     """Yield inputs that the network might take, the likeliest first.
 
-    ``image_size`` is that of its training, if known.
+    ``given`` are those described by the user; ``image_size`` is that of its training, if known.
     """
-    if made.by_keyword:
-        yield from _transformers_inputs(made.module)
+    from buildsys.models.call_arguments import call_forms
+
+    if made.program is not None:
+        inputs = given or program_inputs(made)[0]
+        yield Candidate(inputs, made.call if inputs.keys() == made.program.keys() else None)
         return
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if made.by_keyword:
+        found = [given] if given else _transformers_inputs(made.module)
+        for inputs in found:
+            yield Candidate(inputs, least={_LENGTH: 1} if _has_past(inputs) else {})
+        return
     parameters = inspect.signature(made.module.forward).parameters.values()
-    required = [each for each in parameters if each.default is each.empty]
-    names = [each.name for each in required if each.kind in kinds] or ["input0"]
-    for shape, dtype in _first_shapes(made.module, image_size):
-        yield {name: {"shape": shape, "dtype": dtype} for name in names}
+    if given:
+        plain = [_with_keywords(given, [*parameters])]
+    else:
+        required = [each for each in parameters if each.default is each.empty]
+        names = {
+            each.name: None if each.kind in _POSITIONAL else each.name
+            for each in required
+            if each.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+        } or {"input0": None}
+        plain = [
+            {name: {"shape": shape, "dtype": dtype, "keyword": keyword}
+             for name, keyword in names.items()}
+            for shape, dtype in _first_shapes(made.module, image_size)
+        ]  # fmt: skip
+    yield from map(Candidate, plain)
+    for inputs in plain:
+        for _, call in call_forms([*inputs]):
+            yield Candidate(inputs, call)
+
+
+def optional_inputs(made: SourceModule, inputs: Inputs) -> list[str]:
+    """Return further parameters of forward that may be inputs."""
+    if made.program is not None or made.by_keyword:
+        return []
+    parameters = inspect.signature(made.module.forward).parameters.values()
+    return [
+        each.name
+        for each in parameters
+        if each.default is None and each.kind in _NAMED and each.name not in inputs
+    ]
+
+
+def _with_keywords(given: Inputs, parameters: Sequence[inspect.Parameter]) -> Inputs:
+    """Return described inputs; those with the names of parameters reach them in any order."""
+    names = {each.name for each in parameters if each.kind in (*_POSITIONAL, *_NAMED)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    if not takes_any and not given.keys() <= names:
+        return given
+    positional = [each.name for each in parameters if each.kind in _POSITIONAL]
+    in_order = [*given][: len(positional)] == positional[: len(given)]
+    return {
+        name: spec if in_order and name in positional else {**spec, "keyword": name}
+        for name, spec in given.items()
+    }
 
 
 def program_inputs(made: SourceModule) -> tuple[Inputs, Spans]:
@@ -52,6 +115,10 @@ def program_inputs(made: SourceModule) -> tuple[Inputs, Spans]:
 
 def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     """Yield inputs of a model by their usual names and its configuration."""
+    from buildsys.models.sources.transformers import WithCache
+
+    cached = model if isinstance(model, WithCache) else None
+    model = cached.model if cached else model
     config: Any = model.config
     parameters = inspect.signature(model.forward).parameters
     text, image = config.get_text_config(), getattr(config, "vision_config", None) or config
@@ -67,6 +134,9 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     main = getattr(model, "main_input_name", "input_ids")
     if main == "input_ids":
         add("input_ids", [BATCH, _LENGTH], "int64", **tokens)
+        if cached:  # a mask would be as long as past and new tokens together
+            yield {**inputs, **_past_inputs(cached)}
+            return
         add("attention_mask", [BATCH, _LENGTH], "int64", data={"constant": 1})
     if main == "pixel_values" or hasattr(config, "vision_config"):
         size = getattr(image, "image_size", None) or _IMAGE_SIZES[0]
@@ -85,10 +155,35 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
         yield {main: inputs[main]}
 
 
+def _has_past(inputs: Inputs) -> bool:
+    return any(name.startswith("past_key_values.") for name in inputs)
+
+
+def _past_inputs(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the inputs of a cache, whose shapes are those that a first call returns.
+
+    Raises: StageError: the model has no such cache.
+    """
+    import torch
+
+    with torch.inference_mode():
+        layers = model(input_ids=torch.ones(1, _TOKENS, dtype=torch.int64))["present"]
+    inputs: dict[str, dict[str, Any]] = {}
+    for index, layer in enumerate(layers):
+        for kind, tensor in layer.items():
+            _, heads, _, width = tensor.shape
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            shape = [BATCH, heads, _PAST, width]
+            inputs[f"past_key_values.{index}.{kind}"] = {"shape": shape, "dtype": dtype}
+    return inputs
+
+
 def _first_shapes(
     module: nn.Module, image_size: int | None
 ) -> Iterator[tuple[list[int | str], str]]:
     """Yield shapes and dtypes accepted by the first layer with weights."""
+    from torch import nn
+
     if image_size is not None:
         yield [BATCH, 3, image_size, image_size], "float32"
     config = getattr(module, "pretrained_cfg", None)  # of timm

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import StageError
@@ -13,6 +14,7 @@ from buildsys.manifest.schema.base import TENSOR_PATTERN
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.stages.reference.likely_inputs import Candidate, Inputs, Spans
 from buildsys.stages.reference.stage import load_original
 from buildsys.system.hub_names import HUB, parse_hub_name
 from buildsys.workers.job import Job, StageResult
@@ -20,8 +22,6 @@ from buildsys.workers.job import Job, StageResult
 if TYPE_CHECKING:
     from buildsys.stages.reference.trained_weights import TrainedWeights
 
-Inputs = Mapping[str, Mapping[str, Any]]  # name -> shape, dtype, and further fields of the manifest
-Spans = Mapping[str, tuple[int, int]]  # dimension -> smallest and largest size
 _BATCH_SIZES = (2, 1)  # 1 could be a broadcast
 _OPT_BATCH, _LARGE_BATCH = 4, 8
 _OTHER_SIZES = (16, 64, 224, 2)  # of further dimensions
@@ -36,17 +36,18 @@ class Output(NamedTuple):
     key: str | None = None  # in the result of forward, if the name is another
 
 
-Call = Callable[[Inputs, Mapping[str, Tensor]], Mapping[str, Output]]
+Run = Callable[[Candidate, Mapping[str, Tensor]], Mapping[str, Output]]
 
 
 @dataclass(frozen=True)
 class Model:
     """A model to try out."""
 
-    call: Call
-    candidates: Iterable[Inputs]  # the likeliest first
+    run: Run
+    candidates: Iterable[Candidate]  # the likeliest first
     spans: Spans = field(default_factory=dict)  # required ranges
     guessed: bool = False  # the candidates
+    optional: Callable[[Inputs], list[str]] = lambda _: []  # further parameters of forward
     trained: TrainedWeights | None = None
 
 
@@ -68,17 +69,21 @@ def run(job: Job) -> StageResult:
         source = _completed(source, job)
     model = _onnx(job) if "onnx" in source else _network(job, source)
     problem: StageError | None = None
-    for inputs in model.candidates:
+    for candidate in model.candidates:
+        inputs = candidate.inputs
         for sizes in _first_sizes(inputs, model.spans):
             job.progress(f"trying {', '.join(map(str, sizes.values())) or 'the fixed sizes'}")
             try:
-                first = _try(job, model, inputs, sizes)
+                first = _try(job, model, candidate, sizes)
             except StageError as error:
                 problem = problem or error  # of the likeliest inputs
                 continue
-            figures = _figures(job, model, inputs, first, {})
+            figures = _figures(job, model, candidate, first, {})
             figures = model.trained.add_to(figures) if model.trained else figures
-            return StageResult(figures={**figures, "source": source, "guessed": model.guessed})
+            known = {"call": candidate.call, "optional": model.optional(inputs), "source": source}
+            if folder := source.get("checkpoint"):
+                known["sha256"] = _pinned_digest(folder, job)
+            return StageResult(figures={**figures, **known, "guessed": model.guessed})
     if problem is None:
         raise StageError("nothing is known about the inputs of the network", _HINT)
     raise StageError(problem.problem, problem.hint or _HINT)
@@ -106,7 +111,7 @@ def _clamped(size: int, span: tuple[int, int] | None) -> int:
     return size if span is None else min(max(size, span[0]), span[1])
 
 
-def _try(job: Job, model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> Trial:
+def _try(job: Job, model: Model, candidate: Candidate, sizes: Mapping[str, int]) -> Trial:
     values = {
         name: golden_input(
             name,
@@ -117,17 +122,18 @@ def _try(job: Job, model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> Tr
             seed=job.options["source"]["seed"],
             project=job.project,
         )
-        for name, spec in inputs.items()
+        for name, spec in candidate.inputs.items()
     }
-    return Trial(sizes, model.call(inputs, values))
+    return Trial(sizes, model.run(candidate, values))
 
 
 def _figures(
-    job: Job, model: Model, inputs: Inputs, first: Trial, fixed: Mapping[str, int]
+    job: Job, model: Model, candidate: Candidate, first: Trial, fixed: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return the interface; a dimension is dynamic if another size has the same outputs."""
     others: dict[str, Trial] = {}
     ran: dict[str, list[int]] = {}  # the sizes of each dimension
+    inputs = candidate.inputs
     batches = _batches(inputs)
 
     def tried(name: str, size: int) -> Trial | None:
@@ -135,7 +141,7 @@ def _figures(
         if size == first.sizes[name]:
             return None
         with suppress(StageError):
-            trial = _try(job, model, inputs, {**first.sizes, name: size})
+            trial = _try(job, model, candidate, {**first.sizes, name: size})
             if _ranks(trial) == _ranks(first):
                 return trial
         return None
@@ -144,12 +150,13 @@ def _figures(
         is_batch = name in batches
         larger = tried(name, _LARGE_BATCH if is_batch else 2 * size) or tried(name, size + 1)
         smaller = None
-        if is_batch or larger is None:
-            smaller = tried(name, 1 if is_batch else size // 2)
+        least = 1 if is_batch else candidate.least.get(name)
+        if least or larger is None:
+            smaller = tried(name, least or size // 2)
         other = larger or smaller
         if other is None:
             sizes = {one: each for one, each in first.sizes.items() if one != name}
-            static = _with_size(inputs, name, size)
+            static = candidate._replace(inputs=_with_size(inputs, name, size))
             known = {**fixed, name: size}
             return _figures(job, model, static, Trial(sizes, first.outputs), known)
         others[name] = other
@@ -218,11 +225,11 @@ def _onnx(job: Job) -> Model:
     if unknown := [one for one in given if one not in inputs]:
         raise StageError(f"{name} has no input {unknown[0]}", f"its inputs: {', '.join(inputs)}")
 
-    def call(inputs: Inputs, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
-        del inputs
+    def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
+        del candidate
         return {name: Output(tensor) for name, tensor in original.call(values, {}).items()}
 
-    return Model(call, [inputs])
+    return Model(run, [Candidate(inputs)])
 
 
 def _network(job: Job, source: Mapping[str, Any]) -> Model:
@@ -230,32 +237,45 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
 
     from buildsys.models.sources.source_module import make_module, needs_gpu
     from buildsys.models.torch_model import Network, from_torch, name_outputs, to_torch
-    from buildsys.stages.reference.likely_inputs import likely_inputs, program_inputs
+    from buildsys.stages.reference.likely_inputs import (
+        likely_inputs,
+        optional_inputs,
+        program_inputs,
+    )
     from buildsys.stages.reference.trained_weights import trained_weights
 
     made = make_module(source, job.project)
     trained = trained_weights(source, made.module)
 
-    def call(inputs: Inputs, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
+    def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
         keywords = {
             name: spec.get("keyword") or (name if made.by_keyword else None)
-            for name, spec in inputs.items()
+            for name, spec in candidate.inputs.items()
+        }
+        plain = {
+            "args": [name for name, keyword in keywords.items() if keyword is None],
+            "kwargs": {key: name for name, key in keywords.items() if key is not None},
         }
         network = Network(
-            made.module, keywords, {}, job.project, made.weights, on_gpu=needs_gpu(source)
-        )
+            made.module, keywords, {}, job.project, made.weights, candidate.call or plain,
+            on_gpu=needs_gpu(source),
+        )  # fmt: skip
         with torch.inference_mode():
             result = network.result({name: to_torch(tensor) for name, tensor in values.items()})
             outputs = name_outputs(result, {})
-        return _named({name: from_torch(tensor) for name, tensor in outputs.items()}, inputs)
+        tensors = {name: from_torch(tensor) for name, tensor in outputs.items()}
+        return _named(tensors, candidate.inputs)
 
-    if job.options["inputs"]:
-        return Model(call, [job.options["inputs"]], trained=trained)
-    if made.program is None:
-        guesses = likely_inputs(made, trained.size if trained else None)
-        return Model(call, guesses, guessed=True, trained=trained)
-    inputs, spans = program_inputs(made)
-    return Model(call, [inputs], spans)
+    given = job.options["inputs"]
+    spans = program_inputs(made)[1] if made.program is not None and not given else {}
+    return Model(
+        run,
+        likely_inputs(made, given, trained.size if trained else None),
+        spans,
+        guessed=not given and made.program is None,
+        optional=partial(optional_inputs, made),
+        trained=trained,
+    )
 
 
 def _named(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Output]:
@@ -291,6 +311,13 @@ def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:
         is_known = isinstance(saved_by, list) and len(saved_by) == 1
         completed["transformers"] = str(*saved_by) if saved_by and is_known else _AUTO_CLASS
     return completed
+
+
+def _pinned_digest(folder: str, job: Job) -> str:
+    """Return the digest of a checkpoint of the project; a commit pins one of the Hub."""
+    from buildsys.models.sources.transformers import checkpoint_digest
+
+    return "" if folder.startswith(HUB) else checkpoint_digest(folder, job.project)
 
 
 def _word(text: str) -> str:

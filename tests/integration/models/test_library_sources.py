@@ -13,6 +13,7 @@ import torch
 from stage_jobs import ROOT, manifest
 
 from buildsys.errors import StageError
+from buildsys.models.sources.transformers import checkpoint_digest
 from buildsys.models.torch_model import Network, example_inputs, make_network
 from buildsys.plan.stage_table import plan_model
 from buildsys.stages.reference import proposal
@@ -182,6 +183,23 @@ def test_a_checkpoint_has_its_weights(tmp_path: Path, sizes: dict[str, Any]) -> 
         {**source, "transformers": "AutoModel", "kwargs": {"add_pooling_layer": False}}, tmp_path
     )
     assert made.weights.endswith("without 5 unused tensors")
+
+
+@pytest.mark.parametrize("sizes", [{}, {"max_shard_size": "3KB"}], ids=["one file", "shards"])
+def test_a_pinned_checkpoint_refuses_changed_files(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    saved(tmp_path / "bert", **sizes)
+    source = {"transformers": "AutoModelForMaskedLM", "checkpoint": "bert/"}
+    pinned = {**source, "sha256": checkpoint_digest("bert", tmp_path)}
+    assert outputs(pinned, tmp_path).keys() == {"logits"}
+    shard = max((tmp_path / "bert").glob("*.safetensors"))
+    for changed in (shard, tmp_path / "bert/config.json"):
+        content = changed.read_bytes()
+        damaged = content[:-3] + b"\x01" + content[-2:] if changed is shard else content + b"\n"
+        changed.write_bytes(damaged)
+        assert outputs(source, tmp_path)  # as valid as before
+        with pytest.raises(StageError, match=r"has the sha256 .*; restore its files, or update"):
+            outputs(pinned, tmp_path)
+        changed.write_bytes(content)
 
 
 def test_manifests_are_proposed_from_the_configuration(tmp_path: Path) -> None:

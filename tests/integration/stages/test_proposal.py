@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 from torch import nn
 
@@ -82,6 +84,48 @@ class Rank(nn.Linear):
 
     def forward(self, x):
         return super().forward(x)[0] if len(x) == 1 else super().forward(x)
+
+
+class Keywords(nn.Linear):
+    def __init__(self, width=4):
+        super().__init__(width, 4)
+
+    def forward(self, *, image, mask=None):
+        return (super().forward(image),), [image.sum(1), None]
+
+
+class AnyKeywords(nn.Module):
+    def forward(self, **inputs):
+        return inputs["a"] - inputs["b"]
+
+
+class Parts(nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, 4)
+
+    def forward(self, parts):
+        first, second = parts
+        return super().forward(first) - second
+
+
+class State(nn.LSTMCell):
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, x, state):
+        if not isinstance(state, tuple):
+            raise TypeError("state is a tuple")
+        return super().forward(x, state)
+
+
+class Images(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, images):
+        if torch.is_tensor(images):
+            raise TypeError("images is a list")
+        return {"all": super().forward(torch.cat(images))}
 
 
 class Text(nn.Linear):
@@ -175,6 +219,89 @@ def test_inputs_can_be_given(tmp_path: Path) -> None:
     wrong = {**given, "b": {"shape": [7, 5], "dtype": "float32"}}
     with pytest.raises(StageError, match="forward of Sum failed on a float32"):
         propose(tmp_path, wrong, python="networks.py:Sum")
+
+
+def shaped(**shapes: list[Any]) -> dict[str, Any]:
+    return {name: {"shape": shape, "dtype": "float32"} for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "found"),
+    [
+        ("Keywords", {}, {"keyword": {"image": "image"}, "call": None, "optional": ["mask"]}),
+        ("AnyKeywords", shaped(b=["n"], a=["n"]), {"keyword": {"a": "a", "b": "b"}, "call": None}),
+        ("Sum", shaped(b=[4, 3], a=["n", 4]), {"keyword": {"a": "a", "b": "b"}, "call": None}),
+        ("Sum", shaped(a=["n", 4], b=[4, 3]), {"keyword": {}, "call": None}),
+        ("Sum", shaped(left=["n", 4], right=[4, 3]), {"keyword": {}, "call": None}),
+        ("Images", {}, {"call": {"args": [["images"]], "kwargs": {}}, "optional": []}),
+        ("Parts", shaped(p=["n", 5], q=["n", 4]), {"call": {"args": [["p", "q"]], "kwargs": {}}}),
+        ("State", shaped(x=["n", 4], h=["n", 3], c=["n", 3]),
+         {"call": {"args": ["x", {"tuple": ["h", "c"]}], "kwargs": {}}}),
+    ],
+)  # fmt: skip
+def test_the_way_in_which_forward_takes_its_inputs(
+    tmp_path: Path, name: str, inputs: Any, found: dict[str, Any]
+) -> None:
+    kwargs = {"width": 5} if name == "Parts" else {}
+    figures = propose(tmp_path, inputs, python=f"networks.py:{name}", kwargs=kwargs)
+    keywords = {
+        one: spec["keyword"] for one, spec in figures["inputs"].items() if spec.get("keyword")
+    }
+    assert {"keyword": keywords, **figures} | found == {"keyword": keywords, **figures}
+    assert figures["ran"]
+
+
+def test_a_callable_without_its_arguments(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="Parts needs width") as caught:
+        propose(tmp_path, python="networks.py:Parts")
+    assert caught.value.hint.startswith("set source.kwargs: {width: …}")
+
+
+def test_a_saved_program_with_nested_inputs(tmp_path: Path) -> None:
+    class Nested(nn.Linear):
+        def forward(self, parts: Any, scale: float, *, more: Any) -> torch.Tensor:
+            return super().forward(parts["a"]) * scale + parts["b"][0] + more[0]
+
+    n = torch.export.Dim("n", min=2, max=16)
+    parts = {"a": torch.randn(4, 3), "b": (torch.randn(4, 2),)}
+    program = torch.export.export(
+        Nested(3, 2),
+        (parts, 0.5),
+        {"more": [torch.randn(2)]},
+        dynamic_shapes={
+            "parts": {"a": {0: n}, "b": ({0: n},)}, "scale": None, "more": [{0: None}],
+        },
+    )  # fmt: skip
+    torch.export.save(program, tmp_path / "net.pt2")
+    found = propose(tmp_path, exported_program="net.pt2")
+    assert found["call"] == {
+        "args": [{"a": "parts_a", "b": {"tuple": ["parts_b_0"]}}, 0.5],
+        "kwargs": {"more": ["more_0"]},
+    }
+    assert found["inputs"]["parts_b_0"]["shape"] == ["batch", 2]
+    assert found["outputs"]["output0"]["shape"] == ["batch", 2]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_decoder_with_a_cache(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes, **ids}))
+    task: Any = {"transformers": "text-generation", "checkpoint": None, "config": "config.json"}
+    found = propose(tmp_path, **task, cache=True)
+    assert {name: one["shape"] for name, one in found["inputs"].items()} == {
+        "input_ids": ["batch", "length"],
+        "past_key_values.0.key": ["batch", 2, "past", 4],
+        "past_key_values.0.value": ["batch", 2, "past", 4],
+    }
+    assert {name: one["shape"] for name, one in found["outputs"].items()} == {
+        "logits": ["batch", "length", 20],
+        "present.0.key": ["batch", 2, None, 4],
+        "present.0.value": ["batch", 2, None, 4],
+    }
+    assert found["ran"] == {"batch": [1, 2, 8], "length": [1, 16, 32], "past": [16, 32]}
+    assert [*propose(tmp_path, **task, cache=False)["outputs"]] == ["logits"]
 
 
 def test_outputs_get_names_that_a_manifest_allows(tmp_path: Path) -> None:

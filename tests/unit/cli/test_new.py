@@ -24,6 +24,8 @@ FOUND: dict[str, Any] = {
     "ran": {"N": [1, 2, 8], "h": [16, 32]},
     "fixed": {"length": 16},
     "guessed": True,
+    "call": None,
+    "optional": [],
 }
 
 
