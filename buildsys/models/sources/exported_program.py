@@ -119,7 +119,7 @@ def _inputs(
     is_flat = all(isinstance(value, _Name) for value in (*args, *kwargs.values()))
     keywords = {str(value): key for key, value in kwargs.items() if isinstance(value, _Name)}
     inputs = {
-        name: ProgramInput(
+        str(name): ProgramInput(
             tuple(size if isinstance(size, int) else str(size) for size in shapes[name].shape),
             str(shapes[name].dtype).removeprefix("torch."),
             keywords.get(name) if is_flat else None,
