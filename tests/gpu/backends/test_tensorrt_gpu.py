@@ -122,7 +122,8 @@ def test_values_of_an_input_decide_shapes(toolchain: Toolchain, tmp_path: Path) 
         {"version_compatible": True},
         {"version_compatible": True, "exclude_lean_runtime": True},
         {"hardware_compatibility": "ampere_plus"},
-        {"sparsity": True, "precision": "fp16"},
+        # fp16 is not faster for every layer of a network this small
+        {"sparsity": True, "precision": "fp16", "precision_share": 0},
         {"direct_io": True, "io": {"x": {"format": "linear"}}},
         {
             "workspace": "256MiB", "tactic_dram": "1GiB", "max_aux_streams": 1,
