@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,8 @@ from itertools import takewhile
 from pathlib import Path
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_IDLE_FIELDS = (3, 4)  # idle and iowait in the first line of /proc/stat
+_STAT = Path("/proc/stat")
+_IDLE_FIELDS = (3, 4)  # idle and iowait in a line of /proc/stat
 _INSTRUCTION_SETS = re.compile(
     r"\b(sse4_2|avx|avx2|fma|f16c|avx_vnni|avx512\w*|amx_\w+|asimd\w*|sve\w*|i8mm|bf16|fphp)\b"
 )
@@ -89,10 +91,15 @@ def load_average() -> list[float]:
 
 
 class OtherLoad:
-    """CPU usage of other processes since this object was created."""
+    """CPU usage of other processes since this object was created.
+
+    It is the busy time of the processors that this process may use, stolen time included, minus the
+    time of this process and its children. A sum over processes would miss those that end between
+    two readings.
+    """
 
     def __init__(self, ours: Sequence[int] = ()) -> None:
-        """Start measuring. The pids in ``ours`` count as this process."""
+        """Start measuring. The running children in ``ours`` count as this process."""
         self._ours = tuple(ours)
         self._start = self._ticks()
 
@@ -107,14 +114,24 @@ class OtherLoad:
     def _ticks(self) -> tuple[float, float] | None:
         """Return the ticks used by others and those of all processors."""
         try:
-            first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
-            fields = [int(field) for field in first_line.split()[1:9]]
-        except (OSError, ValueError):
+            processors = _read_ticks(_STAT.read_text())
+        except (OSError, ValueError, LookupError):
             return None
-        own = time.process_time() * os.sysconf("SC_CLK_TCK")
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        own = time.process_time() + ended.ru_utime + ended.ru_stime
+        own *= os.sysconf("SC_CLK_TCK")
         for pid in self._ours:
             with suppress(OSError):  # it has ended
                 status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 own += int(status[11]) + int(status[12])
-        total = sum(fields)
-        return total - sum(fields[index] for index in _IDLE_FIELDS) - own, total
+        idle = sum(fields[index] for fields in processors for index in _IDLE_FIELDS)
+        total = sum(map(sum, processors))
+        return total - idle - own, total
+
+
+def _read_ticks(stat: str) -> list[list[int]]:
+    """Return the ticks of usable processors, of all if their numbers are others."""
+    rows = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
+    ticks = {row[0]: [int(field) for field in row[1:9]] for row in rows}
+    usable = [ticks[name] for n in usable_processors() if (name := f"cpu{n}") in ticks]
+    return usable or [ticks["cpu"]]

@@ -240,7 +240,7 @@ class NoiseSpec(Spec):
         0.05, gt=0, description="Distance of a median's 95 % interval from it, relative."
     )
     other_load: float | None = Field(
-        0.1, ge=0, le=1, description="Share of all processors used by other processes."
+        0.1, ge=0, le=1, description="Share of usable processors used by other processes."
     )
     throttling: float | None = Field(
         0.0, ge=0, le=1, description="Share of readings with a throttled GPU."

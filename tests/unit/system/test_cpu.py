@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,54 @@ def test_other_load_excludes_this_process() -> None:
     assert share is not None
     own_share = (time.process_time() - own) / (time.monotonic() - start) / (os.cpu_count() or 1)
     assert share <= 1.1 - own_share  # the kernel counts in ticks of 10 ms
+
+
+def test_ended_children_count_as_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(cpu, "_STAT", stat)
+    monkeypatch.setattr(cpu, "usable_processors", lambda: [0])
+    monkeypatch.setattr(cpu.time, "process_time", lambda: 0.0)
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    used = [1.0, 1.0]
+    monkeypatch.setattr(
+        cpu.resource, "getrusage", lambda _: SimpleNamespace(ru_utime=used[0], ru_stime=used[1])
+    )
+    stat.write_text("cpu0 1000 0 0 1000 0 0 0 0 0 0\n")
+    other = OtherLoad()
+    stat.write_text("cpu0 1080 0 0 1020 0 0 0 0 0 0\n")
+    assert other.share() == pytest.approx(0.8)
+    used[:] = [1 + 50 * tick_s, 1 + 10 * tick_s]
+    assert other.share() == pytest.approx(0.2)
+
+
+def test_only_usable_processors_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(cpu, "_STAT", stat)
+    monkeypatch.setattr(cpu.time, "process_time", lambda: 0.0)
+
+    def write(busy: tuple[int, int, int], idle: tuple[int, int, int], stolen: int = 0) -> None:
+        lines = [
+            f"{name} {b} 0 0 {i} 0 0 0 {stolen} 0 0"
+            for name, b, i in zip(("cpu", "cpu0", "cpu1"), busy, idle, strict=True)
+        ]
+        stat.write_text("\n".join([*lines, "intr 1 2 3", ""]))
+
+    def share(usable: list[int], stolen: int = 0) -> float | None:
+        monkeypatch.setattr(cpu, "usable_processors", lambda: usable)
+        write((1000, 500, 500), (1000, 500, 500))
+        other = OtherLoad()
+        write((1090, 590, 500), (1110, 510, 600), stolen)
+        return other.share()
+
+    assert share([0]) == pytest.approx(0.9)
+    assert share([1]) == 0
+    assert share([0, 1]) == pytest.approx(0.45)
+    assert share([62, 63]) == pytest.approx(0.45), "a container may number them in its own way"
+    assert share([1], stolen=100) == pytest.approx(0.5), "another virtual machine"
+    stat.write_text("")
+    assert OtherLoad().share() is None
 
 
 def test_the_cpu_is_described() -> None:
