@@ -62,6 +62,9 @@ def int8_layers(engine: dict[str, Any]) -> list[int]:
 
 def quantization_problems(view: ManifestView) -> Problems:
     """Yield missing data and unsupported combinations of int8 and fp8 engines."""
+    if view.get("convert", "tool") == "autocast" and view.get("convert", "exclude"):
+        text = "ModelOpt AutoCast chooses the nodes itself"
+        yield view.problem(("convert", "exclude"), text, "remove it, or use tool: builtin")
     shapes = shapes_after_surgery(view)
     if shapes is not None and isinstance(view.get("calibration"), dict):
         yield from _calibration(view, shapes)

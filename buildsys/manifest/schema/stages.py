@@ -114,6 +114,9 @@ class ConvertSpec(Spec):
     tool: Literal["builtin", "autocast"] = Field(
         "builtin", description="autocast is part of NVIDIA ModelOpt."
     )
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="Name patterns of nodes to leave in fp32, such as */head/* (builtin)."
+    )
 
 
 class CalibrationSpec(Spec):

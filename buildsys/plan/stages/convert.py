@@ -29,7 +29,8 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
             modelopt = tool == "modelopt"
         else:
             modelopt = spec["convert"]["tool"] == "autocast"
-            options = {"tool": "autocast"} if modelopt else {}
+            exclude = {"exclude": spec["convert"]["exclude"]}
+            options = {"tool": "autocast"} if modelopt else exclude
             code = ["buildsys.stages.quantize.modelopt"] if modelopt else []
             calibrated, after = {}, []
         graph = model.converted(precision)

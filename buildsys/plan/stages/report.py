@@ -33,7 +33,7 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
         outputs[f"picture.{title}"] = FileRef(f"{name}/report/{title}.svg", optional=True)
     hidden = {*_HIDDEN, *(section for section in _RARE if not spec.get(section))}
     hidden |= set() if model.needs_calibration else {"quantize"}
-    hidden |= {"convert"} if spec["convert"] == {"tool": "builtin"} else set()
+    hidden |= {"convert"} if spec["convert"] == {"tool": "builtin", "exclude": []} else set()
     shown = {section: value for section, value in spec.items() if section not in hidden}
     if spec.get("toolchains"):  # without the paths of their interpreters
         shown["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
+from buildsys.stages.common.node_patterns import matching_pattern
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.quantize.batches import (
     Batch,
@@ -15,7 +16,7 @@ from buildsys.stages.quantize.batches import (
     load_batches,
     save_batches,
 )
-from buildsys.stages.quantize.node_selection import HEAVY, fits, named_nodes
+from buildsys.stages.quantize.node_selection import HEAVY, named_nodes
 from buildsys.stages.quantize.ranges import (
     IntermediateTensors,
     Range,
@@ -102,7 +103,7 @@ def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
 def _require_ranges(tensors: IntermediateTensors, ranges: Ranges, exclude: list[str]) -> None:
     """Raise StageError if an input of an expensive node is always zero."""
     for node in tensors.nodes:
-        if node.op_type not in HEAVY or any(fits(node.name, pattern) for pattern in exclude):
+        if node.op_type not in HEAVY or matching_pattern(node.name, exclude):
             continue
         zero = next(
             (name for name in node.input if name in ranges and ranges[name].largest == 0.0), None

@@ -7,6 +7,7 @@ Graph inputs and outputs keep their types; subgraphs and local functions keep th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from buildsys.onnx_graphs.tensor_types import (
     rename_outer,
 )
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
+from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, node_name
 from buildsys.stages.convert.precision_rules import (
     LARGEST,
     NodePrecision,
@@ -56,10 +58,12 @@ class Conversion:
     values: int = 0  # non-zero values of all converted initializers
 
 
-def convert_precision(model: ModelProto, precision: str) -> Conversion:
+def convert_precision(model: ModelProto, precision: str, exclude: Sequence[str] = ()) -> Conversion:
     """Convert ``model`` in place to ``precision``, ``fp16`` or ``bf16``.
 
-    Raises: StageError: no operator, or none of the expensive ones, can compute in it.
+    Nodes that match a pattern of ``exclude`` stay in float32.
+    Raises: StageError: no operator, or none of the expensive ones, can compute in it, or a pattern
+    matches no node.
     """
     dtype = DTYPES[precision]
     _hoist_constants(model.graph)
@@ -73,7 +77,12 @@ def convert_precision(model: ModelProto, precision: str) -> Conversion:
             f"the network computes in another 16-bit type than {dtype}",
             "precision: fp32 keeps the types of the network",
         )
+    check_patterns("convert.exclude", exclude, [node_name(node) for node in model.graph.node])
     decisions = [rules.decide(node) for node in model.graph.node]
+    for index, node in enumerate(model.graph.node):
+        pattern = matching_pattern(node_name(node), exclude)
+        if pattern and decisions[index].inputs | decisions[index].outputs:
+            decisions[index] = NodePrecision(reason=f"excluded by {pattern}")
     pairs = list(zip(model.graph.node, decisions, strict=True))
     taken = {node.input[i] for node, decision in pairs for i in decision.inputs}
     lost = [rules.flushed[name] for name in taken & rules.flushed.keys()]

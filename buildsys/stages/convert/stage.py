@@ -118,7 +118,7 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
             kept = f"opset {version} is kept, without bfloat16 for some operators"
             warnings.append(f"{kept}: {why}")
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
-    found = convert_precision(model, precision)
+    found = convert_precision(model, precision, job.options.get("exclude", ()))
     warnings += [f"{problem}; its nodes stay in float32" for problem in found.problems.values()]
     if found.clamped:
         more = f" and {len(found.clamped) - 1} more" if len(found.clamped) > 1 else ""

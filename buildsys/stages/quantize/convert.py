@@ -6,8 +6,9 @@ computes in int8 or fp8 and accumulates exactly.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -272,8 +273,8 @@ class Loss:
 
     @property
     def added(self) -> float:
-        """The error added by this node."""
-        return self.error - self.before
+        """The error added by this node; infinite where an overflow begins."""
+        return self.error - self.before if math.isfinite(self.before) else 0.0
 
     def figures(self) -> dict[str, Any]:
         """Return the entry of a result file."""
@@ -284,18 +285,19 @@ class Loss:
 def largest_losses(
     exact: IntermediateTensors,
     quantized: IntermediateTensors,
-    quantized_nodes: list[str],
+    quantized_nodes: Collection[str],
     batch: Batch,
 ) -> list[Loss]:
     """Return the losses of quantized nodes, largest first.
 
     Tensors without a counterpart in the other graph are left out.
     """
-    known = dict(exact.all_of(batch))
-    errors = {}
-    for name, actual in quantized.all_of(batch):
-        expected = known.get(name)
-        if expected is None or actual.shape != expected.shape:
+    errors: dict[str, float] = {}
+    for name, expected, actual in exact.compared(quantized, batch):
+        if actual.shape != expected.shape:
+            continue
+        if not np.isfinite(actual).all():
+            errors[name] = math.inf if np.isfinite(expected).all() else 0.0
             continue
         scale = float(np.abs(expected).max(initial=0.0))
         if scale == 0.0:

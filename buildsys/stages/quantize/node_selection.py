@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -12,8 +11,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import all_nodes, operator_counts, subgraphs
 from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
+from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, node_name
 from buildsys.stages.quantize.ranges import Ranges
-from buildsys.system.suggestions import nearest
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # nearly all of a network's time
 # TensorRT requires a constant second input.
@@ -44,13 +43,8 @@ def named_nodes(model: ModelProto) -> None:
     fresh, taken = FreshNames(model.graph), set()
     for node in model.graph.node:
         if not node.name or node.name in taken:
-            node.name = fresh.new(node.name or f"{node.op_type}_{node.output[0]}")
+            node.name = fresh.new(node_name(node))
         taken.add(node.name)
-
-
-def fits(name: str, pattern: str) -> bool:
-    """Return True if a node's name equals or matches a pattern."""
-    return name == pattern or fnmatchcase(name, pattern)
 
 
 def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
@@ -59,20 +53,14 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
     Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
     """
     exclude, names = options["exclude"], [node.name for node in model.graph.node]
-    for pattern in exclude:
-        if not any(fits(name, pattern) for name in names):
-            near = nearest(pattern, names, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?"
-            examples = f"some names: {', '.join(names[:5])}"
-            problem = f"quantize.exclude: {pattern} matches no node"
-            raise StageError(problem, hint if near else examples)
+    check_patterns("quantize.exclude", exclude, names)
     types = element_types(model)
     given = {value.name for value in model.graph.input}
     stored = {tensor.name for tensor in model.graph.initializer} - given
     selection = Selection()
     for node in model.graph.node:
         if node.op_type in options["operators"] and node.domain in ("", "ai.onnx"):
-            pattern = next((pattern for pattern in exclude if fits(node.name, pattern)), "")
+            pattern = matching_pattern(node.name, exclude)
             decision = f"excluded by {pattern}" if pattern else _select(node, types, stored, ranges)
             if isinstance(decision, str):
                 selection.skipped[node.name] = decision

@@ -59,21 +59,34 @@ class IntermediateTensors:
     def groups(self, batch: Batch) -> Iterator[Values]:
         """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
         yield lambda other: {name: other[name].array for name in self._given}
-        group: list[str] = []
-        room = _GROUP_BYTES
-        for name, size in self._sizes(batch).items():
-            if group and size > room:
-                yield self._values(group)
-                group, room = [], _GROUP_BYTES
-            group.append(name)
-            room -= size
-        if group:
+        for group in self._grouped(batch, self._inner, _GROUP_BYTES):
             yield self._values(group)
 
-    def all_of(self, batch: Batch) -> Iterator[tuple[str, Array]]:
-        """Yield every tensor and its values for one batch."""
-        for values in self.groups(batch):
-            yield from values(batch).items()
+    def compared(
+        self, other: IntermediateTensors, batch: Batch
+    ) -> Iterator[tuple[str, Array, Array]]:
+        """Yield each result that both graphs have, with the values of both.
+
+        Only a group of limited memory is computed at a time.
+        """
+        names = set(other._inner)
+        common = [name for name in self._inner if name in names]
+        for group in self._grouped(batch, common, _GROUP_BYTES // 2):
+            own, others = self._values(group)(batch), other._values(group)(batch)
+            for name in group:
+                yield name, own.pop(name), others.pop(name)
+
+    def _grouped(self, batch: Batch, names: Iterable[str], limit: int) -> Iterator[list[str]]:
+        group: list[str] = []
+        room, sizes = limit, self._sizes(batch)
+        for name in names:
+            if group and sizes[name] > room:
+                yield group
+                group, room = [], limit
+            group.append(name)
+            room -= sizes[name]
+        if group:
+            yield group
 
     def _values(self, names: Sequence[str]) -> Values:
         outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]

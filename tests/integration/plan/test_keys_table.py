@@ -267,6 +267,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "calibration file": lambda bench, patch: bench.project.save_convolutions(2.0),
     "quantize": in_manifest("per_channel: true", "per_channel: false", SMALL),
     "quantize exclude": in_manifest("per_channel: true", "per_channel: true, exclude: [/d]", SMALL),
+    "convert exclude": in_manifest("verify: {", "convert: {exclude: [/first/*]}\nverify: {"),
     "quantization": in_manifest("name: trt,", "name: trt, quantization: explicit,", SMALL),
     "verify int8": in_manifest("rtol: 2.0e-1", "rtol: 3.0e-1", SMALL),
     "seed": in_manifest("seed: 0", "seed: 1"),

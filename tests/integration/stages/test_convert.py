@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def convert_file(
     model: onnx.ModelProto,
     precision: str,
     cases: dict[str, Arrays] | None = None,
+    exclude: Sequence[str] = (),
     **changed: Tensor,
 ) -> tuple[StageResult, Path]:
     """Convert a file with golden outputs of ``model``, replaced by ``changed``."""
@@ -51,7 +53,7 @@ def convert_file(
         target=f"convert:m:{precision}", stage="convert", model="m", variant=precision,
         options={
             "precision": precision, "tolerance": TOLERANCE[precision],
-            "cases": {role[5:]: {} for role in golden},
+            "cases": {role[5:]: {} for role in golden}, "exclude": exclude,
         },
         inputs={"model": source, **data_role(source), **golden},
         outputs={"model": out / "model.onnx", "result": out / "convert.json"}, project=folder,
@@ -393,6 +395,20 @@ def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None
     assert np.array_equal(OrtGraph(path).run({"x": tensor_of(small)})["y"].array.round(6), small)
 
 
+def test_excluded_nodes_stay_in_float32_and_do_not_overflow(tmp_path: Path) -> None:
+    cases = {"opt": {"x": np.float32([[0.5, 0.25, -0.5, 0.125]])}}
+    result, path = convert_file(
+        tmp_path, overflowing(), "fp16", cases, exclude=("further up", "down")
+    )
+    assert (result.status, result.reason) == ("passed", "")
+    reasons = result.figures["kept_reasons"]
+    assert reasons == {name: f"excluded by {name}" for name in ("further up", "down")}
+    types = {one.output[0] for one in onnx.load(path).graph.node if one.op_type == "Cast"}
+    assert len(types) == result.figures["casts"]
+    with pytest.raises(StageError, match=r"convert.exclude: dwon matches no node; did you mean"):
+        convert_file(tmp_path, overflowing(), "fp16", cases, exclude=("dwon",))
+
+
 def test_bf16_has_the_range(tmp_path: Path) -> None:
     result, _ = convert_file(tmp_path, overflowing(), "bf16")
     assert result.status == "passed", result.reason
@@ -546,8 +562,10 @@ def test_masks_are_limited_below_opset_11_too() -> None:
 
 
 def test_a_wrong_conversion_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def convert_wrongly(model: onnx.ModelProto, precision: str) -> Conversion:
-        found = convert_precision(model, precision)
+    def convert_wrongly(
+        model: onnx.ModelProto, precision: str, exclude: Sequence[str]
+    ) -> Conversion:
+        found = convert_precision(model, precision, exclude)
         scale = next(tensor for tensor in model.graph.initializer if tensor.name == "scale")
         values = numpy_helper.to_array(scale) * np.float16(2)
         scale.CopyFrom(numpy_helper.from_array(values, "scale"))

@@ -86,6 +86,11 @@ CASES = [
         "use one of these, or quantization: explicit for the engine",
     ),
     (
+        "convert: {tool: autocast, exclude: [/head]}",
+        "convert.exclude: ModelOpt AutoCast chooses the nodes itself; remove it, or use tool:"
+        " builtin",
+    ),
+    (
         "convert: {tool: modelopt}",
         'convert.tool: unknown value "modelopt"; expected one of: builtin, autocast',
     ),

@@ -50,7 +50,7 @@ def test_a_model_without_int8_has_no_calibration_targets() -> None:
         "report:m",
     }
     options = plan({"precision": "fp16"}, calibration=CALIBRATION)["convert:m:fp16"].options
-    assert options.keys() == {"precision", "tolerance", "cases"}
+    assert options.keys() == {"precision", "exclude", "tolerance", "cases"}
 
 
 def test_one_calibration_serves_int8_and_fp8() -> None:
@@ -84,6 +84,9 @@ def test_modelopt_reads_the_batches_and_is_in_the_key() -> None:
     cast = plan({"precision": "fp16"}, convert={"tool": "autocast"})["convert:m:fp16"]
     assert cast.options["tool"] == "autocast"
     assert "nvidia-modelopt" in cast.tools
+    assert "exclude" not in cast.options
+    excluded = plan({"precision": "fp16"}, convert={"exclude": ("/head",)})["convert:m:fp16"]
+    assert excluded.options["exclude"] == ["/head"]
 
 
 def test_the_batch_size_replaces_the_first_dimension_only() -> None:

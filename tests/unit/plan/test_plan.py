@@ -153,7 +153,7 @@ def test_a_half_precision_engine_is_built_from_the_converted_model() -> None:
 def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
     convert = plan(verify={"cases": ["min", "max"], "fp16": {"rtol": 0.5}})["convert:net:fp16"]
     assert convert.after == ("simplify:net", "reference:net")
-    assert set(convert.options) == {"precision", "tolerance", "cases"}
+    assert set(convert.options) == {"precision", "exclude", "tolerance", "cases"}
     assert convert.options["cases"] == {"min": {"batch": 1}, "max": {"batch": 8}}
     assert convert.options["tolerance"] == {
         "rtol": 0.5,

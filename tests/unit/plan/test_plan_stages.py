@@ -248,7 +248,7 @@ OPTIONS = {
     "simplify:net": "simplify cases inputs compare operators",
     "surgery:net:after_simplify": "steps inputs cases tolerance operators",
     "calibrate:net": "calibration inputs dims exclude operators",
-    "convert:net:fp16": "precision tolerance cases compare operators",
+    "convert:net:fp16": "precision exclude tolerance cases compare operators",
     "convert:net:int8": "precision quantize tolerance cases compare operators",
     "validate:net": "tolerance compare cases simplified_cases compare_simplified further operators",
     "engine:net:ort": "engine operators",
@@ -532,7 +532,7 @@ def test_a_report_shows_the_sections_in_use() -> None:
     hidden = shown - plain["report:net"].options["manifest"].keys()
     assert hidden == {"ops", "surgery", "quantize"}
     autocast = plan(convert={"tool": "autocast"})["report:net"]
-    assert autocast.options["manifest"]["convert"] == {"tool": "autocast"}
+    assert autocast.options["manifest"]["convert"] == {"tool": "autocast", "exclude": []}
 
 
 BERT = {"transformers": "AutoModel", "checkpoint": "bert/"}

@@ -1,0 +1,31 @@
+"""Patterns of node names in the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from onnx import NodeProto
+
+from buildsys.errors import StageError
+from buildsys.system.suggestions import nearest
+
+
+def node_name(node: NodeProto) -> str:
+    """Return the name of a node, or one from its operator and first output."""
+    return node.name or f"{node.op_type}_{node.output[0]}"
+
+
+def matching_pattern(name: str, patterns: Sequence[str]) -> str:
+    """Return the first pattern that equals or matches a name, or ""."""
+    return next((one for one in patterns if name == one or fnmatchcase(name, one)), "")
+
+
+def check_patterns(field: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise StageError for a pattern without a matching node."""
+    for pattern in patterns:
+        if not any(matching_pattern(name, [pattern]) for name in names):
+            near = nearest(pattern, names, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?"
+            examples = f"some names: {', '.join(names[:5])}"
+            raise StageError(f"{field}: {pattern} matches no node", hint if near else examples)
