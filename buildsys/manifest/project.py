@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import ManifestError, ManifestErrors
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
-from buildsys.manifest.units import parse_duration, parse_size
+from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Project:
         """
         chosen = os.environ.get("BUILDSYS_STORE_LIMIT", "").strip()
         if chosen:
-            return parse_size(int(chosen) if chosen.isdigit() else chosen) or None
+            return parse_size(number_or_text(chosen)) or None
         settings = self._setting("store") or {}
         limit = settings.get("limit", _STORE_LIMIT)
         return None if limit is None else parse_size(limit)
@@ -275,7 +275,7 @@ class _Load:
         self.are_shared_files_broken |= shared and bool(errors)
         if errors:
             return None
-        texts = [(data["model"], json.dumps(data, separators=(",", ":"))) for data, _ in found]
+        texts = [(data["model"], resolver.fields.to_json(data)) for data, _ in found]
         return Entry(texts, sorted(paths))
 
     def _updated_cache(

@@ -19,12 +19,12 @@ from buildsys.manifest.checks.referenced_files import file_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
 from buildsys.manifest.layers import Layers, Presets, build_presets, merge, resolve_engines
+from buildsys.manifest.model_fields import ModelFields
 from buildsys.manifest.problem import Problem, expected, problem_at
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import known_fields, schema_problems
-from buildsys.manifest.value_ranges import default_high
 from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.backend_registry import package_files
@@ -40,6 +40,7 @@ class Resolver:
         self.workspace = workspace
         self.project_file = workspace.configs / "project.yaml"
         self.engines_file = workspace.configs / "engines.yaml"
+        self.fields = ModelFields()
         self._toolchains: ValueNode | None = None  # None: project.yaml is broken
         self._defaults, self._project_errors = self._read_project()
         self._presets, self._engine_errors = self._read_presets()
@@ -87,7 +88,7 @@ class Resolver:
         data: dict[str, Any] = {}
         refused, written = [*unknown], plain(tree)
         try:
-            data = ModelSpec.model_validate(written).model_dump(mode="json", by_alias=True)
+            data = self.fields.resolve(written)
         except ValidationError as error:
             found, refused = schema_problems(error, tree, ModelSpec, unknown)
             problems += found
@@ -106,7 +107,6 @@ class Resolver:
                 problems.append(problem)
         if problems or not data:  # no data: the missing fields of a broken layer
             return None, problems
-        _fill_dependent_defaults(data, written)
         used = {engine["toolchain"] for engine in data["engines"]}
         declared = self._toolchains.items() if self._toolchains else ()
         if kept := {name: node for name, node in declared if name in used}:
@@ -184,22 +184,3 @@ def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:
     if shared:
         shared.intersection_update(unused_dims(ManifestView(tree, file)))
     return tree.with_member("dims", dims.without(*shared)) if shared else tree
-
-
-def _fill_dependent_defaults(data: dict[str, Any], written: dict[str, Any]) -> None:
-    """Fill in defaults dependent on other fields; ``written`` has no defaults."""
-    for name, tensor in data["inputs"].items():
-        values = written["inputs"][name].get("data") or {}
-        if values.get("random") == "integers" and values.get("high") is None:
-            tensor["data"]["high"] = default_high(tensor["dtype"])
-    for path in (("validate",), *(("verify", precision) for precision in data["verify"])):
-        section, own = data, written
-        for step in path:
-            section, own = section[step], own.get(step) or {}
-        for name in ("rtol", "cosine"):  # defaults that depend on the network's types
-            if isinstance(section, dict) and own.get(name) is None:
-                section[name] = None
-    for engine in data["engines"]:
-        if tolerance := engine["tolerance"]:
-            given = {name: limit for name, limit in tolerance.items() if limit is not None}
-            engine["tolerance"] = {**data["verify"][engine["precision"]], **given}

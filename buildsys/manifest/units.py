@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 
 _DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_MAX_DURATION_S, _MAX_BYTES = 100 * 365.25 * 86400, 2.0**63 - 1024
+_INFINITE = 2**1024  # no float
+_SHOWN = 60
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
@@ -18,7 +21,11 @@ def parse_duration(value: object) -> float:
 
     Raises: ValueError: not a duration.
     """
-    return _parse(value, _DURATION_S, "a duration such as 3s, 200ms or 2min")
+    what = "a duration such as 3s, 200ms or 2min"
+    seconds = _parse(value, _DURATION_S, what)
+    if seconds > _MAX_DURATION_S:  # Python cannot wait longer than 292 years
+        raise ValueError(f"expected {what}, of at most 100 years, found {_shown(value)}")
+    return seconds
 
 
 def parse_size(value: object) -> int:
@@ -26,7 +33,16 @@ def parse_size(value: object) -> int:
 
     Raises: ValueError: not a size.
     """
-    return round(_parse(value, _SIZE_BYTES, "a size such as 8GiB or 512MiB"))
+    what = "a size such as 8GiB or 512MiB"
+    size = _parse(value, _SIZE_BYTES, what)
+    if size > _MAX_BYTES:
+        raise ValueError(f"expected {what}, below 8 EiB, found {_shown(value)}")
+    return round(size)
+
+
+def number_or_text(text: str) -> float | str:
+    """Return a number on the command line as such, other text as it is."""
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def parse_percentage(value: object) -> float:
@@ -38,15 +54,19 @@ def parse_percentage(value: object) -> float:
         return float(match[1]) / 100
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
-    found = json.dumps(value, default=str, ensure_ascii=False)
-    raise ValueError(f"expected a percentage such as 5%, found {found}")
+    raise ValueError(f"expected a percentage such as 5%, found {_shown(value)}")
 
 
 def _parse(value: object, units: dict[str, float] | dict[str, int], what: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _INFINITE:
         return float(value)
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)
         if match and match[2] in units:
             return float(match[1]) * units[match[2]]
-    raise ValueError(f"expected {what}, found {json.dumps(value, default=str, ensure_ascii=False)}")
+    raise ValueError(f"expected {what}, found {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

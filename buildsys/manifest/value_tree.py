@@ -43,14 +43,11 @@ class ValueNode(NamedTuple):
 
 def with_origins(value: Any, file: Path, path: FieldPath = ()) -> ValueNode:
     """Return the plain data at ``path`` of ``file`` as nodes."""
-    origin = ValueOrigin(file, path)
     if isinstance(value, dict):
-        members = {name: with_origins(item, file, (*path, name)) for name, item in value.items()}
-        return ValueNode(members, origin)
-    if isinstance(value, list):
-        entries = [with_origins(item, file, (*path, index)) for index, item in enumerate(value)]
-        return ValueNode(entries, origin)
-    return ValueNode(value, origin)
+        value = {name: with_origins(item, file, (*path, name)) for name, item in value.items()}
+    elif isinstance(value, list):
+        value = [with_origins(item, file, (*path, index)) for index, item in enumerate(value)]
+    return ValueNode(value, ValueOrigin(file, path))
 
 
 def plain(node: ValueNode) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from buildsys.errors import ManifestError
 from buildsys.manifest.problem import Problem, show_value
 from buildsys.manifest.value_tree import ValueNode, with_origins
 from buildsys.manifest.yaml_reader import MAX_BYTES, Positions, read_positions, read_yaml
-from buildsys.system.files import Stamp, sha256_of, stamp
+from buildsys.system.files import Stamp, open_regular, sha256_of, stamp
 
 
 class Workspace:
@@ -23,6 +22,7 @@ class Workspace:
 
     def __init__(self, root: Path, configs: Path, links_into: Path | None = None) -> None:
         self.root = root
+        self._prefix = f"{root}{os.sep}"
         self.links_into = links_into or root  # allowed target of links
         self.configs = configs
         self.stamps: dict[str, Stamp | None] = {}
@@ -48,10 +48,12 @@ class Workspace:
 
     def shown(self, path: Path) -> Path:
         """Return a path relative to the project, if inside."""
-        if path not in self._shown:
-            inside = path.is_relative_to(self.root)
-            self._shown[path] = path.relative_to(self.root) if inside else path
-        return self._shown[path]
+        shown = self._shown.get(path)
+        if shown is None:  # as text: relative_to() is slow, and there may be thousands
+            text = str(path)
+            inside = text.startswith(self._prefix)
+            shown = self._shown[path] = Path(text[len(self._prefix) :]) if inside else path
+        return shown
 
     def stamp(self, path: Path) -> Stamp | None:
         """Record a path and return its stamp, or None."""
@@ -166,16 +168,16 @@ class Workspace:
 
 def _content(path: Path, shown: Path) -> bytes:
     try:
-        # opening a FIFO without a writer would hang
-        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - one call for the mode
-            raise ManifestError(shown, (), "not a regular file")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(min(size, MAX_BYTES) + 1)
+    except (ValueError, IsADirectoryError):
+        raise ManifestError(shown, (), "not a regular file") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ManifestError(shown, (), f"cannot read the file: {reason}") from None
     if len(content) > MAX_BYTES:
-        mib = os.path.getsize(path) / 2**20  # noqa: PTH202 - as above
+        mib = max(size, len(content)) / 2**20
         text = f"the file has {mib:.1f} MiB, but a manifest may have at most {MAX_BYTES >> 20} MiB"
         raise ManifestError(shown, (), text, "split it")
     return content

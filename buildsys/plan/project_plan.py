@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,9 @@ from buildsys.plan.engine_typing import VersionOf, unknown_version
 
 if TYPE_CHECKING:
     from buildsys.manifest.project import ResolvedModel
-    from buildsys.plan.graph_points import Spec
 
-# sections that decide no stage
-_WITHOUT_STAGES = {
-    *("model", "description", "owner", "tags", "source", "inputs", "outputs", "dims", "timeout"),
-}
+# the first section in a resolved manifest that may decide a stage, after model, source, dims, …
+_FIRST_OF_STAGES = ',"reads":'
 
 
 class ProjectPlan(Mapping[str, Action]):
@@ -48,9 +44,9 @@ class ProjectPlan(Mapping[str, Action]):
         """
         planned: dict[str, str] = {}
         for name, model in self._models.items():
-            spec: Spec = json.loads(model.text)  # not kept: there may be thousands
-            deciding = [item for item in spec.items() if item[0] not in _WITHOUT_STAGES]
-            planned.setdefault(repr(deciding), name)
+            # not parsed: there may be thousands. Quotes inside of strings have a backslash, and a
+            # nested field of this name only makes the text longer.
+            planned.setdefault(model.text[model.text.index(_FIRST_OF_STAGES) :], name)
         actions = (action for name in planned.values() for action in self.of(name).values())
         return list(dict.fromkeys(action.stage for action in actions))
 

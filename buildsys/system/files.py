@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat as stat_module
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
 SETTLE_NS = 30_000_000
@@ -46,19 +47,31 @@ def stamp(path: Path | str) -> Stamp | None:
         return None
 
 
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a file to read it.
+
+    Raises: OSError: it cannot be read. ValueError: it is not a regular file.
+    """
+    # opening a FIFO without a writer would hang
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat_module.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat_module.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise ValueError("not a regular file")
+
+
 def read_limited(path: Path, limit: int) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes.
 
     Raises: OSError: it cannot be read. ValueError: it is not a regular file, or larger.
     """
-    # opening a FIFO without a writer would hang
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat_module.S_ISREG(found.st_mode):
-            raise ValueError("not a regular file")
-        if found.st_size > limit:
-            raise ValueError(f"it has {found.st_size >> 20} MiB, more than {limit >> 20} MiB")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise ValueError(f"it has {size >> 20} MiB, more than {limit >> 20} MiB")
         return file.read(limit)
 
 

@@ -38,6 +38,8 @@ class ManifestView:
         self._tree = tree
         self._file = file
         self.data: dict[str, Any] = plain(tree) if data is None else data
+        refused = list(refused)
+        self._is_refused = bool(refused)  # a part of it
         for path in refused:
             parent, last = self.get(*path[:-1]), path[-1]
             if isinstance(parent, dict):
@@ -69,14 +71,20 @@ class ManifestView:
 
     def find(self, *pattern: Step) -> Matches:
         """Return path and value of each match; ``...`` matches every member."""
+        if pattern[0] is not ... and pattern[0] not in self.data:
+            return []  # most sections of most manifests
         found: Matches = [((), self.data)]
         for step in pattern:
             parents, found = found, []
             for path, value in parents:
-                members = dict(enumerate(value)) if isinstance(value, list) else value
-                if isinstance(members, dict):
-                    names = members if step is ... else (step,) if step in members else ()
-                    found += [((*path, name), members[name]) for name in names]
+                if isinstance(value, dict):
+                    if step is ...:
+                        found += [((*path, name), member) for name, member in value.items()]
+                    elif step in value:
+                        found.append(((*path, step), value[step]))
+                elif isinstance(value, list):
+                    chosen = (n for n in range(len(value)) if step is ... or step == n)
+                    found += [((*path, index), value[index]) for index in chosen]
         return found
 
     def maps(self, *pattern: Step) -> Maps:
@@ -85,7 +93,7 @@ class ManifestView:
 
     def is_known(self, *path: str | int) -> bool:
         """Return true if no part of ``path`` is refused."""
-        return not contains_refused(self.get(*path))
+        return not self._is_refused or not contains_refused(self.get(*path))
 
     def is_own(self, *path: str | int) -> bool:
         """Return true if the model's own manifest set the value."""

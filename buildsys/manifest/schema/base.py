@@ -1,10 +1,9 @@
 """Base class of all sections, and the types of names and quantities."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable as Function
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -129,15 +128,13 @@ class Spec(BaseModel):
     def _lists_to_tuples(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields.items()
-        }
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return {**fields, **lists} if lists else fields
 
 
-def section(alias: str | None = None) -> Any:
-    """Return a field with the section's own defaults."""
-    return Field(default_factory=dict, validate_default=True, alias=alias)
+def section(spec: type[Spec], alias: str | None = None) -> Any:
+    """Return a field with the section's own defaults, validated once."""
+    return Field(default_factory=cache(lambda: spec()), alias=alias)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Gates: limits on an engine's figures, absolute or relative to a baseline."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field

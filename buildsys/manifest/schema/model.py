@@ -4,8 +4,6 @@ The JSON Schema for editors is generated from these models, so users read a fiel
 while typing. Nothing here reads a file or imports a library used by a stage.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from buildsys.manifest.schema.base import (
@@ -63,7 +61,7 @@ class ModelSpec(Spec):
         False, description="Fail if the user's code reads anything undeclared."
     )
     ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")
-    export: ExportSpec = section()
+    export: ExportSpec = section(ExportSpec)
     symbolics: tuple[SymbolicSpec, ...] = Field(
         (), description="Operators registered with exporter: torchscript."
     )
@@ -71,18 +69,18 @@ class ModelSpec(Spec):
         (), description="Operators registered with exporter: dynamo."
     )
     surgery: tuple[SurgeryStep, ...] = Field((), description="Changes to the graph, in order.")
-    simplify: SimplifySpec = section()
-    convert: ConvertSpec = section()
+    simplify: SimplifySpec = section(SimplifySpec)
+    convert: ConvertSpec = section(ConvertSpec)
     calibration: CalibrationSpec | None = Field(None, description="Calibration of int8 and fp8.")
-    quantize: QuantizeSpec = section()
-    validation: ValidateSpec = section(alias="validate")
+    quantize: QuantizeSpec = section(QuantizeSpec)
+    validation: ValidateSpec = section(ValidateSpec, alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
-    verify: VerifySpec = section()
-    bench: BenchSpec = section()
+    verify: VerifySpec = section(VerifySpec)
+    bench: BenchSpec = section(BenchSpec)
     gates: GatesSpec | None = Field(
         None, description="Limits on the figures of every engine, against earlier builds."
     )
-    report: ReportSpec = section()
+    report: ReportSpec = section(ReportSpec)
     timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")
     flaky: Stages = Field(
         (), description="Stages that a nightly run repeats once after a failure; true: all."

@@ -1,7 +1,5 @@
 """The source of the network, its inputs, outputs and dynamic dimensions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -101,7 +99,7 @@ class TransformersSource(_TorchSource):
     )
 
     @model_validator(mode="after")
-    def _check_origin(self) -> TransformersSource:
+    def _check_origin(self) -> "TransformersSource":
         if (self.checkpoint is None) == (self.config is None):
             raise ValueError("a transformers source has either checkpoint or config")
         if self.checkpoint is None and self.sha256 is not None:
@@ -359,7 +357,7 @@ class DimSpec(Spec):
     multiple_of: int = Field(1, ge=1, description="All values are multiples of this.")
 
     @model_validator(mode="after")
-    def _check_range(self) -> DimSpec:
+    def _check_range(self) -> "DimSpec":
         if not self.min <= self.opt <= self.max:
             raise ValueError(f"min {self.min}, opt {self.opt}, max {self.max} are not ascending")
         values = {"min": self.min, "opt": self.opt, "max": self.max, "odd": self.odd}

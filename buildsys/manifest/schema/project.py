@@ -1,7 +1,5 @@
 """Sections of configs/project.yaml, shared by all models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

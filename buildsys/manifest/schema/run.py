@@ -3,8 +3,6 @@
 They decide no target: ``plan`` removes them, so no key contains them.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

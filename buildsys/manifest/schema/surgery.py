@@ -1,7 +1,5 @@
 """The section ``surgery``: changes to the exported or simplified graph."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -54,7 +52,7 @@ class Reference(Spec):
     )
 
     @model_validator(mode="after")
-    def _check_one_of_both(self) -> Reference:
+    def _check_one_of_both(self) -> "Reference":
         if (self.npz is None) == (self.python is None):
             raise ValueError("expected either npz: FILE or python: FILE.py:CALLABLE")
         return self
@@ -73,7 +71,7 @@ class _NumericStep(_Step):
     reference: Reference | None = Field(None, description="With changes: numbers.")
 
     @model_validator(mode="after")
-    def _check_reference(self) -> _NumericStep:
+    def _check_reference(self) -> "_NumericStep":
         if self.changes == "numbers" and self.reference is None:
             raise ValueError(
                 "changes: numbers needs expected outputs; add reference: {npz: …} or {python: …}"
@@ -132,7 +130,7 @@ class Cut(Spec):
     )
 
     @model_validator(mode="after")
-    def _check_not_empty(self) -> Cut:
+    def _check_not_empty(self) -> "Cut":
         if self.inputs is None and self.outputs is None:
             raise ValueError("expected inputs, outputs or both")
         return self

@@ -26,7 +26,8 @@ def models(*names: str, **sections: Any) -> dict[str, Any]:
         for name in names
     }
     return {
-        name: SimpleNamespace(data=value, text=json.dumps(value)) for name, value in data.items()
+        name: SimpleNamespace(data=value, text=json.dumps(value, separators=(",", ":")))
+        for name, value in data.items()
     }
 
 
@@ -74,6 +75,17 @@ def test_the_stages_of_all_models_need_few_plans() -> None:
     plan = ProjectPlan(models("a", "b"))
     plan.stages()
     assert list(plan._planned) == ["a"]
+
+
+def test_names_like_sections_do_not_hide_stages() -> None:
+    """Models that differ only before or inside a field of such a name are planned apart."""
+    trap = {"source": {"python": "net.py:make", "kwargs": {"reads": ',"reads":', "ops": 1}}}
+    calibration = {"data": {"x": {"npz": "x.npz"}}}
+    int8 = [{"backend": "onnxruntime", "name": "ort", "precision": "int8"}]
+    plan = ProjectPlan(
+        models("a", **trap) | models("b", **trap, engines=int8, calibration=calibration)
+    )
+    assert "calibrate" in plan.stages()
 
 
 def test_models_of_all_kinds_have_the_stages_of_their_targets() -> None:
