@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.manifest.project import empty_project
-from buildsys.manifest.units import parse_size
+from buildsys.manifest.units import number_or_text, parse_size
 from buildsys.system.suggestions import nearest
 
 PREFIX = "BUILDSYS_"
@@ -61,9 +61,8 @@ def _check_idle(_: Path, environment: Mapping[str, str], name: str) -> None:
 
 
 def _check_size(_: Path, environment: Mapping[str, str], name: str) -> None:
-    text = environment[name].strip()
     try:
-        parse_size(int(text) if text.isdigit() else text)
+        parse_size(number_or_text(environment[name].strip()))
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from None
 

@@ -39,6 +39,7 @@ from buildsys.store.state_db import ReadOnlyStateDb, Schema, StateDb, Statement,
 FULL_BENCHMARKS = 20  # per target; older ones keep THINNED_SAMPLES per measurement
 THINNED_SAMPLES = 256
 _CHUNK = 500  # parameters of one query
+_MAX_TEXT_BYTES = 64 << 20  # of a resolved manifest
 
 HISTORY = Schema(
     1,  # bump when a table changes, and convert older files: they are set aside otherwise
@@ -263,7 +264,8 @@ class History:
         """Return the text of a digest, "" if unknown or damaged."""
         rows = self._db.read("SELECT content FROM texts WHERE digest = ?", (digest,))
         with suppress(zlib.error, TypeError, UnicodeDecodeError):
-            text = zlib.decompress(rows[0][0]).decode() if rows else ""
+            packed = rows[0][0] if rows else b""
+            text = zlib.decompressobj().decompress(packed, _MAX_TEXT_BYTES).decode()
             return text if digest_of(text) == digest else ""
         return ""
 

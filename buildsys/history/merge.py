@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from buildsys.store.state_db import ReadOnlyStateDb, Row
 
 _AT_ONCE = 200  # builds in a transaction, so that builds in progress do not wait long
 _FUTURE_S = 60.0
+_TABLES = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
 
 
 class Imported(NamedTuple):
@@ -91,15 +93,31 @@ class _OtherFile(ReadOnlyStateDb):
         try:
             if not self.path.is_file():
                 raise UsageError(f"there is no file {self.path}")
+            if self._tables() != _expected_tables():
+                raise UsageError(
+                    f"cannot import {self.path}: its tables are not those of a history"
+                )
             last = self.query("SELECT max(rowid) FROM builds")[0][0] or 0
         except (sqlite3.DatabaseError, OSError) as error:
             raise UsageError(f"cannot import {self.path}: {error}") from None
         select = f"SELECT rowid, {BUILD_COLUMNS} FROM builds"  # noqa: S608 - constants
         select += " WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        at = 0
+        at, skipped = 0, _AT_ONCE
         while at < last:
             rows = self.read(select, (at, _AT_ONCE))
             found = [build for row in rows if (build := read_build(row[1:])) is not None]
             self.damaged = self.damaged or len(found) < len(rows)
-            at = rows[-1][0] if rows else at + _AT_ONCE
+            # further each time: a hostile file may claim any number of rows
+            skipped = _AT_ONCE if rows else 2 * skipped
+            at = rows[-1][0] if rows else at + skipped // 2
             yield found
+
+    def _tables(self) -> set[Row]:
+        return set(self.query(_TABLES))
+
+
+def _expected_tables() -> set[Row]:
+    """Return the tables of a history: a view or a generated column could compute without end."""
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(HISTORY.tables)
+        return set(empty.execute(_TABLES))

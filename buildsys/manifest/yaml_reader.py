@@ -12,6 +12,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from yaml.events import (
+    AliasEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    StreamEndEvent,
+)
 
 from buildsys.errors import ManifestError
 
@@ -20,6 +28,7 @@ Mark = tuple[int, int]  # line and column, both from 1
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000  # an alias counts at every use
+MAX_ALIASED = 4 << 20  # characters of all aliased values together
 MAX_DEPTH = 50
 
 # libyaml's loader is seven times faster
@@ -99,18 +108,20 @@ class _Builder:
         self._text = text
         self._positions = positions
         self._loader = _Loader(text)
-        self._anchors: dict[str, tuple[Any, int]] = {}
+        self._next_event = self._loader.get_event
+        self._anchors: dict[str, tuple[Any, int, int]] = {}  # value, values and characters in it
         self._count = 0
+        self._aliased = 0  # characters
 
     def document(self) -> Any:
         try:
             self._loader.get_event()  # the stream's start
-            if self._loader.check_event(yaml.StreamEndEvent):
+            if self._loader.check_event(StreamEndEvent):
                 raise ManifestError(self._file, (), "the file is empty", "", 1, 1)
             self._loader.get_event()
             value = self._value(self._loader.get_event(), (), 0)
             self._loader.get_event()
-            if not self._loader.check_event(yaml.StreamEndEvent):
+            if not self._loader.check_event(StreamEndEvent):
                 event = self._loader.peek_event()
                 self._refuse(event, (), "a file must have one document", "remove this one")
         except yaml.MarkedYAMLError as error:
@@ -127,47 +138,56 @@ class _Builder:
             self._refuse(event, path[:4], f"values are nested more than {MAX_DEPTH} deep")
         if self._positions is not None:
             self._positions.values[path] = _start(event)
-        if isinstance(event, yaml.AliasEvent):
+        is_scalar = isinstance(event, ScalarEvent)
+        if is_scalar and event.anchor is None:  # most values
+            return self._scalar(event, path)
+        if isinstance(event, AliasEvent):
             if event.anchor not in self._anchors:
                 text = f"alias *{event.anchor} has no complete anchor before it"
                 self._refuse(event, path, text, f"define &{event.anchor} first")
-            value, size = self._anchors[event.anchor]
+            value, size, length = self._anchors[event.anchor]
             self._count += size
             if self._count > MAX_VALUES:
                 self._refuse(event, path, f"the aliases expand to more than {MAX_VALUES} values")
+            self._aliased += length
+            if self._aliased > MAX_ALIASED:
+                text = f"the aliases expand to more than {MAX_ALIASED >> 20} million characters"
+                self._refuse(event, path, text)
             return value
-        before = self._count
-        if isinstance(event, yaml.ScalarEvent):
+        before, aliased = self._count, self._aliased
+        if is_scalar:
             value = self._scalar(event, path)
         else:
-            is_map = isinstance(event, yaml.MappingStartEvent)
+            is_map = isinstance(event, MappingStartEvent)
             if event.tag not in (None, "!", _TAG + ("map" if is_map else "seq")):
                 self._refuse(event, path, f"tag {event.tag} does not match the value", "remove it")
             if is_map:
                 value = self._map(path, depth)
             else:
                 value = []
-                while not isinstance(item := self._loader.get_event(), yaml.SequenceEndEvent):
+                while not isinstance(item := self._next_event(), SequenceEndEvent):
                     value.append(self._value(item, (*path, len(value)), depth + 1))
         if event.anchor is not None:
-            self._anchors[event.anchor] = (value, self._count - before)
+            written = self._loader.peek_event().start_mark.index - event.start_mark.index
+            length = written + self._aliased - aliased
+            self._anchors[event.anchor] = (value, self._count - before, length)
         return value
 
     def _map(self, path: FieldPath, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        while not isinstance(event := self._loader.get_event(), yaml.MappingEndEvent):
+        while not isinstance(event := self._next_event(), MappingEndEvent):
             name = self._key(event, path)
             if name in values:
                 self._refuse(event, (*path, name), "duplicate key", "remove one of them")
             below = (*path, name)
             if self._positions is not None:
                 self._positions.keys[below] = _start(event)
-            values[name] = self._value(self._loader.get_event(), below, depth + 1)
+            values[name] = self._value(self._next_event(), below, depth + 1)
         return values
 
     def _key(self, event: Any, path: FieldPath) -> str:
         """Return a key; an integer (an axis) becomes its digits."""
-        if not isinstance(event, yaml.ScalarEvent):
+        if not isinstance(event, ScalarEvent):
             self._refuse(event, path, "a key must be a scalar", "use a string")
         name = self._scalar(event, path)
         if isinstance(name, int) and not isinstance(name, bool):
@@ -181,7 +201,9 @@ class _Builder:
 
     def _scalar(self, event: Any, path: FieldPath) -> Any:
         if event.tag is None:
-            return self._plain(event, path) if event.implicit[0] else event.value
+            text = event.value
+            is_name = text[:1].isalpha() and text not in _WORDS  # most scalars are names
+            return text if is_name or not event.implicit[0] else self._plain(event, path)
         if event.tag in ("!", _TAG + "str"):
             return event.value
         value = self._plain(event, path)
@@ -193,8 +215,6 @@ class _Builder:
         text: str = event.value
         if text in _WORDS:
             return _WORDS[text]
-        if text[0].isalpha():  # most scalars are names
-            return text
         for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
             if pattern.fullmatch(text):
                 number = int(text, base) if len(text) < 100 else 2**64

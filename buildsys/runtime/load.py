@@ -12,8 +12,17 @@ from buildsys.backends.load import load_backend
 from buildsys.errors import EngineError, StageError
 from buildsys.runtime.engine import Engine
 from buildsys.system.compatibility.check import can_run, engine_file
-from buildsys.system.compatibility.engine_files import Reason, Record, is_file_name, read_record
+from buildsys.system.compatibility.engine_files import (
+    RECORD_NAME,
+    REPLACE,
+    Reason,
+    Record,
+    is_file_name,
+    read_record,
+)
 from buildsys.system.suggestions import nearest
+
+_MAX_THREADS = 1 << 16
 
 
 def load_engine(
@@ -62,6 +71,10 @@ def load_engine(
             raise
     except StageError as error:
         raise EngineError(f"{shown} cannot be loaded: {error.problem}", error.hint) from error
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
+        wrong = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        problem = f"{shown} cannot be loaded: {RECORD_NAME} has a wrong value ({wrong})"
+        raise EngineError(problem, REPLACE) from error
 
 
 def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> Options:
@@ -75,15 +88,24 @@ def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> O
             names = ", ".join(changeable) or "none"
             problem = f"{record.backend} has no option {name!r} for running, it has {names}"
             raise StageError(problem, hint)
-        kind = type(changeable[name])
-        fits = type(value) is kind and (kind is not int or value >= 0)
-        if kind is dict and fits:
-            fits = all(isinstance(each, str) for item in value.items() for each in item)
-        if not fits:
+        if not _fits(value, type(changeable[name])):
             words = {int: "a number from 0 on", bool: "True or False", dict: "a dict of strings"}
-            wanted = words[kind]
-            raise StageError(f"the option {name} is {value!r}", f"pass {wanted}")
-    return {**changeable, **record.map("portability"), **record.map("settings"), **given}
+            wanted = words[type(changeable[name])]
+            raise StageError(f"the option {name} is {value!r:.100}", f"pass {wanted}")
+    recorded = {**record.map("portability"), **record.map("settings")}
+    for name, value in recorded.items():
+        if name in changeable and not _fits(value, type(changeable[name])):
+            raise StageError(f"{RECORD_NAME} has the option {name} as {value!r:.100}", REPLACE)
+    return {**changeable, **recorded, **given}
+
+
+def _fits(value: object, kind: type) -> bool:
+    """Check the type and range of an option."""
+    if kind is dict and isinstance(value, dict):
+        return all(isinstance(each, str) for item in value.items() for each in item)
+    if kind is int:
+        return type(value) is int and 0 <= value <= _MAX_THREADS
+    return type(value) is kind
 
 
 def _operators(
@@ -102,5 +124,8 @@ def _operators(
             raise StageError(f"engine.json names {name!r} for {op}, which is no file of its folder")
         path = engine.with_name(name)
         if not path.is_file():  # can_run has found it in the project
-            path = root / files.get(op, name)
+            file = Path(files.get(op, name))
+            if file.is_absolute() or ".." in file.parts:
+                raise StageError(f"{RECORD_NAME} names {str(file)!r:.100} for {op}", REPLACE)
+            path = root / file
         yield OperatorUse(op, kind, path, root)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from buildsys.system.files import open_regular
 
 _LOCAL = ("file", "local")
 # these show a file while it is written, so it needs a temporary name
@@ -36,8 +39,17 @@ class RemoteFolder(NamedTuple):
         return {protocols} if isinstance(protocols, str) else set(protocols)
 
     def open_to_read(self, path: str, size: int | None) -> Any:
-        """Open a file, with its size if known."""
-        file = self.system.open(f"{self.root}/{path}", "rb")
+        """Open a file, with its size if known.
+
+        Raises: FileNotFoundError: it does not exist, or is a folder, a FIFO or a device.
+        """
+        target = f"{self.root}/{path}"
+        if self.is_local:
+            try:
+                return open_regular(target)
+            except (ValueError, IsADirectoryError) as error:
+                raise FileNotFoundError(errno.ENOENT, str(error), target) from None
+        file = self.system.open(target, "rb")
         # else SFTP waits for an answer every 32 KiB
         if size is not None and hasattr(file, "prefetch"):
             file.prefetch(size)

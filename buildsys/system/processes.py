@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from buildsys.errors import UsageError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _UNITS_S = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+_MAX_LIMIT_S = 1e9  # Python cannot wait longer than 292 years
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
     signal.SIGBUS: "crashed with a bus error (SIGBUS)",
@@ -215,6 +217,7 @@ def time_limit_s(
     if not text:
         return default_s
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text)
-    if found is None:
-        raise UsageError(f"{variable}={text} is not a duration", hint)
-    return float(found[1]) * _UNITS_S[found[2]]
+    seconds = float(found[1]) * _UNITS_S[found[2]] if found else math.inf
+    if seconds > _MAX_LIMIT_S:
+        raise UsageError(f"{variable}={text:.60} is not a duration", hint)
+    return seconds

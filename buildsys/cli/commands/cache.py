@@ -17,7 +17,7 @@ from buildsys.cli.store_limit import reached_names
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project
-from buildsys.manifest.units import parse_duration, parse_size
+from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
 from buildsys.store.ledger import ActionRecord
@@ -196,7 +196,7 @@ def _usable(what: str, folder: Path) -> Iterator[None]:
 
 def _quantity(parse: Callable[[object], T], text: str, name: str) -> T | None:
     try:
-        return parse(float(text) if text.replace(".", "", 1).isdigit() else text) if text else None
+        return parse(number_or_text(text)) if text else None
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from None
 

@@ -20,7 +20,7 @@ from buildsys.system.protobuf import opened
 
 RECORD_NAME = "engine.json"
 _COPY_FOLDER = "copy the engine's whole folder"
-_REPLACE = "copy the engine's whole folder again, or build it"
+REPLACE = "copy the engine's whole folder again, or build it"
 _MAX_NAME_BYTES = 255
 _MAX_RECORD_BYTES = 64 << 20  # with an entry for every layer
 
@@ -100,9 +100,9 @@ def read_record(engine: Path) -> Record | Reason:
     except OSError as error:
         return Reason("record", f"{path} cannot be read: {error.strerror}", "make it readable")
     except (ValueError, RecursionError) as error:
-        return Reason("record", f"{path} is damaged: {error}", _REPLACE)
+        return Reason("record", f"{path} is damaged: {error}", REPLACE)
     if not isinstance(figures, dict) or not isinstance(figures.get("backend"), str):
-        return Reason("record", f"{path} is not the record of an engine", _REPLACE)
+        return Reason("record", f"{path} is not the record of an engine", REPLACE)
     if figures.get("status", "passed") != "passed":
         why = figures.get("reason") or "its build did not pass"
         remedy = str(figures.get("hint") or "build it")
@@ -110,7 +110,7 @@ def read_record(engine: Path) -> Record | Reason:
     record = Record(figures["backend"], figures)
     if strange := [name for name in record.files if not is_file_name(name)]:
         problem = f"{path} names {strange[0]!a}, which is no file of its folder"
-        return Reason("record", problem, _REPLACE)
+        return Reason("record", problem, REPLACE)
     return record
 
 
@@ -142,22 +142,22 @@ def find_damage(engine: Path, record: Record, header: Header, *, digest: bool) -
         size, recorded = path.stat().st_size, facts.get("bytes")
         if isinstance(recorded, int) and size < recorded:
             problem = f"{path.name} is truncated: it has {size} of {recorded} bytes"
-            yield Reason("truncated", problem, _REPLACE)
+            yield Reason("truncated", problem, REPLACE)
         elif isinstance(recorded, int) and size > recorded:
             problem = f"it has {size} bytes instead of {recorded}"
             problem = f"{path.name} is not the file that was built: {problem}"
-            yield Reason("digest", problem, _REPLACE)
+            yield Reason("digest", problem, REPLACE)
         else:
             known = facts.get("sha256") if files else record.figures.get("engine_sha256")
             recorded = str(known or "")
             if digest and recorded and (found := sha256_of(path)) != recorded:
                 problem = f"its SHA-256 is {found[:16]}…, the recorded one is {recorded[:16]}…"
                 problem = f"{path.name} is not the file that was built: {problem}"
-                yield Reason("digest", problem, _REPLACE)
+                yield Reason("digest", problem, REPLACE)
     is_ours = record.backend in our_backends()  # others may use the files of one of ours
     if is_ours and header.backend and header.backend != record.backend:
         problem = (
             f"{engine.name} is an engine of {header.backend},"
             f" but {RECORD_NAME} describes one of {record.backend}"
         )
-        yield Reason("record", problem, _REPLACE)
+        yield Reason("record", problem, REPLACE)

@@ -283,3 +283,48 @@ def test_importing_buildsys_loads_nothing_else() -> None:
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError, match="no attribute 'load_engin'"):
         _ = buildsys.load_engin
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"intra_op_threads": "8"},
+        {"intra_op_threads": -(10**30)},
+        {"inter_op_threads": 10**30},
+        {"spinning": []},
+        {"session_config": {"a": 1}},
+        {"session_config": [["a", "b"]]},
+        {"execution_mode": "\x1b[2J"},
+        {"execution_mode": []},
+        {"provider": "none"},
+        {"provider": None},
+    ],
+    ids=str,
+)
+def test_a_record_with_wrong_settings_is_one_sentence(
+    built: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    engine = copied(built, tmp_path)
+    edit(engine, lambda record: record["settings"].update(settings))
+    with pytest.raises(EngineError) as caught:
+        load_engine(engine)
+    assert "m:e cannot be loaded: engine.json has " in str(caught.value)
+    assert str(caught.value).endswith("copy the engine's whole folder again, or build it")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("file", ["../x.py", "/tmp/x.py"])
+def test_a_plugin_is_never_taken_from_another_folder(
+    built: Path, tmp_path: Path, file: str
+) -> None:
+    engine = copied(built, tmp_path)
+
+    def change(record: dict[str, Any]) -> None:
+        record["operators"] = {"a::B": "plugin p.py"}
+        record["plugins"] = [{"operator": "a::B", "file": file}]
+        record["files"]["x.py"] = {}
+
+    edit(engine, change)
+    engine.with_name("x.py").touch()
+    with pytest.raises(EngineError, match=f"engine.json names '{file}' for a::B"):
+        load_engine(engine)

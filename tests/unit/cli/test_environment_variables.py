@@ -56,6 +56,10 @@ def test_well_formed_values_are_accepted(project: Path, name: str, value: str) -
     [
         ("BUILDSYS_STRICT", "maybe", "BUILDSYS_STRICT=maybe is neither 0 nor 1"),
         ("BUILDSYS_STRICT", "false", "BUILDSYS_STRICT=false is neither 0 nor 1"),
+        ("BUILDSYS_WORKER_IDLE", "9" * 400, f"BUILDSYS_WORKER_IDLE={'9' * 60} is not a duration"),
+        ("BUILDSYS_INTERPRETER_LIMIT", "9999999999h", "LIMIT=9999999999h is not a duration"),
+        ("BUILDSYS_STORE_LIMIT", "²", "BUILDSYS_STORE_LIMIT: expected a size such as 8GiB or"),
+        ("BUILDSYS_STORE_LIMIT", "9" * 5000, "BUILDSYS_STORE_LIMIT: expected a size such as"),
         ("BUILDSYS_WORKER_IDLE", "abc", "BUILDSYS_WORKER_IDLE=abc is not a duration"),
         ("BUILDSYS_WORKER_IDLE", "-1", "BUILDSYS_WORKER_IDLE=-1 is not a duration"),
         ("BUILDSYS_INTERPRETER_LIMIT", "soon", "BUILDSYS_INTERPRETER_LIMIT=soon is not a duration"),

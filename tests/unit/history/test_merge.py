@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import sqlite3
 import time
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded_builds import MEASUREMENT, MakeBuild
 
 from buildsys.errors import UsageError
 from buildsys.history.database import History, digest_of
-from buildsys.history.merge import import_history
+from buildsys.history.merge import _OtherFile, import_history
 
 
 @pytest.fixture
@@ -102,3 +104,59 @@ def test_files_that_are_no_history_are_refused(
         with pytest.raises(UsageError, match=problem):
             import_history(history, path)
     assert len(history.builds()) == 1
+
+
+ENDLESS = (
+    "ALTER TABLE {0} RENAME TO old; CREATE VIEW {0} AS WITH RECURSIVE n(rowid) AS "
+    "(SELECT 1 UNION ALL SELECT rowid + 1 FROM n) SELECT * FROM n, old"
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ENDLESS.format("builds"),
+        ENDLESS.format("texts"),
+        "ALTER TABLE builds ADD COLUMN more GENERATED ALWAYS AS (hex(zeroblob(100000000)))",
+        "ALTER TABLE builds DROP COLUMN why",
+    ],
+)
+def test_tables_of_another_form_are_refused(
+    history: History, other: History, make_build: MakeBuild, change: str
+) -> None:
+    other.add(make_build())
+    other.close()
+    connection = sqlite3.connect(other.path)
+    connection.executescript(change)
+    connection.close()
+    with pytest.raises(UsageError, match=r"other\.db: its tables are not those of a history"):
+        import_history(history, other.path)
+
+
+def test_a_damaged_file_with_a_huge_row_number_ends(
+    history: History, other: History, make_build: MakeBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.add(make_build())
+    other.close()
+    connection = sqlite3.connect(other.path)
+    connection.execute("UPDATE builds SET rowid = 9000000000000000000")
+    connection.commit()
+    connection.close()
+    reads = []
+
+    def damaged(db: _OtherFile, query: str, values: object = ()) -> list[Any]:
+        del query, values
+        db.damaged = True
+        reads.append(1)
+        return []
+
+    monkeypatch.setattr(_OtherFile, "read", damaged)
+    assert import_history(history, other.path).added == 0
+    assert len(reads) < 100
+
+
+def test_a_text_that_unpacks_to_too_much_counts_as_unknown(other: History) -> None:
+    bomb = zlib.compress(b" " * (65 << 20))
+    digest = digest_of(" " * (65 << 20))
+    other._db.write([("INSERT INTO texts VALUES (?, ?)", (digest, bomb))])
+    assert other.text(digest) == ""

@@ -73,6 +73,14 @@ def test_aliases_and_integer_keys():
         ("a: " + "9" * 5000, "1:4: a: the integer does not fit into 64 bits"),
         ("[" * 1000, "values are nested more than 50 deep"),
         ("- a\n" * 60_000, "the file expands to more than 50000 values"),
+        (
+            f"a: &x {'z' * 500_000}\nb: [{'*x, ' * 9}]",
+            "2:37: b.8: the aliases expand to more than 4 million characters",
+        ),
+        (
+            f"a: &x [{'z' * 500_000}]\nb: &y [*x, *x]\nc: [*y, *y, *y, *y]",
+            "3:17: c.3: the aliases expand to more than 4 million characters",
+        ),
         ("a: \x07", "1:4: the control character U+0007 is not allowed in YAML"),
         ("a: 'b", "1:6: not valid YAML: found unexpected end of stream"),
     ],

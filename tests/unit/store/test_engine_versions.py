@@ -280,3 +280,18 @@ def test_a_version_on_an_sftp_server_is_complete_and_unchangeable(
         assert [one["version"] for one in list_versions(place)] == ["1.0"]
         place.system.client.close()
     assert [path.name for path in (tmp_path / "engines/net/ort").iterdir()] == ["1.0"]
+
+
+@pytest.mark.parametrize("name", ["version.json", "provenance.json"])
+def test_a_fifo_in_place_of_a_file_blocks_nothing(
+    engine: EngineVersion, tmp_path: Path, name: str
+) -> None:
+    folder = connect(str(tmp_path / "engines"))
+    place = tmp_path / "engines/net/ort/1.0"
+    place.mkdir(parents=True)
+    os.mkfifo(place / name)
+    assert list(list_versions(folder)) == []
+    with pytest.raises(StageError, match=r"1\.0 exists, and is no published version"):
+        publish_version(folder, engine)
+    with pytest.raises(FileNotFoundError):
+        folder.open_to_read("net/ort", None)
