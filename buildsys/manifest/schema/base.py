@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable as Function
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -132,9 +131,9 @@ class Spec(BaseModel):
         return {**fields, **lists} if lists else fields
 
 
-def section(spec: type[Spec], alias: str | None = None) -> Any:
-    """Return a field with the section's own defaults, validated once."""
-    return Field(default_factory=cache(lambda: spec()), alias=alias)
+def section(alias: str | None = None) -> Any:
+    """Return a field with the section's own defaults."""
+    return Field(default_factory=dict, validate_default=True, alias=alias)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class ModelSpec(Spec):
         False, description="Fail if the user's code reads anything undeclared."
     )
     ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")
-    export: ExportSpec = section(ExportSpec)
+    export: ExportSpec = section()
     symbolics: tuple[SymbolicSpec, ...] = Field(
         (), description="Operators registered with exporter: torchscript."
     )
@@ -69,18 +69,18 @@ class ModelSpec(Spec):
         (), description="Operators registered with exporter: dynamo."
     )
     surgery: tuple[SurgeryStep, ...] = Field((), description="Changes to the graph, in order.")
-    simplify: SimplifySpec = section(SimplifySpec)
-    convert: ConvertSpec = section(ConvertSpec)
+    simplify: SimplifySpec = section()
+    convert: ConvertSpec = section()
     calibration: CalibrationSpec | None = Field(None, description="Calibration of int8 and fp8.")
-    quantize: QuantizeSpec = section(QuantizeSpec)
-    validation: ValidateSpec = section(ValidateSpec, alias="validate")
+    quantize: QuantizeSpec = section()
+    validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
-    verify: VerifySpec = section(VerifySpec)
-    bench: BenchSpec = section(BenchSpec)
+    verify: VerifySpec = section()
+    bench: BenchSpec = section()
     gates: GatesSpec | None = Field(
         None, description="Limits on the figures of every engine, against earlier builds."
     )
-    report: ReportSpec = section(ReportSpec)
+    report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")
     flaky: Stages = Field(
         (), description="Stages that a nightly run repeats once after a failure; true: all."
