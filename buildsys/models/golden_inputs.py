@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -18,6 +19,7 @@ from buildsys.onnx_graphs.npz_file import NpzFile
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 Data = Mapping[str, Any]  # the manifest's ``data`` of one input
+_DRAWN_BYTES = 8  # of a value while it is drawn
 _EXTREME_FACTOR, _LEAST_EXTREME = 4.0, 6.0  # of normal values, in standard deviations
 
 
@@ -51,6 +53,11 @@ def golden_input(
     if "images" in data:
         files = find_images(data, name, shape[0] if len(shape) == 4 else 1, project)
         return read_images(files, data, name, shape, dtype)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if prod(shape) * _DRAWN_BYTES > memory:
+        listed = ", ".join(map(str, shape))
+        problem = f"the input {name} of shape [{listed}], case {case}, needs more than all memory"
+        raise StageError(problem, "reduce its shape, or max of its dimensions in dims")
     if "constant" in data:
         value = data["constant"]
         is_integer = dtype != "string" and not _is_float(dtype)

@@ -255,3 +255,15 @@ def test_an_array_that_would_unpack_to_much_more_is_one_sentence(
     np.savez_compressed(tmp_path / "x.npz", x=np.zeros((2, 1 << 20), np.float32))
     with pytest.raises(StageError, match=r"x\.npz cannot be read as an \.npz file: array x would"):
         values("float32", {"npz": "x.npz", "key": "x"}, project=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data", [None, {"constant": 1}, {"random": "uniform", "low": 0, "high": 1}]
+)
+@pytest.mark.parametrize("size", [10**15, 2**63 - 1, 2**64 - 1])
+def test_an_input_larger_than_the_memory_is_one_sentence(
+    data: dict[str, Any] | None, size: int, tmp_path: Path
+) -> None:
+    problem = rf"the input x of shape \[{size}, 4\], case max, needs more than all memory"
+    with pytest.raises(StageError, match=problem):
+        golden_input("x", (size, 4), "float32", data, case="max", seed=0, project=tmp_path)
