@@ -296,8 +296,7 @@ def test_importing_buildsys_loads_nothing_else() -> None:
         {"session_config": [["a", "b"]]},
         {"execution_mode": "\x1b[2J"},
         {"execution_mode": []},
-        {"provider": "none"},
-        {"provider": None},
+        {"execution_mode": None},
     ],
     ids=str,
 )
