@@ -74,7 +74,9 @@ class DeviceArray:
         self.nbytes = math.prod(shape) * self._stored.itemsize
         self._gpu = _shared_gpu()
         self._buffer = self._spare.take(self.nbytes) or self._allocate()
-        self.location = self._buffer.address  # for inferences, which are not other users
+        # for inferences, which are not other users
+        self.location = self._buffer.address
+        self.tensor = DeviceTensor(self.location, shape, dtype, self._buffer)
 
     def _allocate(self) -> Buffer:
         from buildsys.backends.cuda.device import Buffer
@@ -203,7 +205,7 @@ def allocator_of(kind: type) -> Allocate:
     library = library_of(kind)
     if library == TORCH:
         return _new_torch_tensor
-    return _new_cupy_array if library == CUPY else _new_device_array
+    return _new_cupy_array if library == CUPY else new_device_array
 
 
 def keep_from_reuse(arrays: Iterable[object]) -> None:
@@ -243,16 +245,17 @@ def _new_torch_tensor(
 
 def _new_cupy_array(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
     if dtype in BIT_DTYPES:
-        return _new_device_array(name, dtype, shape)
+        return new_device_array(name, dtype, shape)
     cupy = sys.modules[CUPY]
     with cupy.cuda.Device(0):
         array = cupy.empty(shape, dtype)
     return DeviceTensor(array.data.ptr, shape, dtype, array)
 
 
-def _new_device_array(
+def new_device_array(
     name: str, dtype: str, shape: tuple[int, ...]  # noqa: ARG001
 ) -> DeviceTensor:  # fmt: skip
+    """Return a new ``DeviceArray``."""
     array = DeviceArray(dtype, shape)
     return DeviceTensor(array.location, shape, dtype, array)
 

@@ -10,15 +10,19 @@ from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakSet
 
-from buildsys.backends.interface import Backend, DeviceSession, Port, Session
+import numpy as np
+
+from buildsys.backends.interface import Backend, DeviceSession, DeviceTensor, Port, Session
 from buildsys.errors import EngineError, StageError
 from buildsys.runtime.arrays import NUMPY, InputReader, as_array
 from buildsys.runtime.device_arrays import (
+    DeviceArray,
     allocator_from,
     allocator_of,
     is_on_gpu,
     keep_from_reuse,
     library_of,
+    new_device_array,
     stream_handle,
 )
 from buildsys.runtime.session_pool import SessionPool
@@ -110,6 +114,10 @@ class Engine:
         if os.getpid() != self._process:
             problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
             raise EngineError(problem, "load the engine in the process that runs it")
+        if self._takes_gpu_memory and stream is None and profile is None and type(inputs) is dict:
+            found = self._run_again(inputs, out)
+            if found is not None:
+                return found
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
             problem = f"the inputs of {self.name} are a value of type {type(inputs).__name__}"
             raise EngineError(problem, "pass them by name, engine(NAME=array), or as a mapping")
@@ -121,7 +129,7 @@ class Engine:
         try:
             if self._takes_gpu_memory:
                 for value in inputs.values():
-                    if is_on_gpu(value):
+                    if type(value) is not np.ndarray and is_on_gpu(value):
                         return self._run_on_gpu(inputs, type(value), profile, stream, out)
             tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
             if stream is not None or out is not None:
@@ -169,6 +177,26 @@ class Engine:
         finally:
             self._pool.release(session)
         return {name: result.array for name, result in results.items()}
+
+    def _run_again(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Compute on arrays like those of the last call; return None for others."""
+        for array in inputs.values():
+            if type(array) is not DeviceArray:
+                return None
+        if out is not None:
+            for array in out.values():
+                if type(array) is not DeviceArray:
+                    return None
+        session: Any = self._pool.acquire()
+        try:
+            found = session.enqueue_again(inputs, out, new_device_array)
+        except StageError as error:
+            raise EngineError(error.problem, error.hint) from error
+        finally:
+            self._pool.release(session)
+        return found and {name: found[name] for name in self._outputs_by_name}
 
     def bind(
         self,

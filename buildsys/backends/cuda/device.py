@@ -68,7 +68,8 @@ class Stream(Resource):
 
         Raises: StageError: the work failed.
         """
-        call(cuda.cuStreamSynchronize, self.handle)
+        if cuda.cuStreamSynchronize(self.handle)[0]:
+            call(cuda.cuStreamSynchronize, self.handle)  # explains the failure
 
 
 class Event(Resource):
@@ -259,6 +260,10 @@ class Device:
         Raises: StageError: too little memory is left.
         """
         return self.hold(Buffer(size_bytes, self.main_stream))
+
+    def allocate_locked(self, size_bytes: int) -> HostBuffer:
+        """Return new page-locked host memory."""
+        return self.hold(HostBuffer(size_bytes))
 
     def new_event(self, *, blocking: bool = False) -> Event:
         """Return a new event."""

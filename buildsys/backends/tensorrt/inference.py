@@ -6,16 +6,17 @@ The shapes and memory of a call stay for the next one with the same shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda.device import Buffer, Device, Event, Stream
-from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
+from buildsys.backends.cuda.device import Buffer, Device, Event, HostBuffer, Stream
+from buildsys.backends.interface import Allocate, DeviceMemory, DeviceTensor, Port, Run
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
 from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.log import Log, Messages, log_of
+from buildsys.backends.tensorrt.log import Collected, Log, Messages, log_of
 from buildsys.backends.tensorrt.outputs import Output, ValueShapedOutput
 from buildsys.backends.tensorrt.profiles import Profile, Shape, format_ranges
 from buildsys.backends.tensorrt.tensor_layouts import LINEAR, packed, packed_shape, unpacked
@@ -23,7 +24,27 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 AnyTensor = Tensor | DeviceTensor
+# smaller outputs pass through page-locked memory: copies to other memory wait one by one
+_STAGED_BYTES = 256 << 10
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
+
+
+class Scope(Collected):
+    """The GPU as the thread's own and the messages of TensorRT, for one call after the other."""
+
+    __slots__ = ("_current",)
+
+    def __init__(self, gpu: Device, log: Log) -> None:
+        super().__init__(log)
+        self._current = gpu.current()
+
+    def __enter__(self) -> Messages:
+        self._current.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._current.__exit__()
 
 
 class Inference:
@@ -32,6 +53,9 @@ class Inference:
     # kind of memory, profile and shapes of the present inference
     _prepared: tuple[str, int | None, dict[str, Shape]] | None
     _stream: Stream | None = None  # the last one of a caller
+    # shape and type of inputs and of outputs, if a call on GPU memory can be repeated
+    _repeatable: tuple[list[tuple[str, tuple[Shape, str]]], ...] | None
+    _next: dict[str, DeviceMemory]  # outputs of the next call
     # the last inference on a caller's stream
     _finished: Event | None = None
     _running_on: int | None = None
@@ -58,6 +82,7 @@ class Inference:
         on_host = library.trt.TensorLocation.HOST  # inputs whose values decide shapes
         self._on_host = {n for n in self._inputs if engine.get_tensor_location(n) == on_host}
         self.profiles = self._read_profiles()
+        self._scope = Scope(gpu, self.log)
         self._reset_buffers()
 
     @property
@@ -95,17 +120,25 @@ class Inference:
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name; default is the first fitting profile."""
         stream, found = self.gpu.main_stream, {}
-        with self.gpu.current(), self.log.collected() as messages:
-            self._prepare(inputs, profile, messages)
+        with self._scope as messages:
+            if not self._upload(inputs, profile):
+                self._prepare(inputs, profile, messages)
             self._start(stream, messages)
+            staged = []
             for name in self._outputs:
                 output, (dtype, stored) = self.results[name], self._dtype(name)
                 if isinstance(output, ValueShapedOutput):
                     stream.synchronize()  # its shape is known now
-                target = np.empty(packed_shape(output.shape, self._layouts[name]), stored)
+                target = output.staged
+                if target is None:
+                    target = np.empty(packed_shape(output.shape, self._layouts[name]), stored)
+                else:
+                    staged.append(name)
                 output.buffer.copy_to(target, target.nbytes, stream)
                 found[name] = Tensor(target, dtype)
             stream.synchronize()
+        for name in staged:
+            found[name] = Tensor(found[name].array.copy(), found[name].dtype)
         if self._is_linear:
             return found
         for name, layout in self._layouts.items():
@@ -116,7 +149,7 @@ class Inference:
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Upload the inputs; return a call to compute without copies."""
-        with self.gpu.current(), self.log.collected() as messages:
+        with self._scope as messages:
             self._prepare(inputs, profile, messages)
             self.gpu.main_stream.synchronize()
         return self._execute
@@ -138,16 +171,11 @@ class Inference:
             if self._stream is None or self._stream.number != stream:
                 self._stream = Stream(stream)
             queue = self._stream
-        with self.gpu.current(), self.log.collected() as messages:
-            if self._running_on is not None:
-                self._follow(queue)
-            if not self._take_addresses(inputs, profile):
-                self._prepare_on_device(inputs, profile, queue, messages)
-            found = {}
-            for name, shape in self._output_shapes.items():
-                new = found[name] = allocate(name, self._dtype(name)[0], shape)
-                if self._addresses.get(name) != new.address:
-                    self._set_address(name, new.address)
+        with self._scope as messages:
+            self._prepare_on_device(inputs, profile, queue, messages)
+            found = self._new_outputs(allocate)
+            for name, new in found.items():
+                self._set_address(name, new.address)
             self._start(queue, messages)
             for name, output in self.results.items():  # of value-dependent shapes
                 queue.synchronize()  # its shape is known now
@@ -157,11 +185,68 @@ class Inference:
                 output.buffer.copy_on_device(found[name].address, size, queue)
             if stream is None:
                 queue.synchronize()
+                self._note_repeatable(inputs, profile)
             else:
                 self._finished = self._finished or self.gpu.new_event()
                 self._finished.record(queue)
                 self._running_on = stream
         return {name: found[name] for name in self._outputs} if self.results else found
+
+    def enqueue_again(
+        self,
+        inputs: Mapping[str, DeviceMemory],
+        outputs: Mapping[str, DeviceMemory] | None,
+        allocate: Allocate,
+    ) -> Mapping[str, DeviceMemory] | None:
+        """Do the work of the last ``enqueue`` on other memory, and wait for it.
+
+        Returns the outputs, or None if names, types, shapes or profile may differ. New outputs are
+        allocated for the next call, while the GPU computes.
+        """
+        if self._repeatable is None or self._running_on is not None:
+            return None
+        found = outputs
+        if found is None:
+            found = self._next or self._new_arrays(allocate)
+        for arrays, expected in zip((inputs, found), self._repeatable, strict=True):
+            if len(arrays) != len(expected):
+                return None
+            for name, shape_and_dtype in expected:
+                array = arrays.get(name)
+                if array is None or array.tensor[1:3] != shape_and_dtype:
+                    return None
+                if self._addresses[name] != array.tensor[0]:
+                    self._set_address(name, array.tensor[0])
+        with self._scope as messages:
+            self._start(self.gpu.main_stream, messages)
+            if outputs is None:
+                self._next = {}
+                with suppress(StageError):  # too little memory
+                    self._next = self._new_arrays(allocate)
+            self.gpu.main_stream.synchronize()
+        return found
+
+    def _new_arrays(self, allocate: Allocate) -> dict[str, DeviceMemory]:
+        return {name: output.array for name, output in self._new_outputs(allocate).items()}
+
+    def _note_repeatable(
+        self, inputs: Mapping[str, Tensor | DeviceTensor], profile: int | None
+    ) -> None:
+        on_gpu = all(isinstance(value, DeviceTensor) for value in inputs.values())
+        if not on_gpu or self.results or self._on_host or profile is not None:
+            self._repeatable = None
+        elif self._repeatable is None:
+            shapes = {name: inputs[name].shape for name in self._inputs}
+            self._repeatable = tuple(
+                [(name, (shape, self._dtype(name)[0])) for name, shape in each.items()]
+                for each in (shapes, self._output_shapes)
+            )
+
+    def _new_outputs(self, allocate: Allocate) -> dict[str, DeviceTensor]:
+        return {
+            name: allocate(name, self._dtype(name)[0], shape)
+            for name, shape in self._output_shapes.items()
+        }
 
     def repeat(self) -> None:
         """Run the last ``enqueue`` again, on the same memory, and wait for it."""
@@ -171,7 +256,7 @@ class Inference:
         self._execute()
 
     def _execute(self) -> None:
-        with self.gpu.current(), self.log.collected() as messages:
+        with self._scope as messages:
             self._start(self.gpu.main_stream, messages)
             self.gpu.main_stream.synchronize()
 
@@ -182,6 +267,23 @@ class Inference:
                     raise output.failure
             reason = messages.error_text("TensorRT gives no reason")
             raise StageError(f"the engine did not run: {reason}")
+
+    def _upload(self, inputs: Mapping[str, Tensor], profile: int | None) -> bool:
+        """Upload inputs like those of the last call; return False for others."""
+        prepared = self._prepared
+        if prepared is None or prepared[:2] != ("buffers", profile):
+            return False
+        if self._on_host or not self._is_linear or self._running_on is not None:
+            return False
+        for name, shape in prepared[2].items():
+            value = inputs.get(name)
+            if value is None or value.dtype != self._dtype(name)[0]:
+                return False
+            array = value.array
+            if array.shape != shape or not array.flags.c_contiguous:
+                return False
+            self.input_buffers[name][0].copy_from(array, array.nbytes, self.gpu.main_stream)
+        return True
 
     def _prepare(
         self, inputs: Mapping[str, Tensor], profile: int | None, messages: Messages
@@ -206,27 +308,17 @@ class Inference:
             for name, shape in self._output_shapes.items():
                 elements = np.prod(packed_shape(shape, self._layouts[name]), dtype=np.int64)
                 buffer = self._new_buffer(name, int(elements) * self._dtype(name)[1].itemsize)
-                self.results[name] = Output(buffer, shape)
+                self.results[name] = output = Output(buffer, shape)
                 self._set_address(name, buffer.address)
+                if 0 < buffer.size_bytes <= _STAGED_BYTES:
+                    locked = self.gpu.allocate_locked(buffer.size_bytes)
+                    self._locked.append(locked)
+                    stored = packed_shape(shape, self._layouts[name])
+                    output.staged = locked.array.view(self._dtype(name)[1]).reshape(stored)
             self._prepared = shapes
         for name, (buffer, _) in self.input_buffers.items():
             self.input_buffers[name] = buffer, arrays[name]  # alive until it is uploaded
             buffer.copy_from(arrays[name], arrays[name].nbytes, stream)
-
-    def _take_addresses(
-        self, inputs: Mapping[str, Tensor | DeviceTensor], profile: int | None
-    ) -> bool:
-        """Set the addresses of inputs like those of the last call; return False for others."""
-        prepared = self._prepared
-        if prepared is None or prepared[:2] != ("addresses", profile) or self._on_host:
-            return False
-        for name, shape in prepared[2].items():
-            value = inputs.get(name)
-            if type(value) is not DeviceTensor or value.shape != shape:
-                return False
-            if self._addresses.get(name) != value.address:
-                self._set_address(name, value.address)
-        return True
 
     def _prepare_on_device(
         self,
@@ -236,6 +328,7 @@ class Inference:
         messages: Messages,
     ) -> None:
         """Set what differs from the last call, and the addresses of inputs."""
+        self._follow(stream)
         given = {}
         for name in self._given(inputs):
             value = inputs[name]
@@ -375,15 +468,20 @@ class Inference:
             self.gpu.free(buffer)
         for output in self.results.values():
             self.gpu.free(output.buffer)
+        for locked in self._locked:
+            self.gpu.free(locked)
         self._reset_buffers()
 
     def _reset_buffers(self) -> None:
         self._prepared = None
+        self._repeatable = None
+        self._next = {}
         self._host: dict[str, Array] = {}  # keeps inputs in host memory alive
         self._addresses: dict[str, int] = {}  # those that the context has
         self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape
         self.input_buffers: dict[str, tuple[Buffer, Array]] = {}  # with their values
         self.results: dict[str, Output] = {}
+        self._locked: list[HostBuffer] = []
 
 
 def _fits(ranges: Profile, inputs: Mapping[str, AnyTensor]) -> bool:

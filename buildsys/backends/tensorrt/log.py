@@ -114,19 +114,23 @@ class Log:
         return Collected(self)
 
 
-class Collected:
-    """A block of a log; every inference enters one."""
+class Collected(Messages):
+    """The messages of a block; every inference enters one, perhaps the same again."""
 
     __slots__ = ("_before", "_log", "_outer")
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self.errors = []
+        self.warnings = []
 
     def __enter__(self) -> Messages:
+        if self.errors or self.warnings:
+            self.errors, self.warnings = [], []
         log, of_thread = self._log, self._log.of_thread
         self._outer, self._before = of_thread.messages, log.messages
-        messages = log.messages = of_thread.messages = Messages()
-        return messages
+        log.messages = of_thread.messages = self
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._log.of_thread.messages = self._outer

@@ -8,6 +8,7 @@ from typing import Any
 from buildsys.backends.cuda.device import Buffer, Device
 from buildsys.backends.tensorrt.library import Library
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Array
 
 
 @dataclass(eq=False)
@@ -17,6 +18,7 @@ class Output:
     buffer: Buffer
     shape: tuple[int, ...] = ()
     failure: StageError | None = None  # of a request for more memory
+    staged: Array | None = None  # page-locked memory for its copy
 
 
 class ValueShapedOutput(Output):

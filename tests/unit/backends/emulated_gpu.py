@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +71,14 @@ class EmulatedBuffer:
         self.memory[:] = 255
 
 
+class EmulatedHostBuffer:
+    def __init__(self, size_bytes: int) -> None:
+        self.array = np.zeros(size_bytes, np.uint8)
+
+    def release(self) -> None:
+        self.array[:] = 255
+
+
 class EmulatedEvent:
     recorded = waited = 0
 
@@ -88,20 +95,29 @@ class EmulatedDevice:
         self.main_stream = EmulatedStream()
         self.allocated: list[EmulatedBuffer] = []
         self.allocations = 0
+        self.locked: list[EmulatedHostBuffer] = []
         self.closed = False
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> EmulatedDevice:
+        return self
+
+    def __enter__(self) -> None:
         assert not self.closed
-        yield
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def allocate(self, size_bytes: int) -> EmulatedBuffer:
         self.allocated.append(EmulatedBuffer(size_bytes))
         self.allocations += 1
         return self.allocated[-1]
 
-    def free(self, buffer: EmulatedBuffer) -> None:
-        self.allocated.remove(buffer)
+    def allocate_locked(self, size_bytes: int) -> EmulatedHostBuffer:
+        self.locked.append(EmulatedHostBuffer(size_bytes))
+        return self.locked[-1]
+
+    def free(self, buffer: Any) -> None:
+        (self.locked if isinstance(buffer, EmulatedHostBuffer) else self.allocated).remove(buffer)
         buffer.release()
 
     def new_event(self) -> EmulatedEvent:
