@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from buildsys.backends.interface import Backend, DeviceSession, DeviceTensor, Port, Session
+from buildsys.backends.interface import Backend, DeviceSession, Port, Session
 from buildsys.errors import EngineError, StageError
 from buildsys.runtime.arrays import NUMPY, InputReader, as_array
 from buildsys.runtime.device_arrays import (
@@ -220,7 +220,7 @@ class Engine:
         outputs = self.run(inputs, profile=profile, out=out)
         arrays = {**inputs}
         session: Any = self._pool.acquire()
-        call = BoundCall(self.name, self._pool, session, outputs, arrays)
+        call = BoundCall(self, session, outputs, arrays)
         self._bound.add(call)
         try:
             tensors = {
@@ -258,10 +258,13 @@ class Engine:
         self.close()
 
     def __del__(self) -> None:
-        """Close the engine: memory of a GPU is not freed otherwise."""
-        if hasattr(self, "_pool"):
+        """Free the engine: memory of a GPU is not freed otherwise.
+
+        Nothing is waited for: what could still run holds a reference, or is garbage, too.
+        """
+        if hasattr(self, "_pool") and os.getpid() == self._process:
             with suppress(StageError):
-                self.close()
+                self._pool.close(wait=False)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or sent to another process."""
@@ -298,16 +301,14 @@ class BoundCall(Generic[AnyArray]):
 
     def __init__(
         self,
-        engine: str,
-        pool: SessionPool,
+        engine: Engine,
         session: Any,
         outputs: dict[str, AnyArray],
         inputs: Mapping[str, AnyArray],
     ) -> None:
-        """Take over a session; keep the arrays alive."""
+        """Take over a session; keep the arrays and the engine alive."""
         self.outputs = outputs
         self._engine = engine
-        self._pool = pool
         self._session = session
         self._inputs = inputs
         self._process = os.getpid()
@@ -320,7 +321,7 @@ class BoundCall(Generic[AnyArray]):
         """
         if self._session is None or os.getpid() != self._process:
             state = "closed" if self._session is None else f"of process {self._process}"
-            raise EngineError(f"this bound call of {self._engine} is {state}", "bind it again")
+            raise EngineError(f"this bound call of {self._engine.name} is {state}", "bind it again")
         try:
             self._session.repeat()
         except StageError as error:
@@ -331,7 +332,7 @@ class BoundCall(Generic[AnyArray]):
         """Give the execution context back to the engine."""
         session, self._session = self._session, None
         if session is not None and os.getpid() == self._process:
-            self._pool.release(session)
+            self._engine._pool.release(session)
 
     def __enter__(self) -> BoundCall[AnyArray]:
         """Return the call itself."""

@@ -21,7 +21,7 @@ class SessionPool:
         self._first = session
         self._limit = limit
         self._idle = [session]  # the most recently used last: its memory is in the caches
-        self._count = 1
+        self._all = [session]
         self._is_closed = False
         self._waiting = 0
         self._changed = Condition()
@@ -48,13 +48,13 @@ class SessionPool:
                 while not self._is_closed:
                     with suppress(IndexError):
                         return self._idle.pop()
-                    if self._limit is None or self._count < self._limit:
+                    if self._limit is None or len(self._all) < self._limit:
                         try:
                             session = self._first.duplicate()
-                            self._count += 1
+                            self._all.append(session)
                             return session
                         except StageError:  # e.g. no memory for another execution context
-                            self._limit = self._count
+                            self._limit = len(self._all)
                     else:
                         self._changed.wait()
             finally:
@@ -72,16 +72,16 @@ class SessionPool:
             with self._changed:
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Wait for running calls, then free all sessions, the first one last."""
+    def close(self, *, wait: bool = True) -> None:
+        """Free all sessions, the first one last; wait for running calls before."""
         with self._changed:
             if self._is_closed:
                 return
             self._is_closed = True
             self._changed.notify_all()
-            while len(self._idle) < self._count:
+            while wait and len(self._idle) < len(self._all):
                 self._changed.wait()
-            for session in (each for each in self._idle if each is not self._first):
+            for session in (each for each in self._all if each is not self._first):
                 self._backend.unload(session)
             self._backend.unload(self._first)
             self._idle.clear()

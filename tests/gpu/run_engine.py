@@ -259,6 +259,47 @@ def check_device_arrays(file: Path) -> str:
     return str(given)
 
 
+def check_graphs(file: Path) -> str:
+    """Calls that became CUDA graphs see new values, other shapes and other threads."""
+    xs = {batch: [x_of(batch, seed) for seed in range(3)] for batch in (1, 2, 8)}
+    expected = {batch: [expected_of(file, x) for x in xs[batch]] for batch in xs}
+    used = 0
+    with load_engine(file) as engine:
+        session: Any = engine._pool._first
+        for batch in (8, 1, 2, 8):
+            arrays = [DeviceArray.from_host(x) for x in xs[batch]]
+            out: Any = {
+                n: DeviceArray("float32", expected[batch][0][n].shape) for n in ("mean", "y")
+            }
+            for number in range(200):
+                seed = number % 3
+                assert_equal(host_of(engine(x=arrays[seed])), expected[batch][seed])  # type: ignore[arg-type]
+                engine.run({"x": arrays[seed]}, out=out)  # type: ignore[dict-item]
+                assert_equal(host_of(out), expected[batch][seed])
+            used += len(session._graphs)
+            for number in range(60):
+                assert_equal(engine(x=xs[batch][number % 3]), expected[batch][number % 3])
+            used += len(session._graphs)
+            bound = engine.bind({"x": arrays[0]}, out=out)
+            for number in range(60):
+                arrays[0]._buffer.upload(xs[batch][number % 3])
+                assert_equal(host_of(bound()), expected[batch][number % 3])
+            bound.close()
+        assert used
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(30):
+                found = threads.map(lambda x: engine(x=x), xs[8])
+                for values, wanted in zip(found, expected[8], strict=True):
+                    assert_equal(values, wanted)
+        refused(lambda: engine(x=x_of(17)), "no optimization profile")
+        assert_equal(engine(x=xs[1][0]), expected[1][0])
+    with load_engine(file, options={"cuda_graphs": False}) as engine:
+        for _ in range(20):
+            engine(x=xs[1][0])
+        assert not engine._pool._first._graphs  # type: ignore[attr-defined]
+    return f"{used} graphs"
+
+
 def check_streams(file: Path) -> str:
     """Inferences on the caller's streams return before they are complete."""
     device = Device(0)
@@ -309,7 +350,7 @@ def check_threads(file: Path) -> str:
                 refused(submitted.result, "no optimization profile")
             for submitted in calls[4:]:
                 assert_equal(submitted.result(), expected[0])
-            counts.append(engine._pool._count)
+            counts.append(len(engine._pool._all))
     assert counts[0] <= 4, counts
     assert counts[1] <= 2, counts
     assert counts[2] == 1, counts
@@ -378,6 +419,30 @@ def check_refusals(file: Path) -> str:
     return sentence
 
 
+def check_order(cupy: Any, engine: Any, x: np.ndarray) -> None:
+    """Check that an engine reads cupy's memory itself, after what the stream still writes."""
+    stream, source = cupy.cuda.Stream(non_blocking=True), cupy.asarray(2 * x)
+    given, slow = cupy.asarray(x), [cupy.empty(64 << 20, "u1") for _ in range(2)]
+    file = engine.file
+    for options in ({"stream": stream}, {}, {"stream": stream, "out": "cupy"}):
+        given.set(x)
+        cupy.cuda.runtime.deviceSynchronize()
+        if "out" in options:
+            shapes = {port.name: (x.shape[0], *port.shape[1:]) for port in engine.outputs}
+            options["out"] = {name: cupy.empty(shape, "f4") for name, shape in shapes.items()}
+        with stream:
+            for _ in range(100):  # some milliseconds
+                slow[0].data.copy_from_device_async(slow[1].data, slow[0].nbytes, stream)
+            given.data.copy_from_device_async(source.data, source.nbytes, stream)
+            found = engine.run({"x": given}, **options)
+            stream.synchronize()
+        context = engine._pool._first._context
+        assert context.get_tensor_address("x") == given.data.ptr
+        assert context.get_tensor_address("y") == found["y"].data.ptr
+        found = {name: cupy.asnumpy(array) for name, array in found.items()}
+        assert_equal(found, expected_of(file, 2 * x))
+
+
 def check_library(name: str) -> Callable[[Path], str]:
     def check(file: Path) -> str:
         try:
@@ -407,6 +472,7 @@ def check_library(name: str) -> Callable[[Path], str]:
                 found = engine(x=given)
                 assert all(isinstance(array, library.ndarray) for array in found.values())
                 found = {key: library.asnumpy(array) for key, array in found.items()}
+                check_order(library, engine, x)
             assert_equal(found, expected)
         return str(library.__version__)
 
@@ -415,16 +481,18 @@ def check_library(name: str) -> Callable[[Path], str]:
 
 def check_latency(file: Path) -> str:
     """Compare calls of the engine with bare loops, in turns."""
-    lines = [line for batch in (1, 8) for line in latencies(file, batch)]
-    print("\n".join(lines))
+    lines = [line for batch in (1, 8) for line in latencies(file, batch, graphs=True)]
+    others = [line for batch in (1, 8) for line in latencies(file, batch, graphs=False)]
+    print("\n".join([*lines, *others]))
     slow = [line for line in lines if "SLOW" in line]
     assert not slow, slow
     return f"limit {LIMIT}"
 
 
-def latencies(file: Path, batch: int) -> list[str]:
+def latencies(file: Path, batch: int, *, graphs: bool) -> list[str]:
     x, bare = x_of(batch), Bare(file, batch)
-    with load_engine(file) as engine, bare.device.current():
+    options = {"cuda_graphs": graphs}
+    with load_engine(file, options=options) as engine, bare.device.current():
         given: Any = DeviceArray.from_host(x)
         out: Any = {name: DeviceArray("float32", bare.shapes[name]) for name in ("mean", "y")}
         pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
@@ -434,13 +502,14 @@ def latencies(file: Path, batch: int) -> list[str]:
             "device arrays, out": (bare.on_device, lambda: engine.run({"x": given}, out=out)),
             "device arrays, bound": (bare.on_device, engine.bind({"x": given}, out=out)),
         }
-        lines = [compare(f"batch {batch}, {name}", *pair) for name, pair in pairs.items()]
+        suffix = "" if graphs else ", no graph"
+        lines = [compare(f"batch {batch}, {name}{suffix}", *pair) for name, pair in pairs.items()]
     bare.close()
     return lines
 
 
 def check_parts(file: Path) -> str:
-    """Print the time of each part of a call, and of the driver's functions."""
+    """Print the time of each part of a call without CUDA graphs, and of the driver's functions."""
     print("  before, in and after execute_async_v3, in cuStreamSynchronize, after it (us, median)")
     for batch in (1, 8):
         parts_of_calls(file, batch)
@@ -450,7 +519,8 @@ def check_parts(file: Path) -> str:
 
 def parts_of_calls(file: Path, batch: int) -> None:
     x, bare = x_of(batch), Bare(file, batch)
-    with load_engine(file) as engine, bare.device.current():
+    options = {"cuda_graphs": False}
+    with load_engine(file, options=options) as engine, bare.device.current():
         given: Any = DeviceArray.from_host(x)
         out: Any = {name: DeviceArray("float32", bare.shapes[name]) for name in ("mean", "y")}
         engine(x=x)
@@ -619,7 +689,7 @@ def compare(name: str, theirs: Callable[[], object], ours: Callable[[], object])
     verdict = "ok" if ratio <= LIMIT else "SLOW"
     FIGURES[name] = {"bare_ms": bare, "engine_ms": own, "ratio": ratio, "interval": [low, high]}
     times = f"bare {statistics.median(bare):.4f} ms, engine {statistics.median(own):.4f} ms"
-    return f"  {name:28} {times}, ratio {ratio:.4f} [{low:.4f}, {high:.4f}] {verdict}"
+    return f"  {name:44} {times}, ratio {ratio:.4f} [{low:.4f}, {high:.4f}] {verdict}"
 
 
 FIGURES: dict[str, Any] = {}
@@ -627,6 +697,7 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "host arrays": check_host_arrays,
     "profiles": check_profiles,
     "device arrays": check_device_arrays,
+    "graphs": check_graphs,
     "streams": check_streams,
     "threads": check_threads,
     "lifetime": check_lifetime,

@@ -265,6 +265,13 @@ class Device:
         """Return new page-locked host memory."""
         return self.hold(HostBuffer(size_bytes))
 
+    def capture(self, work: Callable[[], object]) -> CudaGraph:
+        """Return a graph of what ``work`` puts on the main stream.
+
+        Raises: StageError: it cannot be captured.
+        """
+        return self.hold(CudaGraph(self.main_stream, work))
+
     def new_event(self, *, blocking: bool = False) -> Event:
         """Return a new event."""
         return self.hold(Event(blocking=blocking))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     _CONFORMS: Backend = _this_module
 
-RUN_OPTIONS: Options = {}
+RUN_OPTIONS: Options = {"cuda_graphs": True}
 _LIBRARY = library_of(tensorrt)
 _BACKEND = TensorRtBackend(_LIBRARY)
 

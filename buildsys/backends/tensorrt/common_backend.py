@@ -101,7 +101,10 @@ class TensorRtBackend:
             folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             kernels = folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
         host_code = bool(options.get("version_compatible"))
-        return TimedSession(self.library, engine, kernels, host_code=host_code)
+        session = TimedSession(self.library, engine, kernels, host_code=host_code)
+        # the host code of a plugin would not run again
+        session.uses_graphs = bool(options.get("cuda_graphs")) and not operators
+        return session
 
     def slowest_layers(
         self,

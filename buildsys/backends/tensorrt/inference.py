@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda.device import Buffer, Device, Event, HostBuffer, Stream
+from buildsys.backends.cuda.device import Buffer, CudaGraph, Device, Event, HostBuffer, Stream
 from buildsys.backends.interface import Allocate, DeviceMemory, DeviceTensor, Port, Run
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
@@ -25,7 +26,8 @@ from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 AnyTensor = Tensor | DeviceTensor
 # smaller outputs pass through page-locked memory: copies to other memory wait one by one
-_STAGED_BYTES = 256 << 10
+_STAGED_BYTES = 1 << 20
+_GRAPHS = 8  # of the present shapes, so that those of changing addresses are few
 _PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
 
 
@@ -56,6 +58,8 @@ class Inference:
     # shape and type of inputs and of outputs, if a call on GPU memory can be repeated
     _repeatable: tuple[list[tuple[str, tuple[Shape, str]]], ...] | None
     _next: dict[str, DeviceMemory]  # outputs of the next call
+    uses_graphs = False  # where an inference is repeated on the same memory
+    _calls_before_graph = 4
     # the last inference on a caller's stream
     _finished: Event | None = None
     _running_on: int | None = None
@@ -123,7 +127,7 @@ class Inference:
         with self._scope as messages:
             if not self._upload(inputs, profile):
                 self._prepare(inputs, profile, messages)
-            self._start(stream, messages)
+            self._start_again((), messages)
             staged = []
             for name in self._outputs:
                 output, (dtype, stored) = self.results[name], self._dtype(name)
@@ -208,6 +212,7 @@ class Inference:
         found = outputs
         if found is None:
             found = self._next or self._new_arrays(allocate)
+        addresses = []
         for arrays, expected in zip((inputs, found), self._repeatable, strict=True):
             if len(arrays) != len(expected):
                 return None
@@ -215,10 +220,9 @@ class Inference:
                 array = arrays.get(name)
                 if array is None or array.tensor[1:3] != shape_and_dtype:
                     return None
-                if self._addresses[name] != array.tensor[0]:
-                    self._set_address(name, array.tensor[0])
+                addresses.append(array.tensor[0])
         with self._scope as messages:
-            self._start(self.gpu.main_stream, messages)
+            self._start_again(tuple(addresses), messages)
             if outputs is None:
                 self._next = {}
                 with suppress(StageError):  # too little memory
@@ -257,8 +261,43 @@ class Inference:
 
     def _execute(self) -> None:
         with self._scope as messages:
-            self._start(self.gpu.main_stream, messages)
+            self._start_again((), messages)
             self.gpu.main_stream.synchronize()
+
+    def _start_again(self, addresses: tuple[int, ...], messages: Messages) -> None:
+        """Start on other memory, () for the same, with a CUDA graph if that was used before.
+
+        A graph saves the launches of all kernels, which take longer than many networks compute.
+        Each one that is made doubles the number of calls before the next one, as those of ever
+        changing shapes or addresses would cost more than they save.
+        """
+        graph = self._graphs.get(addresses)
+        if graph is not None:
+            graph.launch(self.gpu.main_stream)
+            return
+        if addresses:
+            for (name, _), address in zip(chain(*self._repeatable or ()), addresses, strict=True):
+                self._set_address(name, address)
+        calls = self._calls[addresses] = self._calls.get(addresses, 0) + 1
+        if (
+            self.uses_graphs
+            and calls >= self._calls_before_graph
+            and len(self._graphs) < _GRAPHS
+            and not any(isinstance(each, ValueShapedOutput) for each in self.results.values())
+        ):
+            stream = self.gpu.main_stream
+            try:
+                graph = self.gpu.capture(lambda: self._start(stream, messages))
+            except StageError:  # e.g. of a condition or a loop in the network
+                self.uses_graphs = False
+            else:
+                self._graphs[addresses] = graph
+                self._calls_before_graph *= 2
+                graph.launch(stream)
+                return
+        if len(self._calls) > 100 * _GRAPHS:
+            self._calls.clear()
+        self._start(self.gpu.main_stream, messages)
 
     def _start(self, stream: Stream, messages: Messages) -> None:
         if not self._context.execute_async_v3(stream.number):
@@ -436,6 +475,11 @@ class Inference:
         return converted
 
     def _set_address(self, name: str, address: int) -> None:
+        if self._addresses.get(name) == address:
+            return
+        self._calls.pop((), None)
+        if () in self._graphs:
+            self.gpu.free(self._graphs.pop(()))
         if not self._context.set_tensor_address(name, address):
             raise StageError(f"the engine does not take the memory for {name}")
         self._addresses[name] = address
@@ -468,14 +512,16 @@ class Inference:
             self.gpu.free(buffer)
         for output in self.results.values():
             self.gpu.free(output.buffer)
-        for locked in self._locked:
-            self.gpu.free(locked)
+        for resource in (*self._locked, *self._graphs.values()):
+            self.gpu.free(resource)
         self._reset_buffers()
 
     def _reset_buffers(self) -> None:
         self._prepared = None
         self._repeatable = None
         self._next = {}
+        self._graphs: dict[tuple[int, ...], CudaGraph] = {}  # by addresses
+        self._calls: dict[tuple[int, ...], int] = {}  # without a graph
         self._host: dict[str, Array] = {}  # keeps inputs in host memory alive
         self._addresses: dict[str, int] = {}  # those that the context has
         self._output_shapes: dict[str, Shape] = {}  # without those of value-dependent shape

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,25 @@ class EmulatedHostBuffer:
         self.array[:] = 255
 
 
+class EmulatedGraph:
+    """Inferences with the addresses that they were captured with."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], object]] = []
+        self.launches = 0
+        self.released = False
+
+    def launch(self, stream: object) -> None:
+        assert not self.released
+        self.launches += 1
+        for each in self.work:
+            each()
+
+    def release(self) -> None:
+        assert not self.released, "freed twice"
+        self.released = True
+
+
 class EmulatedEvent:
     recorded = waited = 0
 
@@ -116,8 +136,19 @@ class EmulatedDevice:
         self.locked.append(EmulatedHostBuffer(size_bytes))
         return self.locked[-1]
 
+    def capture(self, work: Callable[[], object]) -> EmulatedGraph:
+        graph = EmulatedGraph()
+        EmulatedContext.captured = graph.work
+        try:
+            work()
+        finally:
+            EmulatedContext.captured = None
+        return graph
+
     def free(self, buffer: Any) -> None:
-        (self.locked if isinstance(buffer, EmulatedHostBuffer) else self.allocated).remove(buffer)
+        if not isinstance(buffer, EmulatedGraph):
+            is_locked = isinstance(buffer, EmulatedHostBuffer)
+            (self.locked if is_locked else self.allocated).remove(buffer)
         buffer.release()
 
     def new_event(self) -> EmulatedEvent:
@@ -176,6 +207,8 @@ class EmulatedEngine:
 
 
 class EmulatedContext:
+    captured: list[Callable[[], object]] | None = None
+
     def __init__(self, engine: EmulatedEngine) -> None:
         self.engine = engine
         self.active_optimization_profile = 0
@@ -213,20 +246,27 @@ class EmulatedContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         self.calls.append(f"execute {stream}")
-        x = self._array("x", self.shapes["x"])
-        self._array("y", x.shape)[...] = 2 * x
+        work = partial(self._compute, dict(self.shapes), dict(self.addresses))
+        if self.captured is not None:
+            self.captured.append(work)
+        else:
+            work()
+        return True
+
+    def _compute(self, shapes: dict[str, Shape], addresses: dict[str, int]) -> None:
+        def array(name: str, shape: Shape) -> np.ndarray:
+            size = math.prod(shape) * 4
+            memory = (ctypes.c_uint8 * size).from_address(addresses[name])
+            return np.frombuffer(memory, np.float32).reshape(shape)
+
+        x = array("x", shapes["x"])
+        array("y", x.shape)[...] = 2 * x
         if "positive" in self.engine.outputs:
             found = x[x > 0]
             allocator = self.allocators["positive"]
-            self.addresses["positive"] = allocator.reallocate_output("positive", 0, found.nbytes, 1)
-            self._array("positive", found.shape)[...] = found
+            addresses["positive"] = allocator.reallocate_output("positive", 0, found.nbytes, 1)
+            array("positive", found.shape)[...] = found
             allocator.notify_shape("positive", found.shape)
-        return True
-
-    def _array(self, name: str, shape: Shape) -> np.ndarray:
-        size = math.prod(shape) * 4
-        memory = (ctypes.c_uint8 * size).from_address(self.addresses[name])
-        return np.frombuffer(memory, np.float32).reshape(shape)
 
 
 class EmulatedSession(Inference):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +121,27 @@ def test_a_bound_call_reads_and_writes_the_same_arrays() -> None:
     with pytest.raises(EngineError, match="this bound call of m:trt is closed"):
         new()
     assert len(backend.unloaded) == len(emulated_engine.contexts)
+
+
+def test_a_bound_call_keeps_its_engine() -> None:
+    engine, backend = engine_of(emulated()[0])
+    call = engine.bind({"x": DeviceArray.from_host(x_of(2))})
+    del engine
+    np.testing.assert_array_equal(call()["y"].numpy(), 2 * x_of(2))
+    assert backend.unloaded == []
+    del call
+    assert len(backend.unloaded) == 1
+
+
+def test_a_forgotten_engine_with_a_bound_call_is_freed_without_waiting() -> None:
+    engine, backend = engine_of(emulated()[0])
+    call = engine.bind({"x": DeviceArray.from_host(x_of(2))})
+    # as globals at the end of a script: weak references are cleared before finalizers run
+    cycle: list[Any] = [engine, call]
+    cycle.append(cycle)
+    del engine, call, cycle
+    gc.collect()
+    assert len(backend.unloaded) == 1
 
 
 def test_calls_that_cannot_be_bound_are_refused() -> None:
