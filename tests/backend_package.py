@@ -5,7 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from buildsys.system import backend_registry
 
 SOURCE = Path(__file__).with_name("reference_backend")
 PACKAGE = "buildsys_reference"
@@ -31,3 +36,19 @@ def install(site: Path, *, distribution: str = "buildsys-reference", module: str
         lines.append(f"{module}/{file.name},sha256={digest.decode().rstrip('=')},{size}")
     (metadata / "RECORD").write_text("\n".join(lines) + "\n")
     return folder
+
+
+@contextmanager
+def registered(site: Path) -> Iterator[None]:
+    """Forget known backends before and after; forget the modules of ``site``."""
+    caches = (backend_registry.other_backends, backend_registry.describe_backend)
+    for cached in caches:
+        cached.cache_clear()
+    try:
+        yield
+    finally:
+        for cached in caches:
+            cached.cache_clear()
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", "") or "").startswith(f"{site}/"):
+                del sys.modules[name]

@@ -187,6 +187,10 @@ class EnginePlan:
         self.files = {
             "engine": FileRef(f"{folder}/{engine_file}", optional=True),
             "engine.data": FileRef(f"{folder}/{data_file}", optional=True),
+            **{
+                f"engine.{name}": FileRef(f"{folder}/{name}", optional=True)
+                for name in description.further_files(spec)
+            },
         }
         self.loaded_operators = model.operators.loaded_use(spec)
         # the graph has the types of the engine's precision

@@ -113,6 +113,10 @@ class BackendDescription:
         """Return True if an engine with these options runs on an NVIDIA GPU."""
         return False
 
+    def further_files(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the names of further files of an engine."""
+        return ()
+
     def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """Return further distributions that decide what an engine computes."""
         return tuple(self.libraries.values())[1:]

@@ -14,6 +14,7 @@ from buildsys.backends.interface import BuildRequest
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
 from buildsys.plan.stage_table import plan_model
+from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job
 
 BATCHES = {"min": 1, "opt": 2, "max": 8}
@@ -46,7 +47,7 @@ def request(
     **more: Any,
 ) -> BuildRequest:
     folder.mkdir(parents=True, exist_ok=True)
-    name = "engine.onnx" if options["backend"] == "onnxruntime" else "engine.engine"
+    name = describe_backend(options["backend"]).engine_file
     return BuildRequest("m", model, folder / name, options, inputs, more.pop("dims", DIMS), **more)
 
 

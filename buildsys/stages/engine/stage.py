@@ -184,8 +184,8 @@ def _output_files(job: Job) -> list[Path]:
     libraries = [role for role in job.outputs if role.startswith("library.")]
     for role in libraries:  # next to the engine, which needs them to run
         shutil.copyfile(job.inputs[role], job.outputs[role])
-    data = job.outputs["engine.data"]
-    return [engine, *([data] if data.is_file() else []), *(job.outputs[r] for r in libraries)]
+    others = [path for role, path in job.outputs.items() if role.startswith("engine.")]
+    return [engine, *filter(Path.is_file, others), *(job.outputs[role] for role in libraries)]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backend_package import PACKAGE, install
+from backend_package import PACKAGE, install, registered
 
 import buildsys
 from buildsys.backends.load import load_backend
@@ -25,25 +25,13 @@ from buildsys.system.backend_registry import (
 ROOT = Path(buildsys.__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_registry() -> Iterator[None]:
-    """Forget the packages of other tests."""
-    caches = (backend_registry.other_backends, backend_registry.describe_backend)
-    for cached in caches:
-        cached.cache_clear()
-    yield
-    for cached in caches:
-        cached.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-        del sys.modules[name]
-
-
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a folder on the module path with the package of the documentation."""
     install(tmp_path / "site")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    return tmp_path / "site"
+    with registered(tmp_path / "site"):
+        yield tmp_path / "site"
 
 
 def test_our_backends_are_registered_like_others() -> None:

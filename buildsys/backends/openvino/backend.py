@@ -1,0 +1,268 @@
+"""OpenVINO: engines are models in its intermediate representation (IR).
+
+The IR has the same bytes in every build and runs on all processors; the device compiles it when it
+is loaded (0.1 s for resnet18). A compiled model (``compiled: true``) has no checksum, differs from
+build to build, and forgets the precision that it was compiled for: its digest is checked like that
+of every engine file, and the precision is set again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+
+from buildsys.backends.interface import (
+    BuildRequest,
+    Figures,
+    OperatorUse,
+    Options,
+    Session,
+    UnsupportedNode,
+    precision_problem,
+    raise_refused,
+)
+from buildsys.backends.openvino.description import BLOB
+from buildsys.backends.openvino.layers import precision_facts, slowest
+from buildsys.backends.openvino.session import (
+    OpenVinoSession,
+    call,
+    compile_model,
+    import_blob,
+    last_words,
+    port_of,
+    properties,
+)
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.system.cpu import cpu_model, usable_cores
+
+if TYPE_CHECKING:
+    from buildsys.backends.interface import Backend
+    from buildsys.backends.openvino import backend as _this_module
+
+    _CONFORMS: Backend = _this_module
+
+RUN_OPTIONS: Options = {"threads": 0, "streams": 1, "pin_threads": False, "config": {}}
+_CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8"}
+_UNSUPPORTED = re.compile(r"(?:No conversion rule found for|following ONNX) operations: (.+)")
+_OPSET = re.compile(r"-\d+$")
+_MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
+
+
+def prepare(options: Options) -> None:
+    """Check the device, its precisions and the properties.
+
+    Raises: Unavailable: the device is missing, or cannot compute in this precision. StageError: a
+    property is unknown to this version.
+    """
+    core, device = _core(), options["device"]
+    if not any(name.partition(".")[0] == device for name in core.available_devices):
+        found = ", ".join(core.available_devices) or "none"
+        raise Unavailable(
+            f"OpenVINO finds no {device} here (devices: {found})",
+            "install its driver, or run it on a machine with one",
+        )
+    needed = _CAPABILITIES.get(options["precision"])
+    capabilities = core.get_property(device, "OPTIMIZATION_CAPABILITIES")
+    if needed and needed not in capabilities:
+        name = core.get_property(device, "FULL_DEVICE_NAME")
+        raise Unavailable(
+            f"{name} cannot compute in {options['precision']} (it has {', '.join(capabilities)})",
+            "use another precision, or run it on another machine",
+        )
+    known = core.get_property(device, "SUPPORTED_PROPERTIES")
+    for name in properties(options):
+        if name not in known:
+            from buildsys.system.suggestions import nearest
+
+            similar = nearest(name, list(known), count=1)
+            raise StageError(
+                f"OpenVINO {ov.__version__.partition('-')[0]} has no property {name} for {device}",
+                f"did you mean {similar[0]}?" if similar else "remove it from config",
+            )
+
+
+def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
+    """Return the nodes with operators unknown to OpenVINO."""
+    with TemporaryDirectory(dir=request.engine.parent) as folder:
+        try:
+            _core().read_model(str(_source(request, Path(folder))))
+        except RuntimeError as error:
+            return _unknown_nodes(request, error)
+    return []
+
+
+def build(request: BuildRequest) -> Figures:
+    """Write the IR; return the settings.
+
+    Raises: GraphRefusedError: every node with an unknown operator. StageError: the model is
+    refused otherwise.
+    """
+    options = request.options
+    request.progress("reading the graph")
+    with TemporaryDirectory(dir=request.engine.parent) as folder:
+        try:
+            model = _core().read_model(str(_source(request, Path(folder))))
+        except RuntimeError as error:
+            if nodes := _unknown_nodes(request, error):
+                raise_refused(request, "OpenVINO", nodes)
+            raise StageError(f"model {request.model}: {last_words(error)}") from error
+        for port in (*model.inputs, *model.outputs):
+            port_of(port)  # refuses types that cannot be passed
+        shapes = {name: _bounded_shape(request, name) for name in request.inputs}
+        call("cannot take the shapes of the inputs", lambda: model.reshape(shapes))
+        if options["precision"] == "int8":
+            from buildsys.backends.openvino.quantization import quantize
+
+            model = quantize(model, request)
+        # weights of an fp16 engine are rounded anyway
+        halved = options["precision"] == "fp16"
+        ov.save_model(model, str(request.engine), compress_to_fp16=halved)
+    if options["compiled"]:
+        request.progress("compiling the model")
+        compiled = compile_model(_core(), request.engine, options)
+        content = call("cannot export the compiled model", compiled.export_model)
+        request.engine.with_name(BLOB).write_bytes(content.getvalue())
+    names = ("precision", "device", "performance_hint", "pin_threads", "compiled")
+    settings = {
+        **{name: options[name] for name in names},
+        "threads": int(options["threads"]) or usable_cores(),
+        "streams": options["streams"],
+        "config": dict(options["config"]),
+        "properties": properties(options),
+    }
+    return {"settings": settings, "profiles": [], "messages": []}
+
+
+def describe(
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
+) -> Figures:  # fmt: skip
+    """Return the executed layers and their types.
+
+    Raises: StageError: too few of them have the requested precision.
+    """
+    facts = precision_facts(_compiled(engine, options))
+    least = options["precision_share"]  # 0 accepts any precision
+    found = facts.get("precision_shares", {}).get("layers", {})
+    if least and (problem := precision_problem(options["precision"], found, least)):
+        hint = "lower precision_share to accept this engine (docs/manifest.md, engines)"
+        raise StageError(problem, hint)
+    return facts
+
+
+def load(
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
+) -> OpenVinoSession:  # fmt: skip
+    """Compile a built engine for its device.
+
+    Raises: Unavailable: this machine does not have the device. StageError: the files are damaged.
+    """
+    prepare(options)
+    return OpenVinoSession(_compiled(engine, options))
+
+
+def slowest_layers(
+    engine: Path,
+    options: Options,
+    operators: tuple[OperatorUse, ...],  # noqa: ARG001
+    inputs: Mapping[str, Tensor],
+) -> list[Figures]:
+    """Return the slowest layers, from OpenVINO's own counters."""
+    compiled = compile_model(_core(), engine, options, PERF_COUNT="YES")
+    session = OpenVinoSession(compiled)
+    run = session.bind(inputs)
+    times_ms: dict[str, list[float]] = {}
+    began = time.monotonic()
+    for number in range(_MOST_PROFILED_RUNS):
+        run()
+        for layer in session.timings():
+            times_ms.setdefault(layer.node_name, []).append(layer.real_time.total_seconds() * 1000)
+        if number and time.monotonic() - began > _PROFILE_S:
+            break
+    return slowest(compiled, times_ms)
+
+
+def unload(session: Session) -> None:
+    """Free the session's request and model, despite remaining references."""
+    if isinstance(session, OpenVinoSession):
+        session.close()
+
+
+def device(options: Options) -> Figures:
+    """Return the device and what it can compute in."""
+    core, name = _core(), options["device"]
+    facts: Figures = (
+        {"kind": name.lower(), "name": cpu_model()} if name == "CPU" else {"kind": "xpu"}
+    )
+    if name == "CPU":
+        facts["cores"] = usable_cores()
+    with suppress(RuntimeError):
+        facts.setdefault("name", str(core.get_property(name, "FULL_DEVICE_NAME")))
+        capabilities: Any = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
+        facts["capabilities"] = " ".join(capabilities)
+        return facts
+    return {**facts, "missing": f"OpenVINO finds no {name}"}
+
+
+def _compiled(engine: Path, options: Options) -> ov.CompiledModel:
+    if options["compiled"]:
+        return import_blob(_core(), engine.with_name(BLOB), options)
+    return compile_model(_core(), engine, options)
+
+
+@cache
+def _core() -> ov.Core:
+    return ov.Core()
+
+
+def _source(request: BuildRequest, folder: Path) -> Path:
+    """Return the graph, with its local functions inlined: OpenVINO does not know them."""
+    try:
+        import onnx
+        from onnx import inliner
+    except ModuleNotFoundError:  # a toolchain that has only openvino
+        return request.onnx
+    model = onnx.load(str(request.onnx), load_external_data=False)
+    if not model.functions:
+        return request.onnx
+    inlined = folder / "model.onnx"
+    onnx.save(inliner.inline_local_functions(onnx.load(str(request.onnx))), str(inlined))
+    return inlined
+
+
+def _unknown_nodes(request: BuildRequest, error: RuntimeError) -> list[UnsupportedNode]:
+    """Return the nodes that an error names, or one per operator without onnx."""
+    found = _UNSUPPORTED.search(str(error))
+    if found is None:
+        return []
+    reason = "OpenVINO does not support this operator"
+    operators = {_OPSET.sub("", name.strip()) for name in found[1].split(",")}
+    try:
+        import onnx
+    except ModuleNotFoundError:
+        return [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
+    graph = onnx.load(str(request.onnx), load_external_data=False).graph
+    nodes = []
+    for index, node in enumerate(graph.node):
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        if name in operators:
+            shown = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+            nodes.append(UnsupportedNode(index, node.name, shown, reason))
+    return nodes or [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
+
+
+def _bounded_shape(request: BuildRequest, name: str) -> ov.PartialShape:
+    """Return the shape of an input with its ranges: other shapes are refused."""
+    sizes = []
+    for size in request.inputs[name]["shape"]:
+        span = request.dims[size] if isinstance(size, str) else None
+        sizes.append(ov.Dimension(span["min"], span["max"]) if span else ov.Dimension(size))
+    return ov.PartialShape(sizes)

@@ -1,0 +1,58 @@
+"""Facts of OpenVINO as a backend, known without its library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from buildsys.system.backend_registry import Ability, BackendDescription, Gpus
+
+BLOB = "engine.blob"
+
+
+class _OpenVino(BackendDescription):
+    """OpenVINO."""
+
+    def ability(
+        self,
+        version: str,  # noqa: ARG002
+        facts: Mapping[str, Any],  # noqa: ARG002
+        gpus: Gpus,  # noqa: ARG002
+        *,
+        cuda: bool = False,  # noqa: ARG002
+    ) -> Ability:
+        """Return the abilities of the CPU device."""
+        return Ability("builds and runs on the CPU")
+
+    def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the library that quantizes."""
+        return ("nncf",) if self.quantizes(options) else ()
+
+    def further_files(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the compiled model, if it is kept."""
+        return (BLOB,) if options.get("compiled") else ()
+
+    def not_reproducible(self, options: Mapping[str, Any]) -> str:
+        """Return the reason for a compiled model that differs from build to build."""
+        return "OpenVINO's compiled models have generated names" if options.get("compiled") else ""
+
+    def quantizes(self, options: Mapping[str, Any]) -> bool:
+        """Return True for int8: NNCF quantizes the float32 graph."""
+        return bool(options["precision"] == "int8")
+
+    def counts_cores(self, options: Mapping[str, Any]) -> bool:
+        """Return True for 0 threads: as many as there are cores."""
+        return options.get("threads") == 0
+
+
+DESCRIPTION = _OpenVino(
+    title="OpenVINO",
+    libraries={"openvino": "openvino"},
+    install="pip install 'buildsys[openvino]'",
+    packages="openvino",
+    engine_file="engine.xml",  # openvino itself looks for weights in a .bin of the same name
+    data_file="engine.bin",
+    takes_float32=True,
+    environment=(r"(OV|OPENVINO)_.+",),
+    build_seconds=3.0,
+)

@@ -1,0 +1,69 @@
+"""The fields of an OpenVINO engine, and checks across them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.problem import Problems
+from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.value_tree import FieldPath
+
+
+class OpenVinoEngine(EngineBase):
+    """A model in OpenVINO's intermediate representation (IR)."""
+
+    backend: Literal["openvino"] = Field(description="OpenVINO.")
+    device: Literal["CPU", "GPU", "NPU"] = Field("CPU", description="Device to run on.")
+    threads: int = Field(0, ge=0, description="0: one per core.")
+    streams: int | None = Field(
+        None, ge=1, description="Parallel streams; default: 1, or chosen by performance_hint."
+    )
+    performance_hint: Literal["latency", "throughput", "cumulative_throughput"] | None = Field(
+        None, description="Let OpenVINO choose streams for this goal."
+    )
+    pin_threads: bool = Field(False, description="Pin threads to cores.")
+    compiled: bool = Field(
+        False, description="Keep the compiled model, for this version and kind of device only."
+    )
+    quantization_preset: Literal["performance", "mixed"] = Field(
+        "performance", description="Of int8: mixed quantizes activations asymmetrically."
+    )
+    model_type: Literal["transformer"] | None = Field(
+        None, description="Of int8: the architecture, for NNCF's own patterns."
+    )
+    precision_share: float = Field(
+        0.1, ge=0, le=1, description="Minimum share of layers in the engine's precision."
+    )
+    config: dict[str, str] = Field({}, description="Other properties of the device by name.")
+
+
+ENGINE = OpenVinoEngine
+_FIELDS = {  # properties that have a field
+    "INFERENCE_PRECISION_HINT": "precision",
+    "INFERENCE_NUM_THREADS": "threads",
+    "NUM_STREAMS": "streams",
+    "PERFORMANCE_HINT": "performance_hint",
+    "ENABLE_CPU_PINNING": "pin_threads",
+}
+_INT8_ONLY = {"quantization_preset": "performance", "model_type": None}
+
+
+def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    """Yield unsupported precisions, and fields that contradict each other."""
+    precision = engine.get("precision", "fp32")
+    if precision == "fp8":
+        text = "OpenVINO has no fp8 engines"
+        yield view.problem((*path, "precision"), text, "use fp32, fp16, bf16 or int8")
+    for name, default in _INT8_ONLY.items():
+        if precision != "int8" and engine.get(name, default) != default:
+            hint = "set precision: int8, or remove it"
+            yield view.problem((*path, name), "has no effect without int8", hint, of_key=True)
+    config = engine.get("config")
+    for name in config if isinstance(config, dict) else ():
+        if field := _FIELDS.get(name):
+            hint = f"use the field {field}"
+            text = f"{name} cannot be set here"
+            yield view.problem((*path, "config", name), text, hint, of_key=True)

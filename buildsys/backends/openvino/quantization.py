@@ -1,0 +1,73 @@
+"""int8 quantization by NNCF."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from buildsys.backends.calibration_batches import read_batches
+from buildsys.backends.interface import BuildRequest
+from buildsys.errors import StageError, Unavailable
+
+_PRESETS = {"performance": "PERFORMANCE", "mixed": "MIXED"}
+
+
+def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
+    """Return ``model`` with int8 quantizers, from the calibration data of the manifest.
+
+    Raises: Unavailable: NNCF is not installed. StageError: the data or the model do not fit.
+    """
+    assert request.calibration is not None
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry
+    try:
+        with _without_torch():
+            import nncf
+    except ImportError as error:
+        raise Unavailable(
+            f"int8 engines of OpenVINO need NNCF: {error}", "pip install 'buildsys[openvino]'"
+        ) from error
+    shapes = {
+        port.get_any_name(): [size.get_length() if size.is_static else -1 for size in shape]
+        for port in model.inputs
+        for shape in (port.get_partial_shape(),)
+    }
+    batches: list[dict[str, Any]] = []
+    for number, batch in enumerate(read_batches(request.calibration.batches, shapes)):
+        for name, array in batch.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                text = f"batch {number} of the calibration data has NaN or infinity in {name}"
+                raise StageError(text, "correct the data of the section calibration")
+        batches.append({name: batch[name] for name in shapes})
+    options = request.options
+    kind = nncf.ModelType.TRANSFORMER if options["model_type"] == "transformer" else None
+    request.progress(f"quantizing with {len(batches)} batches")
+    nncf.set_log_level("ERROR")
+    preset = getattr(nncf.QuantizationPreset, _PRESETS[options["quantization_preset"]])
+    data = nncf.Dataset(batches)
+    try:
+        with _without_torch():
+            quantized: ov.Model = nncf.quantize(
+                model, data, preset=preset, subset_size=len(batches), model_type=kind
+            )
+            return quantized
+    except (RuntimeError, ValueError, nncf.ValidationError) as error:
+        cause = " ".join(str(error).split())[:400]
+        raise StageError(f"model {request.model}: NNCF cannot quantize it: {cause}") from error
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hide torch: NNCF imports it if it is installed, for 3 s, and does not need it here."""
+    hidden: dict[str, Any] = {} if "torch" in sys.modules else {"torch": None}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

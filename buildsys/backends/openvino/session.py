@@ -1,0 +1,168 @@
+"""OpenVINO models loaded on a device."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import openvino as ov
+
+from buildsys.backends.interface import Options, Port, Run
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Tensor, tensor_of
+from buildsys.system.cpu import usable_cores
+
+T = TypeVar("T")
+
+# the default depends on the CPU (bfloat16 with AMX), and a compiled blob forgets it
+PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
+DTYPES = {  # OpenVINO's name -> ONNX's
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16",
+    "u8": "uint8", "boolean": "bool", "string": "string",
+}  # fmt: skip
+_RUNNABLE = frozenset(DTYPES.values()) - {"bfloat16", "string"}
+_REQUIREMENTS = re.compile(r"blob: +meta=[\d.]+;(.+)\n +current: +meta=[\d.]+;(.+)")
+_LOCATION = re.compile(r"^(Exception from |Check '.*' failed at |\S+\.(cpp|hpp):\d+:?\s*)")
+
+
+class OpenVinoSession:
+    """A loaded engine: a compiled model and one inference request."""
+
+    profiles: list[dict[str, dict[str, tuple[int, ...]]]]
+
+    def __init__(self, compiled: ov.CompiledModel) -> None:
+        """Create a request; raise StageError for types that cannot be passed."""
+        self.compiled = compiled
+        self.profiles = []
+        self.inputs = tuple(map(port_of, compiled.inputs))
+        self.outputs = tuple(map(port_of, compiled.outputs))
+        self._request = compiled.create_infer_request()
+
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return the outputs by name."""
+        missing = [port.name for port in self.inputs if port.name not in inputs]
+        if missing:
+            raise StageError(f"the engine needs the input {missing[0]}")
+        # by index: names of tensors may be numbers
+        feeds = {index: _array(port, inputs[port.name]) for index, port in enumerate(self.inputs)}
+        call("cannot run the engine", lambda: self._request.infer(feeds, share_inputs=True))
+        return {
+            port.name: tensor_of(np.array(self._request.get_output_tensor(index).data), port.dtype)
+            for index, port in enumerate(self.outputs)
+        }
+
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
+        """Return a call for inputs in the request's own memory."""
+        self.run(inputs, profile)  # reports wrong inputs, and allocates the outputs
+        held = [np.ascontiguousarray(_array(port, inputs[port.name])) for port in self.inputs]
+        for index, array in enumerate(held):
+            self._request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
+        request = self._request
+
+        def run(_held: object = held) -> None:
+            request.start_async()
+            request.wait()
+
+        return run
+
+    def timings(self) -> list[Any]:
+        """Return OpenVINO's times of the layers in the last run, with PERF_COUNT."""
+        status = ov.ProfilingInfo.Status.EXECUTED
+        return [each for each in self._request.get_profiling_info() if each.status == status]
+
+    def close(self) -> None:
+        """Free request and model."""
+        del self._request, self.compiled
+
+    def duplicate(self) -> OpenVinoSession:
+        """Return a session with a request of its own."""
+        return OpenVinoSession(self.compiled)
+
+
+def properties(options: Options) -> dict[str, str]:
+    """Return the properties of a device; the precision is always among them."""
+    found = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[options["precision"]]}
+    if options["performance_hint"]:
+        found["PERFORMANCE_HINT"] = str(options["performance_hint"]).upper()
+    if options["device"] == "CPU":
+        found["INFERENCE_NUM_THREADS"] = str(int(options["threads"]) or usable_cores())
+        found["ENABLE_CPU_PINNING"] = "YES" if options["pin_threads"] else "NO"
+    if options["streams"] or not options["performance_hint"]:
+        found["NUM_STREAMS"] = str(options["streams"] or 1)
+    return {**found, **options["config"]}
+
+
+def compile_model(
+    core: ov.Core, model: ov.Model | Path, options: Options, **further: str
+) -> ov.CompiledModel:
+    """Compile a model for the device of ``options``. Raises: StageError: it is refused."""
+    source = str(model) if isinstance(model, Path) else model
+    chosen = {**properties(options), **further}
+    return call(
+        "cannot compile the model", lambda: core.compile_model(source, options["device"], chosen)
+    )
+
+
+def import_blob(core: ov.Core, blob: Path, options: Options) -> ov.CompiledModel:
+    """Load a compiled model, with its precision set again.
+
+    Raises: StageError: it is missing, damaged, or of another version or processor.
+    """
+    try:
+        content = blob.read_bytes()
+    except OSError as error:
+        raise StageError(
+            f"{blob.name} cannot be read: {error.strerror}", "build it again"
+        ) from error
+    try:
+        return core.import_model(io.BytesIO(content), options["device"], properties(options))
+    except RuntimeError as error:
+        built = _REQUIREMENTS.search(str(error))
+        if built is None:
+            text = f"{blob.name} is damaged: OpenVINO cannot read it"
+            raise StageError(text, "build it again") from error
+        text = f"{blob.name} was compiled for {built[1]}, and this is {built[2]}"
+        raise StageError(text, "build it here, or set compiled: false") from error
+
+
+def call(what: str, function: Callable[[], T]) -> T:
+    """Call OpenVINO; raise its error in one sentence."""
+    try:
+        return function()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise StageError(f"OpenVINO {what}: {last_words(error)}") from error
+
+
+def last_words(error: BaseException) -> str:
+    """Return the useful part of an error: its last line that is no place in C++."""
+    lines = [_LOCATION.sub("", line.strip()) for line in str(error).splitlines()]
+    text = next((line for line in reversed(lines) if line), type(error).__name__)
+    return text if len(text) <= 400 else f"{text[:400]}…"
+
+
+def port_of(port: Any) -> Port:
+    """Return an input or output. Raises: StageError: its type cannot be passed from Python."""
+    name = port.get_any_name()
+    dtype = DTYPES.get(port.get_element_type().get_type_name(), "")
+    if dtype not in _RUNNABLE:
+        raise StageError(
+            f"{name} has the type {dtype or port.get_element_type()}, which cannot be passed to"
+            " OpenVINO from Python"
+        )
+    shape = tuple(
+        size.get_length() if size.is_static else None for size in port.get_partial_shape()
+    )
+    return Port(name, dtype, shape)
+
+
+def _array(port: Port, tensor: Tensor) -> Any:
+    if tensor.dtype != port.dtype:  # OpenVINO would convert it without a word
+        raise StageError(
+            f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}"
+        )
+    return np.asarray(tensor.array, order="C")

@@ -1,0 +1,183 @@
+"""Engines of OpenVINO: numbers, executed precisions, files, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_jobs import engine_options, random_x, request
+from small_graphs import conv_bn, one_node, write
+
+pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
+
+from buildsys.backends.interface import Calibration, GraphRefusedError
+from buildsys.backends.load import load_backend
+from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import Tensor
+
+backend = load_backend("openvino")
+IMAGE = ["batch", 3, 8, 8]
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    precision = fields.pop("precision", "fp32")  # int8 would need calibration data in the manifest
+    return {**engine_options("openvino", threads=1, **fields), "precision": precision}
+
+
+def build(folder: Path, model: Any, **fields: Any) -> Any:
+    calibration = None
+    if fields.get("precision") == "int8":
+        batches = {f"{n}/x": random_x(4, seed=n)["x"].array for n in range(2)}
+        folder.mkdir(exist_ok=True)
+        np.savez(folder / "batches.npz", **batches)
+        calibration = Calibration(folder / "batches.npz", "", folder / "unused")
+    asked = request(
+        write(folder, model), folder / "engine", options(**fields), calibration=calibration
+    )
+    backend.prepare(asked.options)
+    backend.build(asked)
+    return asked
+
+
+def run(engine: Path, inputs: dict[str, Tensor], **fields: Any) -> dict[str, Tensor]:
+    session = backend.load(engine, options(**fields))
+    try:
+        return session.run(inputs)
+    finally:
+        backend.unload(session)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(build(tmp_path_factory.mktemp("openvino"), conv_bn()).engine)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "error"),
+    [("fp32", "float32", 1e-5), ("bf16", "bfloat16", 0.05), ("int8", "int8", 0.1)],
+)
+def test_an_engine_computes_in_its_precision(
+    tmp_path: Path, precision: str, dtype: str, error: float
+) -> None:
+    try:
+        asked = build(tmp_path, conv_bn(), precision=precision)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    facts = backend.describe(asked.engine, asked.options)
+    assert facts["precision_shares"]["layers"][dtype] > 0.1
+    inputs = random_x(8)
+    expected = OrtGraph(asked.onnx).run(inputs)
+    found = run(asked.engine, inputs, precision=precision)
+    for name, tensor in expected.items():
+        scale = np.abs(tensor.array).max()
+        assert np.abs(found[name].array - tensor.array).max() <= error * scale
+
+
+def test_an_engine_in_another_precision_than_requested_is_refused(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from buildsys.backends.openvino import session
+
+    monkeypatch.setitem(session.PRECISION_HINTS, "bf16", "f32")
+    with pytest.raises(StageError, match="requested in bf16, but none of its layers"):
+        backend.describe(engine, options(precision="bf16"))
+
+
+def test_shapes_outside_the_dims_are_refused(engine: Path) -> None:
+    with pytest.raises(StageError, match=r"shape=\[1\.\.8,3,8,8\]"):
+        run(engine, random_x(9))
+
+
+def test_a_bound_call_runs_on_the_bound_inputs(engine: Path) -> None:
+    session = backend.load(engine, options())
+    inputs = random_x(2)
+    expected = session.run(inputs)
+    again = session.duplicate()
+    again.run(random_x(3))
+    session.bind(inputs)()
+    for name, tensor in session.run(inputs).items():
+        assert np.array_equal(tensor.array, expected[name].array)
+
+
+def test_the_slowest_layers_have_times_types_and_nodes(engine: Path) -> None:
+    layers = backend.slowest_layers(engine, options(), (), random_x(2))
+    assert layers[0]["time_ms"] >= layers[-1]["time_ms"]
+    assert {"Convolution"} <= {layer["kind"] for layer in layers}
+    assert any(layer["nodes"] for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"device": "NPU"}, "OpenVINO finds no NPU here (devices: CPU"),
+        ({"config": {"NUM_STREAM": "2"}}, "has no property NUM_STREAM for CPU; did you mean NUM_"),
+    ],
+)
+def test_what_this_machine_or_version_does_not_have_is_named(
+    fields: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(StageError) as caught:
+        backend.prepare(options(**fields))
+    assert problem in str(caught.value)
+
+
+def test_all_unsupported_operators_are_named_at_once(tmp_path: Path) -> None:
+    asked = request(write(tmp_path, one_node("NoSuchOperator")), tmp_path / "engine", options())
+    with pytest.raises(GraphRefusedError) as caught:
+        backend.build(asked)
+    assert [node.operator.rpartition("::")[2] for node in caught.value.nodes] == ["NoSuchOperator"]
+    assert backend.unsupported(asked) == list(caught.value.nodes)
+
+
+@pytest.mark.parametrize("name", ["engine.xml", "engine.bin"])
+def test_a_truncated_file_is_one_sentence(engine: Path, tmp_path: Path, name: str) -> None:
+    for file in ("engine.xml", "engine.bin"):
+        shutil.copyfile(engine.with_name(file), tmp_path / file)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(StageError, match="OpenVINO cannot compile the model: "):
+        backend.load(tmp_path / "engine.xml", options())
+
+
+def test_a_compiled_model_keeps_its_precision(tmp_path: Path) -> None:
+    asked = build(tmp_path, conv_bn(), compiled=True)
+    assert backend.describe(asked.engine, asked.options)["precision_shares"]["layers"] == {
+        "float32": 1.0
+    }
+    inputs = random_x(2)
+    found = run(asked.engine, inputs, compiled=True)
+    for name, tensor in OrtGraph(asked.onnx).run(inputs).items():
+        assert np.allclose(found[name].array, tensor.array, rtol=1e-4, atol=1e-4)
+    blob = asked.engine.with_name("engine.blob")
+    content = blob.read_bytes()
+    version = b"ov=" + content.partition(b";ov=")[2].partition(b";")[0]
+    damaged = {
+        "is damaged": content[: len(content) // 2],
+        "engine.blob was compiled for ov=1999.1.1;isa=": content.replace(
+            version, b"ov=1999.1.1".ljust(len(version), b"1")[: len(version)]
+        ),
+    }
+    for problem, bad in damaged.items():
+        blob.write_bytes(bad)
+        with pytest.raises(StageError) as caught:
+            run(asked.engine, inputs, compiled=True)
+        assert problem[:20] in str(caught.value)
+    blob.unlink()
+    with pytest.raises(StageError, match=r"engine\.blob cannot be read"):
+        run(asked.engine, inputs, compiled=True)
+
+
+def test_nan_in_calibration_data_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "batches.npz", **{"0/x": np.full((4, 3, 8, 8), np.nan, np.float32)})
+    asked = request(
+        write(tmp_path, conv_bn()),
+        tmp_path / "engine",
+        options(precision="int8"),
+        calibration=Calibration(tmp_path / "batches.npz", "", tmp_path / "unused"),
+    )
+    with pytest.raises(StageError, match="batch 0 of the calibration data has NaN or infinity"):
+        backend.build(asked)

@@ -1,0 +1,67 @@
+"""Fields of OpenVINO engines, and what they change in the plan; without the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.stage_table import plan_model
+from buildsys.system.backend_registry import describe_backend
+from buildsys.system.versions import environment_facts
+
+CALIBRATION = {"data": {"x": {"npz": "data/calibration.npz"}}}
+
+
+def plan(**fields: Any) -> dict[str, Action]:
+    """Return the targets of a model with one engine ``e``."""
+    manifest = {
+        "model": "m",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+        "calibration": CALIBRATION,
+        "engines": ({"backend": "openvino", "name": "e", **fields},),
+    }
+    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
+    return {action.target: action for action in plan_model(resolved)}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
+def test_every_precision_is_built_from_the_simplified_graph(precision: str) -> None:
+    found = plan(precision=precision)
+    engine = found["engine:m:e"]
+    assert engine.inputs["model"].path == "m/simplify/model.onnx"
+    assert not any(target.startswith("convert") for target in found)
+    assert engine.options["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8}}
+    assert engine.devices[0] == "cpu"
+
+
+def test_an_engine_is_two_files() -> None:
+    found = plan()
+    names = {role: ref.path for role, ref in found["engine:m:e"].outputs.items()}
+    assert names["engine"] == "m/engine/e/engine.xml"
+    assert names["engine.data"] == "m/engine/e/engine.bin"
+    assert found["verify:m:e"].inputs["engine.data"].path == names["engine.data"]
+    assert found["bench:m:e"].inputs["engine.data"].path == names["engine.data"]
+
+
+def test_int8_depends_on_the_batches_and_on_nncf() -> None:
+    quantized, plain = plan(precision="int8")["engine:m:e"], plan()["engine:m:e"]
+    assert quantized.inputs["batches"].path == "m/calibrate/batches.npz"
+    assert "calibrate:m" in quantized.after
+    assert (quantized.tools, plain.tools) == (("openvino", "nncf"), ("openvino",))
+    assert "batches" not in plain.inputs
+
+
+def test_the_number_of_cores_counts_only_if_it_decides_the_threads() -> None:
+    assert plan()["engine:m:e"].devices == ("cpu", "cores")
+    assert plan(threads=2)["engine:m:e"].devices == ("cpu",)
+
+
+def test_its_variables_are_in_the_keys() -> None:
+    variables = {"OV_CPU_X": "1", "OPENVINO_LOG_LEVEL": "3", "OVERCOMMIT": "1", "ORT_X": "1"}
+    environment = describe_backend("openvino").environment
+    assert environment_facts(environment, variables) == {"OV_CPU_X": "1"}
