@@ -40,7 +40,8 @@ def load_engine(
     loaded from the engine's folder or below ``project``.
     ``options`` replace recorded options that do not change results: ``intra_op_threads`` (0: one
     per core), ``inter_op_threads``, ``spinning`` and ``session_config`` of ONNX Runtime,
-    ``cuda_graphs`` of TensorRT, ``runtime_cache`` of TensorRT-RTX.
+    ``cuda_graphs`` of TensorRT, ``runtime_cache`` of TensorRT-RTX, ``threads``, ``streams``,
+    ``pin_threads`` and ``config`` of OpenVINO.
     ``concurrency`` limits the calls that run at the same time, and with them the memory: calls of
     TensorRT each need an execution context. More calls wait. Without it there is no limit.
 
