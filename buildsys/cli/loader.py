@@ -7,9 +7,13 @@ doit makes the loader before it does anything else. It has no other place to cha
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from doit import doit_cmd
 from doit.cmd_base import DodoTaskLoader
+from doit.exceptions import InvalidDodoFile
 
 from buildsys.cli.main import Main
 
@@ -24,3 +28,16 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type informat
             from buildsys.cli.commands.help import Help  # it loads what doit has loaded anyway
 
             doit_cmd.Help = Help
+
+    def setup(self, opt_values: Any) -> None:
+        """Load the dodo file for a command of doit itself.
+
+        Raises: InvalidDodoFile: our commands are unknown to doit, as the package is not installed.
+        """
+        if not entry_points(group="doit.LOADER", name="buildsys"):
+            place = Path(__file__).resolve().parents[2]
+            raise InvalidDodoFile(
+                f"buildsys is imported from {place}, but not installed, so doit does not know its"
+                " commands; install it with pip, or use `python -m buildsys` instead of doit"
+            )
+        super().setup(opt_values)

@@ -17,7 +17,11 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
     "error": q.error,
     "build_time": q.duration,
 }
-COLUMNS = ("engine", "figure", "status", "before>", "now>", "worse by>", "interval>")
+COLUMNS = (
+    "engine", "figure", "status", "before>", "now>", "worse by>", "interval>", "tolerance>",
+    "limit>",
+)  # fmt: skip
+_LEAST = ("throughput",)  # figures with a lower limit
 
 
 def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
@@ -32,6 +36,9 @@ def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
             change=check.get("change"),
             interval=(low, high) if low is not None and high is not None else None,
             text=check.get("text", ""),
+            tolerance=check.get("tolerance"),
+            limit=check.get("limit"),
+            confidence=check.get("confidence"),
         )
         for result in of_type(results, GateResult)
         for check in result.content.get("checks", [])
@@ -43,6 +50,7 @@ def gate_cells(line: GateLine) -> tuple[str, ...]:
     """Return the cells of a line for ``COLUMNS``, without markup."""
     show = SHOWN.get(line.metric, q.significant)
     interval = f"{line.interval[0]:+.1%} to {line.interval[1]:+.1%}" if line.interval else q.NOTHING
+    bound = "≥" if line.metric in _LEAST else "≤"
     return (
         line.engine,
         line.metric.replace("_", " "),
@@ -51,4 +59,6 @@ def gate_cells(line: GateLine) -> tuple[str, ...]:
         q.NOTHING if line.after is None else show(line.after),
         q.NOTHING if line.change is None else f"{line.change:+.1%}",
         interval,
+        q.NOTHING if line.tolerance is None else f"{line.tolerance:.1%}",
+        q.NOTHING if line.limit is None else f"{bound} {show(line.limit)}",
     )

@@ -320,6 +320,9 @@ class GateLine:
     change: float | None  # relative; positive is worse
     interval: tuple[float, ...] | None  # of the change
     text: str
+    tolerance: float | None = None  # of the change
+    limit: float | None = None  # of ``after``
+    confidence: float | None = None  # of the interval
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class _Baseline:
     nights: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
     missing: str = ""  # why there is none
     hint: str = ""  # what makes it comparable
+    is_this_build: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,13 @@ def run(job: Job) -> StageResult:
     figures = _figures_of_files(job, "")
     others, rounds = OtherLoad(), Rounds()
     given = job.options.get("rounds")
+    timed = [
+        metric
+        for metric, gate in gates.items()
+        if metric in _TIMED and (gate["limit"] is not None or not baseline.is_this_build)
+    ]
     for count, confidence in ((given, CONFIDENCE),) if given else LOOKS:
-        if any(metric in gates for metric in _TIMED):
+        if timed:
             rounds = _measure(job, baseline, rounds, count)
             known = rounds[_NOW].items()
             figures |= {name: median(v) for name, v in known if all(map(math.isfinite, v))}
@@ -142,11 +148,19 @@ def _find_baseline(job: Job) -> _Baseline:
         {**found.get("figures", {}), **_figures_of_files(job, "baseline.")},
         found.get("nights", {}),
         hint=found.get("hint", ""),
+        is_this_build=_is_this_build(job, found),
     )
 
 
+def _is_this_build(job: Job, found: Mapping[str, Any]) -> bool:
+    """Check for a pinned revision that built this engine with these libraries and options."""
+    engine = found.get("identity", {}).get("engine")
+    is_same = engine == found.get("current", "") and found.get("options") == job.options["engine"]
+    return is_same and not found.get("reason")
+
+
 def _method(baseline: _Baseline, rounds: Mapping[str, Any]) -> str:
-    if baseline.missing:
+    if baseline.missing or baseline.is_this_build:
         return ""
     return "rounds" if _BEFORE in rounds else "nights" if rounds else "figures"
 
@@ -195,7 +209,8 @@ def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Round
         folder=job.outputs["result"].parent,
     )
     sides = {_NOW: TimedFile(job.inputs["engine"], options["engine"], backend, uses)}
-    if baseline.engine is not None and not baseline.reason and not baseline.missing:
+    is_runnable = not (baseline.reason or baseline.missing or baseline.is_this_build)
+    if baseline.engine is not None and is_runnable:
         before = TimedFile(
             baseline.engine, baseline.options, str(baseline.options["backend"]), uses
         )
@@ -232,6 +247,9 @@ def _check(
         "text": f"{title} {show(now) if now is not None else 'not known'}",
     }  # fmt: skip
     rises = metric in _RISES
+    if baseline.is_this_build and limit is None:
+        text = f"{title} is not compared: this build is {baseline.description}"
+        return {**check, "text": text}
     if now is None or now != now:
         text = f"the {title} of this build is not known"
         return {**check, "status": INCOMPARABLE, "after": None, "text": text}
@@ -239,7 +257,7 @@ def _check(
         bound = "at least" if rises else "at most"
         text = f"{title} is {show(now)}; {bound} {show(limit)} is allowed"
         return {**check, "status": FAILED, "text": text}
-    if tolerance is None:
+    if tolerance is None or baseline.is_this_build:
         return check
     try:
         found = _compare(metric, tolerance, now, baseline, rounds, confidence)

@@ -212,16 +212,26 @@ def test_gates_are_a_table_with_both_figures_and_the_interval(results: Results) 
     check = {
         "metric": "latency", "status": "failed", "before": 0.0021, "after": 0.00225,
         "change": 0.0714, "low": 0.06, "high": 0.08, "text": "latency is worse",
+        "tolerance": 0.05, "limit": 0.003, "confidence": 0.98,
     }  # fmt: skip
     target = "gate:tiny:ort-cpu"
     results.inputs[target] = results.build / "tiny/gate/ort-cpu.json"
     results.write(target, {"status": "failed", "reason": "latency is worse", "checks": [check]})
     report = report_on(results)
     (line,) = report.gates
+    assert (line.tolerance, line.limit, line.confidence) == (0.05, 0.003, 0.98)
     assert (line.engine, line.metric, line.interval) == ("ort-cpu", "latency", (0.06, 0.08))
     row = next(row for row in render(report).splitlines() if row.startswith("| ort-cpu | latency"))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[2:] == ["FAILED", "2.10 ms", "2.25 ms", "+7.1%", "+6.0% to +8.0%"]
+    assert cells[2:] == [
+        "FAILED",
+        "2.10 ms",
+        "2.25 ms",
+        "+7.1%",
+        "+6.0% to +8.0%",
+        "5.0%",
+        "≤ 3.00 ms",
+    ]
     assert report.verdict.text.startswith(f"FAILED: {target}: latency is worse")
 
 

@@ -101,6 +101,23 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
     return run_gate
 
 
+def test_the_build_of_the_pinned_revision_itself_is_not_measured(run: RunGate) -> None:
+    options = {"backend": "onnxruntime"}
+    same = {**BASELINE, "options": options, "current": "3fa2"}
+    gates = {**LATENCY, "size": {"tolerance": 0.02, "limit": 5000}}
+    result = run(gates, baseline=same, slower=0.5)
+    assert (result.status, result.figures["rounds"]) == ("passed", {})
+    latency, size = result.figures["checks"]
+    assert latency["text"] == f"latency is not compared: this build is {BASELINE['description']}"
+    assert (latency["before"], size["after"]) == (None, 1000)
+    assert key_figure("gate", result.figures)
+    gates["latency"] = {"tolerance": 0.05, "limit": 0.001}
+    result = run(gates, baseline=same, slower=0.5)
+    assert (result.status, list(result.figures["rounds"])) == ("failed", ["this build"])
+    other = {**same, "options": {**options, "intra_op_threads": 1}}
+    assert "baseline" in run(LATENCY, baseline=other).figures["rounds"]
+
+
 def test_equal_engines_pass(run: RunGate) -> None:
     result = run(LATENCY, baseline=BASELINE)
     assert (result.status, result.reason) == ("passed", "")
