@@ -66,19 +66,7 @@ def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
         return False
     if folder.renames:
         return _publish_by_rename(folder, engine)
-    provenance = _to_json(engine.provenance)
-    try:
-        folder.create(f"{engine.place}/{PROVENANCE}", provenance)
-    except FileExistsError:
-        _check_unfinished(folder, engine, provenance)
-    try:
-        _write(folder, engine.place, engine)
-    except BaseException:
-        with suppress(Exception):  # the first problem counts
-            if _read_document(folder, engine.place) is None:  # no other process has finished
-                folder.remove(engine.place)
-        raise
-    return True
+    return _publish_by_file(folder, engine)
 
 
 def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
@@ -114,6 +102,32 @@ def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
     return True
 
 
+def _publish_by_file(folder: RemoteFolder, engine: EngineVersion) -> bool:
+    provenance, is_first = _to_json(engine.provenance), True
+    try:
+        folder.create(f"{engine.place}/{PROVENANCE}", provenance)
+    except FileExistsError:
+        _check_unfinished(folder, engine, provenance)
+        is_first = False
+    try:
+        names = _write(folder, engine.place, engine)
+    except BaseException:
+        with suppress(Exception):  # the first problem counts
+            if is_first and _read_document(folder, engine.place) is None:  # no other has finished
+                folder.remove(engine.place)
+        raise
+    # the first one may have failed and removed files of the others
+    missing = [
+        name for name, size in names.items() if not folder.has(f"{engine.place}/{name}", size)
+    ]
+    if missing:
+        folder.remove(f"{engine.place}/{DOCUMENT}")
+        path = f"{engine.place}/{missing[0]}"
+        problem = f"{path} was removed by another process, whose publication failed"
+        raise StageError(problem, "publish it again")
+    return True
+
+
 def _publish_by_rename(folder: RemoteFolder, engine: EngineVersion) -> bool:
     parent = f"{engine.model}/{engine.engine}"
     _remove_abandoned(folder, parent)
@@ -135,8 +149,8 @@ def _publish_by_rename(folder: RemoteFolder, engine: EngineVersion) -> bool:
             folder.remove(part)
 
 
-def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> None:
-    """Write the files of a version, last its document."""
+def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> dict[str, int]:
+    """Write the files of a version, last its document; return their sizes."""
     files: dict[str, dict[str, Any]] = {}
     for name, file in engine.files.items():
         sha256 = hashlib.sha256()
@@ -153,6 +167,7 @@ def _write(folder: RemoteFolder, place: str, engine: EngineVersion) -> None:
     names = {"model": engine.model, "engine": engine.engine, "version": engine.version}
     document = {"schema": SCHEMA, **names, "published": utc_now(), "files": files}
     folder.write(f"{place}/{DOCUMENT}", [_to_json(document)], durable=True)
+    return {name: int(file["bytes"]) for name, file in files.items()}
 
 
 def _generated(folder: RemoteFolder, place: str, name: str, content: bytes) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from buildsys.system.files import open_regular
 _LOCAL = ("file", "local")
 # these show a file while it is written, so it needs a temporary name
 _NEED_RENAME = (*_LOCAL, "sftp", "ssh")
+# without folders: making one would create the bucket of a mistyped URL
+_OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss")
 
 
 class RemoteFolder(NamedTuple):
@@ -73,7 +75,7 @@ class RemoteFolder(NamedTuple):
     def write(self, path: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
         """Write a file atomically; ``durable`` survives a power cut of this machine."""
         target = f"{self.root}/{path}"
-        self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._make_parent(target)
         if not self.renames:
             self._write(target, chunks)
             return
@@ -95,7 +97,7 @@ class RemoteFolder(NamedTuple):
     def create(self, path: str, content: bytes) -> None:
         """Write a new file. Raises: FileExistsError."""
         target = f"{self.root}/{path}"
-        self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._make_parent(target)
         try:
             with self.system.open(target, "xb") as writer:
                 writer.write(content)
@@ -103,6 +105,10 @@ class RemoteFolder(NamedTuple):
             if self.system.exists(target):
                 raise FileExistsError(target) from None
             self._write(target, [content])
+
+    def _make_parent(self, target: str) -> None:
+        if self._protocols.isdisjoint(_OBJECT_STORES):
+            self.system.makedirs(target.rpartition("/")[0], exist_ok=True)
 
     def _write(self, target: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
         with self.system.open(target, "wb") as writer:

@@ -295,3 +295,32 @@ def test_a_fifo_in_place_of_a_file_blocks_nothing(
         publish_version(folder, engine)
     with pytest.raises(FileNotFoundError):
         folder.open_to_read("net/ort", None)
+
+
+def test_no_folder_is_made_in_an_object_store(
+    engine: EngineVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = connect(f"memory://{uuid.uuid4().hex}")
+    # s3fs creates the bucket of a mistyped URL
+    monkeypatch.setattr(store.system, "protocol", ("s3", "s3a"))
+    monkeypatch.setattr(store.system, "makedirs", lambda *_, **__: pytest.fail("made a folder"))
+    assert publish_version(store, engine)
+
+
+def test_a_version_whose_files_another_process_removes_is_not_left_incomplete(
+    engine: EngineVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = connect(f"memory://{uuid.uuid4().hex}")
+    write = RemoteFolder.write
+
+    def write_after_removal(self: RemoteFolder, path: str, chunks: object, **more: bool) -> None:
+        if path.endswith("version.json"):  # the other one has failed, and removes its files
+            self.remove("net/ort/1.0/engine.onnx")
+        write(self, path, chunks, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RemoteFolder, "write", write_after_removal)
+    with pytest.raises(StageError, match=r"1\.0/engine\.onnx was removed by another process, whose"):
+        publish_version(store, engine)
+    assert list(list_versions(store)) == []
+    monkeypatch.undo()
+    assert publish_version(store, engine)
