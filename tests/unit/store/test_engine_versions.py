@@ -319,7 +319,9 @@ def test_a_version_whose_files_another_process_removes_is_not_left_incomplete(
         write(self, path, chunks, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RemoteFolder, "write", write_after_removal)
-    with pytest.raises(StageError, match=r"1\.0/engine\.onnx was removed by another process, whose"):
+    with pytest.raises(
+        StageError, match=r"1\.0/engine\.onnx was removed by another process, whose"
+    ):
         publish_version(store, engine)
     assert list(list_versions(store)) == []
     monkeypatch.undo()
