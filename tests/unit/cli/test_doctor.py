@@ -17,6 +17,7 @@ from buildsys.cli.commands.doctor.machine import (
     BROKEN,
     MISSING,
     OK,
+    UNKNOWN,
     Environment,
     check_backends,
     check_environment,
@@ -342,6 +343,21 @@ def test_a_library_that_does_not_answer_is_unknown(
     assert "broken;" in out
     assert "unknown" in out.rpartition(";")[2]
     assert "force-reinstall" not in out
+
+
+def test_engines_whose_library_does_not_answer_are_unknown_not_missing() -> None:
+    libraries = {name: Library(name) for one in backend_names() if (name := _module(one))}
+    libraries["tensorrt"] = Library("tensorrt", problem="did not answer", timed_out=True)
+    users = {"tensorrt": ["m:trt"]}
+    own = Environment(None, python="CPython 3.11", libraries=libraries)
+    states = {check.name: check.state for check in check_backends(own, Gpus(("8.6",)), users)}
+    assert states["tensorrt"] == UNKNOWN
+    toolchain = Environment(Toolchain("t", Path("/t"), {}), libraries=libraries)
+    assert check_toolchain(toolchain, Gpus(("8.6",)), users).state == UNKNOWN
+
+
+def _module(backend: str) -> str:
+    return describe_backend(backend).module
 
 
 def test_a_probe_over_its_limit_is_no_verdict(tmp_path: Path) -> None:
