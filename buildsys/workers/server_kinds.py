@@ -30,7 +30,9 @@ TORCH = ServerKind(
 LIGHT = ServerKind(
     "light",
     preload=("numpy", "ml_dtypes", "onnx", "onnxruntime", "onnxsim", "tensorrt_rtx"),
-    without=("torch",),  # onnxsim imports it if installed (1.6 s, 580 MB) and never needs it here
+    # onnxsim imports them if installed and never needs them here: torch takes 1.6 s and 580 MB,
+    # sympy half of the remaining second
+    without=("torch", "sympy"),
 )
 BARE = ServerKind("bare")
 

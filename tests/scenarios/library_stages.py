@@ -87,7 +87,8 @@ def simplify(folder: Path) -> dict[str, str]:
 
 
 def name_loaded(folder: Path) -> dict[str, str]:
-    return {name: str(name in sys.modules) for name in ("torch", "onnxsim", "onnxruntime", "numpy")}
+    names = ("torch", "sympy", "onnxsim", "onnxruntime", "numpy")
+    return {name: str(name in sys.modules) for name in names}
 
 
 def import_torch(folder: Path) -> dict[str, str]:

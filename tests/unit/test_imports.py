@@ -199,3 +199,10 @@ def test_stages_of_other_toolchains_need_no_torch_and_no_onnx(stage: str) -> Non
         "yaml",
         "rich",
     }
+
+
+def test_the_module_of_no_stage_loads_torch() -> None:
+    """A server without torch imports the modules of the stages that it runs."""
+    stages = [name for name in modules() if name.endswith(".stage")]
+    assert {"buildsys.stages.reference.stage", "buildsys.stages.export.stage"} <= {*stages}
+    assert not loaded_by(*stages, "buildsys.stages.validate.stress") & {"torch", "sympy"}

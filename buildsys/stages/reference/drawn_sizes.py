@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from buildsys.manifest.shape_cases import DimRange, Dims
-from buildsys.stages.reference.size_conditions import Condition
 
+Condition = Callable[[int], bool]  # on a size
 _SCANNED = 1024  # values of a range that a condition is evaluated for
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-Condition = Callable[[int], bool]
+from buildsys.stages.reference.drawn_sizes import Condition
+
 Assigned = Mapping[str, ast.expr]  # local variable -> its value
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 _SIZE = "size"  # the variable of a condition

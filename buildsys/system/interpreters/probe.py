@@ -47,7 +47,8 @@ LIBRARY_SCRIPT = """
 import json, os, sys
 name, answer = sys.argv[2], {}
 if name == "onnxsim":
-    sys.modules["torch"] = None  # onnxsim imports it for seconds without needing it here
+    # onnxsim imports them for seconds without needing them here
+    sys.modules["torch"] = sys.modules["sympy"] = None
 sys.path[:] = [entry for entry in sys.path if entry]
 try:
     module = __import__(name)
