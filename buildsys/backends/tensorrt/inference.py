@@ -350,10 +350,11 @@ class Inference:
                 self.results[name] = output = Output(buffer, shape)
                 self._set_address(name, buffer.address)
                 if 0 < buffer.size_bytes <= _STAGED_BYTES:
-                    locked = self.gpu.allocate_locked(buffer.size_bytes)
-                    self._locked.append(locked)
-                    stored = packed_shape(shape, self._layouts[name])
-                    output.staged = locked.array.view(self._dtype(name)[1]).reshape(stored)
+                    with suppress(StageError):  # too little page-locked memory
+                        locked = self.gpu.allocate_locked(buffer.size_bytes)
+                        self._locked.append(locked)
+                        stored = packed_shape(shape, self._layouts[name])
+                        output.staged = locked.array.view(self._dtype(name)[1]).reshape(stored)
             self._prepared = shapes
         for name, (buffer, _) in self.input_buffers.items():
             self.input_buffers[name] = buffer, arrays[name]  # alive until it is uploaded
