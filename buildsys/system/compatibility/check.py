@@ -101,7 +101,8 @@ def can_run(
             # the record may say that no engine could be built
             found = read_record(path) if path.with_name(RECORD_NAME).is_file() else None
             remedy = "build it, or pass the path of the engine file or its folder"
-            missing = Reason("file", f"there is no engine file {path}", remedy)
+            there = f"in the folder {name}" if Path(engine).is_dir() else name
+            missing = Reason("file", f"there is no engine file {there}", remedy)
             return CompatibilityResult(name, "", (found if isinstance(found, Reason) else missing,))
         header, record = read_header(path), read_record(path)
         if isinstance(record, Reason):
