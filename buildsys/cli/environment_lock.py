@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from buildsys import __version__
@@ -115,7 +116,7 @@ def differences(locked: Environment, now: Environment) -> Iterator[Difference]:
     for name in ("python", "platform", "buildsys"):
         before, after = getattr(locked, name), getattr(now, name)
         if before != after:
-            remedy = f"pip install buildsys=={before}" if name == _OURS else ""
+            remedy = f"pip install {quote(f'buildsys=={before}')}" if name == _OURS else ""
             yield Difference(name, f"is {after}, locked was {before}", remedy)
     pip = f"{sys.executable} -m pip install"
     yield from _package_differences("", locked.packages, now.packages, pip)
@@ -133,7 +134,8 @@ def differences(locked: Environment, now: Environment) -> Iterator[Difference]:
     for name in sorted(locked.variables.keys() | now.variables.keys()):
         set_before, set_now = locked.variables.get(name), now.variables.get(name)
         if set_before != set_now:
-            remedy = f"unset {name}" if set_before is None else f"export {name}={set_before}"
+            changed = f"export {quote(name)}={quote(set_before or '')}"
+            remedy = f"unset {quote(name)}" if set_before is None else changed
             text = f"is {_value(set_now)}, locked was {_value(set_before)}"
             yield Difference(name, text, remedy)
     for name in sorted(locked.devices.keys() | now.devices.keys()):
@@ -149,7 +151,7 @@ def _package_differences(
     for name, version in sorted(locked.items()):
         found = now.get(name)
         if found != version:
-            remedy = f"{pip} {name}=={version}" if pip else ""
+            remedy = f"{pip} {quote(f'{name}=={version}')}" if pip else ""
             state = "is not installed" if found is None else f"is {found}"
             yield Difference(f"{prefix}{name}", f"{state}, locked was {version}", remedy)
     others = sorted(now.keys() - locked.keys())

@@ -31,6 +31,7 @@ SCHEMA = "buildsys/engine-version/1"
 DOCUMENT, CHECKSUMS, PROVENANCE = "version.json", "SHA256SUMS", "provenance.json"
 _CHUNK_BYTES = 4 << 20
 _MAX_DOCUMENT_BYTES = 8 << 20
+_MAX_FILE_BYTES = 1 << 62
 _ABANDONED_S = 24 * 3600.0  # a hidden folder of a process that was killed
 
 
@@ -216,8 +217,17 @@ def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(content)
-        if all(type(file["bytes"]) is int for file in found["files"].values()):
-            return dict(found)
+        document = {name: str(found.get(name, "")) for name in ("schema", "published")}
+        files = {
+            name: {
+                "bytes": file["bytes"],
+                **{digest: str(file[digest]) for digest in ("sha256", "blake3") if digest in file},
+            }
+            for name, file in found["files"].items()
+        }
+        sizes = [file["bytes"] for file in files.values()]
+        if all(type(size) is int and 0 <= size <= _MAX_FILE_BYTES for size in sizes):
+            return {**document, "files": files}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     raise StageError(f"{path} is damaged or of a newer buildsys", "choose another --version")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -173,3 +174,17 @@ def test_a_lock_has_the_present_environment_and_names_its_changes(
     (tmp_path / "buildsys.lock").write_text("damaged")
     assert Lock().run(tmp_path, [], {"json": True}) == 0
     assert json.loads(capsys.readouterr().out)["variables"]["OMP_NUM_THREADS"] == "3"
+
+
+def test_remedies_execute_nothing_that_a_lock_file_says() -> None:
+    hostile = "1; touch x $(evil) `evil`"
+    locked = Environment(
+        "CPython 3.11", "Linux", hostile, packages={hostile: hostile}, variables={"A": hostile}
+    )
+    now = Environment("CPython 3.11", "Linux", "1")
+    remedies = [one.remedy for one in differences(locked, now) if one.remedy]
+    assert len(remedies) == 3
+    for remedy in remedies:
+        words = shlex.split(remedy, posix=True)
+        assert any(hostile in word for word in words), remedy
+        assert ";" not in words

@@ -326,3 +326,30 @@ def test_a_version_whose_files_another_process_removes_is_not_left_incomplete(
     assert list(list_versions(store)) == []
     monkeypatch.undo()
     assert publish_version(store, engine)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"files": {"a": {"bytes": -5}}}',
+        '{"files": {"a": {"bytes": ' + "9" * 4000 + "}}}",
+        '{"files": {"a": {"bytes": true}}}',
+        '{"files": {"a": 5}}',
+        '{"files": []}',
+        "[" * 100_000,
+    ],
+)
+def test_a_document_with_wrong_values_is_damaged(folder: RemoteFolder, text: str) -> None:
+    folder.write("net/ort/1.0/version.json", [text.encode()])
+    (found,) = list_versions(folder)
+    assert found["problem"] == "net/ort/1.0/version.json is damaged or of a newer buildsys"
+
+
+def test_only_known_fields_of_a_document_are_listed(folder: RemoteFolder) -> None:
+    text = '{"files": {"a": {"bytes": 5, "x": NaN}}, "published": NaN, "more": [[[1]]]}'
+    folder.write("net/ort/1.0/version.json", [text.encode()])
+    (found,) = list_versions(folder)
+    assert found == {
+        "schema": "", "published": "nan", "files": {"a": {"bytes": 5}},
+        "model": "net", "engine": "ort", "version": "1.0",
+    }  # fmt: skip
