@@ -12,13 +12,16 @@ from buildsys.system.engine_environment import visible_gpus, why_no_gpu
 from buildsys.system.interpreters.toolchain import Toolchain
 
 
-def load_backend(name: str, toolchain: Toolchain | None = None) -> Backend:
+def load_backend(name: str, toolchain: Toolchain | None = None, unusable: str = "") -> Backend:
     """Import and return a backend.
 
-    This interpreter belongs to ``toolchain``, if given.
+    This interpreter belongs to ``toolchain``, if given. ``unusable`` is the problem of a package
+    whose fields could not be read when the manifest was.
     Raises: Unavailable: there is no such backend, its package is broken, or one of its libraries
     is not installed or cannot be loaded.
     """
+    if unusable:
+        raise Unavailable(unusable)
     description = describe_backend(name)
     if description.problem:
         raise Unavailable(description.problem, description.install)

@@ -133,6 +133,8 @@ def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
         return f"the map has no {field}", one
     plural = "policies" if field == "policy" else f"{field}s"
     hint = suggest(str(value[field]), kinds, what=plural)
+    if field == "backend" and not hint.startswith("did you mean"):
+        hint += "; or pip install the package that has it (docs/backends.md)"
     return f"unknown {field} {show_value(value[field])}", hint
 
 

@@ -12,7 +12,7 @@ from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.engine import BuildEnvironment, EngineResult, SlowLayer, TimingCache
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.report.results.report import EngineLine, EngineProvenance, LayerLine
-from buildsys.system.backend_registry import backend_names, describe_backend
+from buildsys.system.backend_registry import describe_backend, find_package, our_backends
 
 _SHOWN_DIGITS = 16
 # fields reported elsewhere, or without influence on the engine
@@ -113,7 +113,7 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
     shares = engine.get("precision_shares", {})
     phases = engine.get("phases", {}).items()
     lines = {
-        "built with": _built_with(engine.get("built_with", {})),
+        "built with": _built_with(engine),
         "settings that are not the defaults": ", ".join(
             f"{name} {_plain(value)}"
             for name, value in spec.items()
@@ -135,9 +135,12 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
     return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
 
 
-def _built_with(facts: BuildEnvironment) -> str:
+def _built_with(engine: EngineResult) -> str:
+    facts: BuildEnvironment = engine.get("built_with", {})
+    backend = engine.get("backend", "")
     versions: Mapping[str, object] = facts
-    libraries = {each.module: each.title for each in map(describe_backend, backend_names())}
+    known = (backend,) if find_package(backend) else our_backends()
+    libraries = {each.module: each.title for each in map(describe_backend, known)}
     parts = [f"{title} {versions[n]}" for n, title in libraries.items() if versions.get(n)]
     capability = facts.get("compute_capability")
     if facts.get("gpu"):

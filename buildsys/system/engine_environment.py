@@ -59,7 +59,8 @@ def library_version(module: str) -> str:
         raise MissingLibraryError("" if error.name == module else other) from error
     except (ImportError, OSError, RuntimeError) as error:  # a shared library is missing or unfit
         raise MissingLibraryError(f"it cannot be loaded: {' '.join(str(error).split())}") from error
-    version = str(getattr(loaded, "__version__", ""))
+    # OpenVINO's continues with build and branch: 2026.4.1-22982-…
+    version = str(getattr(loaded, "__version__", "")).partition("-")[0]
     try:
         return version or metadata.version(module)
     except metadata.PackageNotFoundError:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     _CONFORMS: Backend = _this_module
 
-RUN_OPTIONS: Options = {"threads": 0, "streams": 1, "pin_threads": False, "config": {}}
+RUN_OPTIONS: Options = {"threads": 0, "streams": 0, "pin_threads": False, "config": {}}
 _CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8"}
 _UNSUPPORTED = re.compile(r"(?:No conversion rule found for|following ONNX) operations: (.+)")
 _OPSET = re.compile(r"-\d+$")
@@ -135,7 +135,7 @@ def build(request: BuildRequest) -> Figures:
     settings = {
         **{name: options[name] for name in names},
         "threads": int(options["threads"]) or usable_cores(),
-        "streams": options["streams"],
+        "streams": options["streams"] or 0,  # 0: the default
         "config": dict(options["config"]),
         "properties": properties(options),
     }

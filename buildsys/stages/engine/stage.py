@@ -53,7 +53,7 @@ def run(job: Job) -> StageResult:
     """Build the engine; ``unavailable`` if its backend cannot work here."""
     options = job.options["engine"]
     try:
-        backend = load_backend(options["backend"], job.toolchain)
+        backend = load_backend(options["backend"], job.toolchain, options.get("unusable", ""))
         backend.prepare(options)
         figures = _build(job, backend)
     except ModuleNotFoundError as error:

@@ -100,7 +100,7 @@ def run(job: Job) -> StageResult:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     options = job.options["engine"]
     try:
-        backend = load_backend(options["backend"], job.toolchain)
+        backend = load_backend(options["backend"], job.toolchain, options.get("unusable", ""))
         uses = implementation_of(job, options["backend"]).uses
         session = backend.load(job.inputs["engine"], options, uses)
     except Unavailable as reason:

@@ -87,6 +87,13 @@ def test_an_engine_in_another_precision_than_requested_is_refused(
         backend.describe(engine, options(precision="bf16"))
 
 
+def test_the_recorded_options_can_be_replaced(tmp_path: Path) -> None:
+    asked = request(write(tmp_path, conv_bn()), tmp_path / "engine", options())
+    settings = backend.build(asked)["settings"]
+    for name, default in backend.RUN_OPTIONS.items():  # load_engine compares the types
+        assert type(settings[name]) is type(default), name
+
+
 def test_shapes_outside_the_dims_are_refused(engine: Path) -> None:
     with pytest.raises(StageError, match=r"shape=\[1\.\.8,3,8,8\]"):
         run(engine, random_x(9))

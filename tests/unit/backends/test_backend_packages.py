@@ -12,6 +12,7 @@ from backend_package import PACKAGE, install, registered
 import buildsys
 from buildsys.backends.load import load_backend
 from buildsys.errors import Unavailable
+from buildsys.manifest.schema.engines import engine_spec
 from buildsys.system import backend_registry
 from buildsys.system.backend_registry import (
     backend_names,
@@ -112,3 +113,14 @@ def test_the_fields_depend_on_the_files_of_the_package(site: Path) -> None:
     names = {path.name for path in package_files("reference")}
     assert {"entry_points.txt", PACKAGE, "options.py", "description.py"} <= names
     assert list(package_files("onnxruntime")) == []
+
+
+def test_an_engine_whose_fields_are_unknown_is_unavailable(site: Path) -> None:
+    (site / PACKAGE / "options.py").write_text("import no_such_library\n")
+    spec = engine_spec("reference").model_validate(
+        {"name": "e", "backend": "reference", "log_level": "anything"}
+    )
+    unusable = spec.model_dump()["unusable"]
+    assert "buildsys-reference 1.0 cannot be loaded: ModuleNotFoundError" in unusable
+    with pytest.raises(Unavailable, match="no_such_library"):
+        load_backend("reference", None, unusable)
