@@ -305,4 +305,4 @@ def test_the_engine_is_loaded_by_its_backend_in_its_toolchain_with_its_operators
     options = {**job.options, "operators": operators}
     verify.run(replace(job, options=options, inputs={"engine": tmp_path}, toolchain=toolchain))
     uses = (OperatorUse("a::B", "plugin", tmp_path / "p.py", tmp_path),)
-    assert calls == [("onnxruntime", toolchain), (tmp_path, options["engine"], uses)]
+    assert calls == [("onnxruntime", toolchain, ""), (tmp_path, options["engine"], uses)]
