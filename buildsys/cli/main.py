@@ -50,6 +50,7 @@ _OF_BOTH = {
     "lock": f"{_FOLDER}.lock:Lock",
     "doctor": f"{_FOLDER}.doctor.command:Doctor",
     "repro": f"{_FOLDER}.repro.command:Repro",
+    "localize": f"{_FOLDER}.localize:Localize",
     "stress": f"{_FOLDER}.stress:Stress",
     "resolve": f"{_FOLDER}.resolve:Resolve",
     "schema": f"{_FOLDER}.schema:Schema",

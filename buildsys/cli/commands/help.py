@@ -21,7 +21,7 @@ SECTIONS = {
     "Targets": ("list", "info", "explain", "plan", "resolve"),
     "Reports and history": ("best", "pages", "history", "compare"),
     "Deployment": ("publish",),
-    "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress"),
+    "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress", "localize"),
     "Installation": ("init", "new", "import", "doctor", "lock", "schema"),
     "Caches": ("cache", "workers"),
     "Others": ("help", "tabcompletion"),

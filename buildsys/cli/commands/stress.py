@@ -100,13 +100,14 @@ def _run_stage(
             project=project.root,
         )
         with open_pool(project.state) as pool:
-            pool.run(job, log=Path(folder) / "stress.log", on_event=_show)
-        _show({})
+            pool.run(job, log=Path(folder) / "stress.log", on_event=show_progress)
+        show_progress({})
         result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
     return {name: result[name] for name in ("count", "compared", "skipped", "failures")}
 
 
-def _show(event: Mapping[str, Any]) -> None:
+def show_progress(event: Mapping[str, Any]) -> None:
+    """Show the message of a worker on a terminal; an event without one clears it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{event.get('message', '')}")
         sys.stderr.flush()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.stages.common.node_patterns import matching_pattern
+from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.quantize.batches import (
     Batch,
@@ -16,7 +16,7 @@ from buildsys.stages.quantize.batches import (
     load_batches,
     save_batches,
 )
-from buildsys.stages.quantize.node_selection import HEAVY, named_nodes
+from buildsys.stages.quantize.node_selection import HEAVY
 from buildsys.stages.quantize.ranges import (
     IntermediateTensors,
     Range,

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto
 
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensor_types import FreshNames
 from buildsys.system.suggestions import nearest
 
 
 def node_name(node: NodeProto) -> str:
     """Return the name of a node, or one from its operator and first output."""
     return node.name or f"{node.op_type}_{node.output[0]}"
+
+
+def named_nodes(model: ModelProto) -> None:
+    """Give every node of the main graph a unique name."""
+    fresh, taken = FreshNames(model.graph), set()
+    for node in model.graph.node:
+        if not node.name or node.name in taken:
+            node.name = fresh.new(node_name(node))
+        taken.add(node.name)
 
 
 def matching_pattern(name: str, patterns: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from buildsys.stages.common.golden_check import (
     check_outputs,
     summarize_checks,
 )
+from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.cast_graph import HEAVY, convert_precision, raise_opset
 from buildsys.stages.convert.overflow import OverflowOrigin, add_probes, find_origin
 from buildsys.stages.operators.implementation import implementation_of
@@ -118,7 +119,10 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
             kept = f"opset {version} is kept, without bfloat16 for some operators"
             warnings.append(f"{kept}: {why}")
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
-    found = convert_precision(model, precision, job.options.get("exclude", ()))
+    exclude = job.options.get("exclude", ())
+    if exclude:
+        named_nodes(model)  # for patterns of nodes without a unique name
+    found = convert_precision(model, precision, exclude)
     warnings += [f"{problem}; its nodes stay in float32" for problem in found.problems.values()]
     if found.clamped:
         more = f" and {len(found.clamped) - 1} more" if len(found.clamped) > 1 else ""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +33,7 @@ from buildsys.stages.common.golden_check import (
     check_outputs,
     summarize_checks,
 )
+from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.cast_graph import raise_opset
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
@@ -44,7 +45,7 @@ from buildsys.stages.quantize.insert_qdq import (
     limits_of,
     set_kernel_shapes,
 )
-from buildsys.stages.quantize.node_selection import HEAVY, Selection, named_nodes, select_nodes
+from buildsys.stages.quantize.node_selection import HEAVY, Selection, select_nodes
 from buildsys.stages.quantize.ranges import IntermediateTensors, load_ranges
 from buildsys.workers.job import Job, StageResult
 
@@ -149,6 +150,18 @@ def _convert(job: Job) -> dict[str, Any]:
         "bytes_before": file_bytes(source),
         "bytes_after": file_bytes(target),
     }
+
+
+def quantized_graph(
+    job: Job, original: ModelProto, scratch: Path, exclude: Sequence[str]
+) -> ModelProto:
+    """Return the graph with quantizers, except at nodes that match ``exclude``.
+
+    Raises: StageError: there is nothing to quantize, or the tool fails.
+    """
+    options = {**job.options["quantize"], "exclude": exclude}
+    changed = replace(job, options={**job.options, "quantize": options})
+    return _quantized(changed, original, scratch)[0]
 
 
 def _quantized(

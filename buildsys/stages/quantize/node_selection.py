@@ -10,8 +10,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import all_nodes, operator_counts, subgraphs
-from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
-from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, node_name
+from buildsys.onnx_graphs.tensor_types import element_types
+from buildsys.stages.common.node_patterns import check_patterns, matching_pattern
 from buildsys.stages.quantize.ranges import Ranges
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # nearly all of a network's time
@@ -36,15 +36,6 @@ class Selection:
 
     chosen: dict[str, Chosen] = field(default_factory=dict)  # by the node's name
     skipped: dict[str, str] = field(default_factory=dict)  # node -> reason
-
-
-def named_nodes(model: ModelProto) -> None:
-    """Give every node of the main graph a unique name."""
-    fresh, taken = FreshNames(model.graph), set()
-    for node in model.graph.node:
-        if not node.name or node.name in taken:
-            node.name = fresh.new(node_name(node))
-        taken.add(node.name)
 
 
 def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:

@@ -1,0 +1,164 @@
+"""doit localize: the nodes that make an fp16 or int8 engine inaccurate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    option,
+    positive_integer,
+    print_answer,
+)
+from buildsys.cli.commands.run.engine_choice import named_engines
+from buildsys.cli.commands.stress import show_progress
+from buildsys.cli.console.rows import format_table
+from buildsys.cli.session import Session
+from buildsys.cli.worker_pool import open_pool
+from buildsys.errors import StageError, UsageError
+from buildsys.execution.freshness import FRESH
+from buildsys.plan.action import Action
+from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
+from buildsys.report.formatting import error, plural
+from buildsys.workers.job import Job
+
+SCHEMA = "buildsys/localize/1"
+_STAGE = "buildsys.stages.localize.stage"
+
+
+class Localize(ProjectCommand):
+    """Find the nodes that make an engine inaccurate."""
+
+    doc_purpose = "find the nodes that must stay in fp32 for an engine within its limits"
+    doc_usage = "MODEL:ENGINE"
+    options = (
+        option("limit", "seconds for the search", default="600"),
+        JSON,
+    )
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Print a list for the manifest; return 1 if none was found."""
+        limit = positive_integer("--limit", options["limit"])
+        if len(names) != 1:
+            raise UsageError("localize takes one MODEL:ENGINE")
+        session = Session.read_only(root)
+        engines = named_engines(session, names[0])
+        if len(engines) > 1:
+            listed = ", ".join(one.variant for one in engines)
+            raise UsageError(f"{names[0]} has several engines", f"name one of {listed}")
+        model, engine = engines[0].model, engines[0].variant
+        convert = _conversion(session, model, engine)
+        verify = session.actions[f"verify:{model}:{engine}"]
+        found = _search(session, convert, verify, limit)
+        document = {
+            "schema": SCHEMA,
+            "model": model,
+            "engine": engine,
+            "precision": convert.variant,
+            **found,
+            "yaml": None if not found["nodes"] else "\n".join(_yaml(convert, found)),
+        }
+        print_answer(options, document, _lines(convert, document))
+        return 1 if found["nodes"] is None else 0
+
+
+def _conversion(session: Session, model: str, engine: str) -> Action:
+    """Return the conversion whose graph the engine is built from.
+
+    Raises: UsageError: it has none, or its inputs are not up to date.
+    """
+    spec = next(
+        one for one in session.project.models[model].data["engines"] if one["name"] == engine
+    )
+    precision = spec["precision"]
+    if precision == FULL_PRECISION:
+        problem = f"{model}:{engine} is an fp32 engine, so no node is rounded"
+        raise UsageError(problem, f"`doit debug verify:{model}:{engine}` repeats its check")
+    actions, target = session.actions.of(model), f"convert:{model}:{precision}"
+    if target not in actions[f"engine:{model}:{engine}"].after:
+        kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"
+        problem = f"the builder of {model}:{engine} chooses the precision of each layer itself"
+        raise UsageError(problem, f"set {kind}, or layer_precisions")
+    convert = actions[target]
+    if convert.options.get("tool") == "autocast" or (
+        convert.options.get("quantize", {}).get("tool") == "modelopt"
+    ):
+        section = "quantize" if precision in QUANTIZED else "convert"
+        raise UsageError("ModelOpt chooses the nodes itself", f"set {section}: {{tool: builtin}}")
+    states = session.explain(convert.after)
+    stale = [one for one in convert.after if states[one].state != FRESH]
+    if stale:
+        raise UsageError(f"{stale[0]} is not up to date", f"run `doit {target}` first")
+    return convert
+
+
+def _search(session: Session, convert: Action, verify: Action, limit: int) -> dict[str, Any]:
+    """Search in a worker, outside the build folder."""
+    project = session.project
+    inputs = {role: project.build / ref.path for role, ref in convert.inputs.items()}
+    with TemporaryDirectory(prefix="buildsys-localize-") as folder:
+        job = Job(
+            target=f"localize:{verify.model}:{verify.variant}",
+            stage=_STAGE,
+            model=convert.model,
+            variant=convert.variant,
+            options={
+                **convert.options,
+                "tolerance": verify.options["tolerance"],
+                "limit_s": limit,
+            },
+            inputs={role: path for role, path in inputs.items() if path.exists()},
+            outputs={"result": Path(folder) / "localize.json"},
+            project=project.root,
+        )
+        with open_pool(project.state) as pool:
+            reply = pool.run(job, log=Path(folder) / "localize.log", on_event=show_progress)
+        show_progress({})
+        if reply.status != "passed":
+            raise StageError(reply.reason, reply.hint)
+        result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
+    fields = ("without", "with", "nodes", "is_smallest", "trials", "exclude", "seconds")
+    return {name: result[name] for name in fields}
+
+
+def _lines(convert: Action, found: Mapping[str, Any]) -> Iterator[str]:
+    name, precision = f"{found['model']}:{found['engine']}", found["precision"]
+    without, nodes = found["without"], found["nodes"]
+    if without["passed"]:
+        yield (
+            f"{name}: the {precision} graph is within the limits (relative error"
+            f" {error(without['relative'])}), so no node has to stay in fp32"
+        )
+        yield "if verify fails, the error arises in the engine: its kernels or fusions"
+        return
+    yield f"{name}: {without['reason']}"
+    effort = f"{plural(found['trials'], 'trial')} in {found['seconds']:.0f} s"
+    if nodes is None:
+        yield f"no list of nodes was found within the limits ({effort})"
+        yield "raise --limit, choose another precision, or raise the limits of verify"
+        return
+    smallest = "none of which can be left out" if found["is_smallest"] else "perhaps not the fewest"
+    yield ""
+    yield (
+        f"with {plural(len(nodes), 'node')} in fp32, {smallest}, the relative error is"
+        f" {error(found['with']['relative'])} ({effort}):"
+    )
+    yield from format_table(("node", "operator"), nodes)
+    yield ""
+    yield "for the manifest:"
+    yield ""
+    yield from _yaml(convert, found)
+
+
+def _yaml(convert: Action, found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the section with the present patterns and the new nodes."""
+    yield "quantize:" if "quantize" in convert.options else "convert:"
+    yield "  exclude:"
+    for pattern in (*found["exclude"], *(name for name, _ in found["nodes"])):
+        yield f"    - {json.dumps(pattern, ensure_ascii=False)}"  # JSON strings are YAML

@@ -1,0 +1,1 @@
+"""Search for the nodes that make a converted graph inaccurate."""

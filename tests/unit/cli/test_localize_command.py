@@ -1,0 +1,89 @@
+"""Arguments and answers of ``doit localize``, without a search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.cli.commands import localize
+from buildsys.cli.commands.localize import Localize
+from buildsys.errors import UsageError
+
+MANIFEST = """\
+model: m
+source: {python: "net.py:make"}
+inputs: {x: {shape: [1, 4]}}
+calibration: {data: {x: {random: normal}}}
+quantize: {exclude: ["*/head"]}
+engines:
+  - {name: full, backend: onnxruntime}
+  - {name: half, backend: onnxruntime, precision: fp16}
+  - {name: small, backend: onnxruntime, precision: int8}
+  - {name: weak, backend: tensorrt, precision: int8, typing: weak}
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "configs/models").mkdir(parents=True)
+    (tmp_path / "configs/models/m.yaml").write_text(MANIFEST)
+    (tmp_path / "net.py").write_text("def make(): ...\n")
+    return tmp_path
+
+
+def run(root: Path, *names: str, **options: Any) -> int:
+    return Localize().run(root, names, {"limit": "600", "json": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ((), "localize takes one MODEL:ENGINE"),
+        (("m",), "m has several engines; name one of full, half, small, weak"),
+        (("m:ful",), "there is no model or engine 'm:ful'; nearest: m:full"),
+        (
+            ("m:full",),
+            "m:full is an fp32 engine, so no node is rounded; `doit debug verify:m:full`",
+        ),
+        (
+            ("m:weak",),
+            "the builder of m:weak chooses the precision of each layer itself;",
+        ),
+        (("m:half",), "simplify:m is not up to date; run `doit convert:m:fp16` first"),
+    ],
+)
+def test_engines_without_a_search_are_refused(
+    root: Path, names: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        run(root, *names)
+    assert str(raised.value).startswith(problem)
+
+
+def test_the_list_continues_the_one_of_the_manifest(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[str, Any] = {
+        "without": {"passed": False, "relative": 0.5, "reason": "y differs"},
+        "with": {"passed": True, "relative": 0.1, "reason": ""},
+        "nodes": [["/a: b", "Conv"]], "is_smallest": False, "trials": 3, "exclude": ["*/head"],
+        "seconds": 2.0,
+    }  # fmt: skip
+    model = localize.Session.read_only(root)
+    convert = model.actions["convert:m:int8"]
+    monkeypatch.setattr(localize, "_conversion", lambda *_: convert)
+    monkeypatch.setattr(localize, "_search", lambda *_: found)
+    assert run(root, "m:small") == 0
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "quantize:", "  exclude:", '    - "*/head"', '    - "/a: b"',
+    ]  # fmt: skip
+    assert run(root, "m:small", json=True) == 0
+    assert json.loads(capsys.readouterr().out)["yaml"].startswith("quantize:\n  exclude:\n")
+    found["nodes"] = None
+    assert run(root, "m:small") == 1
+    assert (
+        "no list of nodes was found within the limits (3 trials in 2 s)" in capsys.readouterr().out
+    )
