@@ -143,6 +143,22 @@ def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+@pytest.fixture(scope="session")
+def operator_table(
+    ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Ran]:
+    """The folder with the table of ``doit ops``, only to be copied, and the output of its run."""
+    with common_folder(tmp_path_factory, "operators") as folder:
+        printed = folder / "ran.json"
+        if not printed.exists():
+            ready_place.clear()
+            ready_place.create()
+            ran = ready_place.start_and_wait("ops", "asinh", "roll", "DeformConv")
+            shutil.copytree(ready_place.root / ".buildsys/operators", folder / "table")
+            printed.write_text(json.dumps(astuple(ran)))
+        return folder / "table", Ran(*json.loads(printed.read_text()))
+
+
 @pytest.fixture
 def ready(ready_place: ReadyProject) -> Iterator[ReadyProject]:
     """A project with the network ``a``, not built."""

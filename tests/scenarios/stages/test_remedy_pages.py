@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from example_pages import replay, run_page
-from project_folder import REPOSITORY, ProjectFolder
+from project_folder import REPOSITORY, ProjectFolder, Ran
 
 PAGES = sorted(
     path
@@ -18,10 +18,13 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_examples_of_a_page_work(page: Path, empty_place: ProjectFolder) -> None:
+def test_the_examples_of_a_page_work(
+    page: Path, empty_place: ProjectFolder, operator_table: tuple[Path, Ran]
+) -> None:
     for name in ("dodo.py", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, empty_place.root)
     (empty_place.root / "configs/models").mkdir(parents=True)
+    shutil.copytree(operator_table[0], empty_place.root / ".buildsys/operators")
     assert run_page(empty_place, page), f"{page.name} has no example"
 
 
