@@ -29,7 +29,10 @@ def read_batches(
             if match := _KEY.fullmatch(key):
                 batches.setdefault(int(match[1]), {})[match[2]] = array
     except (OSError, ValueError) as error:
-        raise StageError(f"{file.name} contains no calibration batches: {error}") from error
+        raise StageError(
+            f"{file.name} contains no calibration batches: {error}",
+            "make the calibration data again: the target calibrate of the model writes it",
+        ) from error
     if not batches:
         text = f"there is no batch to calibrate with in {file.name}"
         raise StageError(text, "give calibration data")
@@ -38,13 +41,19 @@ def read_batches(
         for name, shape in inputs.items():
             what = f"batch {number} of the calibration data has"
             if name not in batch:
-                raise StageError(f"{what} no input {name}, only {', '.join(batch)}")
+                raise StageError(
+                    f"{what} no input {name}, only {', '.join(batch)}",
+                    "give the engine's inputs in the calibration data",
+                )
             sizes = batch[name].shape
             if len(sizes) != len(shape) or any(
                 expected not in (-1, size) for expected, size in zip(shape, sizes, strict=True)
             ):
                 expected_sizes = [size if size >= 0 else "any" for size in shape]
-                raise StageError(f"{what} {name} of shape {list(sizes)}, not {expected_sizes}")
+                raise StageError(
+                    f"{what} {name} of shape {list(sizes)}, not {expected_sizes}",
+                    "declare the shapes of the calibration data in dims",
+                )
             first = found[0][name].shape
             if one_shape_for and sizes != first:
                 raise StageError(

@@ -24,7 +24,7 @@ def main(names: Sequence[str]) -> int:
         for name in names:
             file = Path(os.path.abspath(name))  # noqa: PTH100 - resolve() would change the paths
             if not file.is_file():
-                raise UsageError(f"there is no file {name}")
+                raise UsageError(f"there is no file {name}", "check the path")
             projects.setdefault(_project_of(file), []).append(file)
         code = 0
         for root, files in projects.items():
@@ -49,7 +49,10 @@ def _project_of(file: Path) -> Path:
     found = next((folder for folder in file.parents if (folder / "dodo.py").is_file()), None)
     if found is None:
         name = os.path.relpath(file.parent)
-        raise UsageError(f"{name} is not in a project (a folder with dodo.py and configs/)")
+        raise UsageError(
+            f"{name} is not in a project (a folder with dodo.py and configs/)",
+            "name a manifest of a project",
+        )
     return found
 
 

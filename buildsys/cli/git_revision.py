@@ -90,7 +90,7 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
     Raises: UsageError: no git repository, an unknown revision, or wrong manifests in it.
     """
     if shutil.which("git") is None:
-        raise UsageError("`--since` needs git, which is not installed")
+        raise UsageError("`--since` needs git, which is not installed", "install git")
     git = _Git(project.root)
     commit = git.text(
         *commit_query(revision),
@@ -98,7 +98,10 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
         hint="`git log` and `git tag` list revisions",
     )
     if not project.configs.resolve().is_relative_to(git.top):
-        raise UsageError(f"{project.configs} is outside the git repository {git.top}")
+        raise UsageError(
+            f"{project.configs} is outside the git repository {git.top}",
+            "put the manifests under version control",
+        )
     inside = os.path.relpath(project.root.resolve(), git.top)
     relative_configs = os.path.relpath(project.configs, project.root)
     with git.checkout(commit) as tree:
@@ -106,7 +109,10 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
         root.mkdir(parents=True, exist_ok=True)
         configs = Path(os.path.normpath(root / relative_configs))
         if not configs.is_relative_to(tree):
-            raise UsageError(f"{project.configs} is outside the git repository {git.top}")
+            raise UsageError(
+                f"{project.configs} is outside the git repository {git.top}",
+                "put the manifests under version control",
+            )
         ours = {folder.resolve() for folder in (project.build, project.state)}
         for path in git.ignored():
             place = tree / path.relative_to(git.top)
@@ -117,7 +123,10 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(path)
         if not (configs / "models").is_dir():
-            raise UsageError(f"{revision} has no manifests: no folder {relative_configs}/models")
+            raise UsageError(
+                f"{revision} has no manifests: no folder {relative_configs}/models",
+                "name a revision with manifests",
+            )
         try:
             old = load_project(
                 root,

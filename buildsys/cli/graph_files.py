@@ -66,7 +66,7 @@ def ask_inspection(question: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """
     done = run_python(("-m", "buildsys.onnx_graphs.inspection"), {"question": question, **request})
     if done.problem:
-        raise StageError(f"the graph cannot be read: {done.problem}")
+        raise StageError(f"the graph cannot be read: {done.problem}", "build it again")
     answer: dict[str, Any] = done.json()
     if "error" in answer:
         kind = UsageError if answer.get("usage") else StageError
@@ -130,7 +130,7 @@ def find_graph(session: Session, model: str, name: str) -> GraphFile:
         state, note = STORED, f"{name} was built {time_ago(record.started)}"
         lost = f"{note}, but is no longer in the store"
         if ref not in record.files:
-            raise StageError(lost)
+            raise StageError(lost, "`doit history` lists further builds")
         outputs = [record.files[path] for path in (ref, f"{ref}.data") if path in record.files]
         if not all(map(store.holds, outputs)):
             raise StageError(lost, f"`doit cache` shows the contents of {store.folder}")
@@ -179,7 +179,9 @@ def _current(session: Session, action: Action) -> tuple[str, str, Path]:
         result = session.result(target)
         if result.get("status") in ("unavailable", "failed"):
             why = f"{result['status']}: {result.get('reason') or 'no reason recorded'}"
-            raise StageError(f"{target} has no graph: it is {why}")
+            raise StageError(
+                f"{target} has no graph: it is {why}", "remove the cause, then build it again"
+            )
         raise StageError(f"{target} has not been built", f"`doit {target}` builds it")
     explained = session.explain([target])[target]
     if explained.state == FRESH:
@@ -221,7 +223,7 @@ def _record_at_revision(
     target = action.target
     found = builds_of(session.project, revision, target, records)
     if found is None:
-        raise UsageError(f"{revision} has no target {target}")
+        raise UsageError(f"{revision} has no target {target}", "name a revision with this target")
     graphs = [record for record in found if _graph_ref(action) in record.files]
     if not graphs:
         problem = f"no stored build of {target} matches {revision}"

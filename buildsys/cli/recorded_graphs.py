@@ -146,6 +146,9 @@ def _request(store: Store, build: Build, digests: Mapping[str, str]) -> dict[str
     """Return the files of a graph for the inspection. Raises: StageError: they are not stored."""
     files = [store.object_path(digest) for digest in digests.values()]
     if not all(file.is_file() for file in files):
-        raise StageError(f"the graph of build {build.short_id} is no longer in the store")
+        raise StageError(
+            f"the graph of build {build.short_id} is no longer in the store",
+            "compare builds that are in the store; `doit history` lists them",
+        )
     paths = [str(file.resolve()) for file in files]
     return {"file": paths[0], "data": paths[1] if len(paths) > 1 else ""}

@@ -48,7 +48,8 @@ def _missing_library(
 ) -> str:
     located = locate_toolchain(*toolchain, project, os.environ) if toolchain else None
     if located is not None and not located.python.exists():
-        return f"there is no {located.python}, the interpreter of the toolchain {located.name}"
+        problem = f"there is no {located.python}, the interpreter of the toolchain {located.name}"
+        return f"{problem}; create it, or correct toolchains.{located.name}.python"
     description = describe_backend(backend)
     if description.problem:
         return f"{description.problem}; {description.install}"

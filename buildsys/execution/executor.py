@@ -267,7 +267,9 @@ class Executor:
         for _ in range(_ATTEMPTS):
             if key.missing:
                 path = self._build / key.missing[0]
-                raise StageError(f"{target} needs {path}, which does not exist")
+                raise StageError(
+                    f"{target} needs {path}, which does not exist", "build what it needs first"
+                )
             started = ledger.utc_now()
             with self._publisher.staging(target) as tree:
                 begun = time.perf_counter()
@@ -322,7 +324,10 @@ class Executor:
             for path in (log, *outputs.values()):
                 path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StageError(f"cannot create {error.filename}: {error.strerror}") from error
+            raise StageError(
+                f"cannot create {error.filename}: {error.strerror}",
+                "check the owner of the folder and the free space",
+            ) from error
         caches = self._timing_caches
         job = make_job(action, self._project, self._build, outputs, timing_caches=caches)
         on_event = partial(self._on_event, action.target)

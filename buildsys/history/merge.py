@@ -36,7 +36,9 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
     cannot be written.
     """
     if file.exists() and history.path.exists() and file.samefile(history.path):
-        raise UsageError(f"{file} is the history of this project itself")
+        raise UsageError(
+            f"{file} is the history of this project itself", "name the history of another machine"
+        )
     db = _OtherFile(file)
     source = History(file, db=db)
     try:
@@ -92,14 +94,18 @@ class _OtherFile(ReadOnlyStateDb):
         """Yield the readable builds in groups. Raises: UsageError: there is no readable table."""
         try:
             if not self.path.is_file():
-                raise UsageError(f"there is no file {self.path}")
+                raise UsageError(f"there is no file {self.path}", "check the path")
             if self._tables() != _expected_tables():
                 raise UsageError(
-                    f"cannot import {self.path}: its tables are not those of a history"
+                    f"cannot import {self.path}: its tables are not those of a history",
+                    "name a history.db of buildsys",
                 )
             last = self.query("SELECT max(rowid) FROM builds")[0][0] or 0
         except (sqlite3.DatabaseError, OSError) as error:
-            raise UsageError(f"cannot import {self.path}: {error}") from None
+            raise UsageError(
+                f"cannot import {self.path}: {error}",
+                "check the file; it is a copy of history.db of another machine",
+            ) from None
         select = f"SELECT rowid, {BUILD_COLUMNS} FROM builds"  # noqa: S608 - constants
         select += " WHERE rowid > ? ORDER BY rowid LIMIT ?"
         at, skipped = 0, _AT_ONCE

@@ -89,13 +89,17 @@ class Layers:
             return Problem(node.origin, f"the manifest extends itself: {names}", "break the cycle")
         self._files_left -= 1
         if self._files_left < 0:
-            return Problem(node.origin, f"the manifest extends more than {MAX_FILES} files")
+            return Problem(
+                node.origin,
+                f"the manifest extends more than {MAX_FILES} files",
+                "merge some of them",
+            )
         if not self._workspace.exists(path):
             hint = suggest_file(path) or "paths are relative to this file"
             return Problem(node.origin, f"file {name} does not exist", hint)
         if path.is_dir():
             text = f"expected the path of a manifest, found the folder {show_value(name)}"
-            return Problem(node.origin, text)
+            return Problem(node.origin, text, "name a file in it")
         return path
 
 

@@ -175,7 +175,9 @@ def _content(path: Path, shown: Path) -> bytes:
         raise ManifestError(shown, (), "not a regular file") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ManifestError(shown, (), f"cannot read the file: {reason}") from None
+        raise ManifestError(
+            shown, (), f"cannot read the file: {reason}", "check its permissions"
+        ) from None
     if len(content) > MAX_BYTES:
         mib = max(size, len(content)) / 2**20
         text = f"the file has {mib:.1f} MiB, but a manifest may have at most {MAX_BYTES >> 20} MiB"

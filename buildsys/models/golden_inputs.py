@@ -63,7 +63,10 @@ def golden_input(
         is_integer = dtype != "string" and not _is_float(dtype)
         wrong_kind = isinstance(value, str) != (dtype == "string")
         if wrong_kind or (is_integer and not float(value).is_integer()):
-            raise StageError(f"inputs.{name}.data: the constant {value!r} is not of type {dtype}")
+            raise StageError(
+                f"inputs.{name}.data: the constant {value!r} is not of type {dtype}",
+                "write a constant of the input's dtype",
+            )
         if is_integer:
             _require_representable((int(value),), name, dtype)
         return tensor_of(np.full(shape, value), dtype)
@@ -125,7 +128,8 @@ def _require_representable(values: tuple[int, ...], name: str, dtype: str) -> No
     outside = [value for value in values if not low <= value <= high]
     if outside:
         raise StageError(
-            f"inputs.{name}.data: {outside[0]} is outside the range of {dtype}, {low} to {high}"
+            f"inputs.{name}.data: {outside[0]} is outside the range of {dtype}, {low} to {high}",
+            "choose low and high within the range of the dtype",
         )
 
 
@@ -160,7 +164,9 @@ def read_array(file: Path, shown: str, key: str) -> tuple[Array, str]:
             raise StageError(f"{shown} has no array {key}", f"it has {', '.join(arrays)}")
         return arrays[key], f"{shown}: {key}"
     except (OSError, ValueError) as error:
-        raise StageError(f"{shown} cannot be read as an .npz file: {error}") from error
+        raise StageError(
+            f"{shown} cannot be read as an .npz file: {error}", "save it with numpy.savez"
+        ) from error
 
 
 def require_dtype(array: Array, dtype: str, what: str, of: str) -> None:

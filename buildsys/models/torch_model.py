@@ -139,7 +139,8 @@ def _check_inputs(program: Mapping[str, ProgramInput], options: Mapping[str, Any
     if len(program) != len(declared):
         raise StageError(
             f"{shown} has {_count(program, 'input')} ({', '.join(program)}), the manifest declares"
-            f" {_count(declared, 'input')} ({', '.join(declared)})"
+            f" {_count(declared, 'input')} ({', '.join(declared)})",
+            "declare the inputs of the program, in its order",
         )
     ordered = sorted(declared.items(), key=lambda item: item[1]["keyword"] is not None)
     for (name, tensor), saved in zip(ordered, program.values(), strict=True):
@@ -147,7 +148,8 @@ def _check_inputs(program: Mapping[str, ProgramInput], options: Mapping[str, Any
         if len(sizes) != len(saved.shape):
             raise StageError(
                 f"input {name} has {len(saved.shape)} dimensions in {shown}, the manifest declares"
-                f" {len(sizes)}"
+                f" {len(sizes)}",
+                "declare the shape of the program",
             )
         for axis, (size, fixed) in enumerate(zip(sizes, saved.shape, strict=True)):
             if isinstance(fixed, int) and size != fixed:
@@ -238,7 +240,8 @@ def name_outputs(result: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict
     if len(found) != len(declared):
         shapes = (f"{dtype_name(leaf.dtype)} {list(leaf.shape)}" for leaf in found.values())
         raise StageError(
-            f"{declares}forward returned {_count(found, 'tensor')} ({', '.join(shapes)})"
+            f"{declares}forward returned {_count(found, 'tensor')} ({', '.join(shapes)})",
+            "declare one output per tensor",
         )
     if keyed := [name for name, output in declared.items() if output["key"]]:
         raise StageError(
@@ -262,7 +265,10 @@ def check_outputs(
     for name, output in declared.items():
         found, dtype = list(outputs[name].shape), dtype_name(outputs[name].dtype)
         if output["dtype"] not in (None, dtype):
-            raise StageError(f"output {name} is {dtype}, the manifest declares {output['dtype']}")
+            raise StageError(
+                f"output {name} is {dtype}, the manifest declares {output['dtype']}",
+                "correct the dtype in outputs",
+            )
         if output["shape"] is None:
             continue
         expected = [dims[size] if isinstance(size, str) else size for size in output["shape"]]
@@ -273,7 +279,8 @@ def check_outputs(
             shown = ", ".join("?" if size is None else str(size) for size in expected)
             raise StageError(
                 f"output {name} has the shape {found} for {_describe(inputs)},"
-                f" the manifest declares [{shown}]"
+                f" the manifest declares [{shown}]",
+                "correct the shape in outputs, null for a size that follows from others",
             )
 
 
@@ -306,7 +313,10 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
     name = dtype_name(tensor.dtype)
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if plain.layout != torch.strided or plain.is_quantized:
-        raise StageError(f"only dense tensors can be outputs, not {plain.layout} {name}")
+        raise StageError(
+            f"only dense tensors can be outputs, not {plain.layout} {name}",
+            "call to_dense() or dequantize() in forward",
+        )
     if name in BIT_DTYPES:
         bits: Array = plain.view(getattr(torch, BIT_DTYPES[name])).numpy()
         return Tensor(bits, name)

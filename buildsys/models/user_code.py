@@ -62,7 +62,10 @@ def find_callable(module: ModuleType, reference: str) -> Callable[..., Any]:
     """
     found = find_object(module, reference)
     if not callable(found):
-        raise StageError(f"{reference} is {with_article(type(found).__name__)}, not a callable")
+        raise StageError(
+            f"{reference} is {with_article(type(found).__name__)}, not a callable",
+            "name a function or a class",
+        )
     return found  # type: ignore[no-any-return]  # narrowed to return object
 
 
@@ -99,7 +102,7 @@ def load_module(shown: str, project: Path) -> ModuleType:
     name = module_name(shown)
     spec = spec_from_file_location(name, file, loader=_UncachedLoader(name, str(file)))
     if spec is None or spec.loader is None:
-        raise StageError(f"{shown} is not a Python file")
+        raise StageError(f"{shown} is not a Python file", "name a file that ends in .py")
     with reraise_as_stage_error(f"importing {shown} failed", project):
         module = module_from_spec(spec)
         sys.modules[name] = module  # dataclasses and pickle look their module up by name

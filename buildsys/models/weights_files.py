@@ -78,7 +78,10 @@ def read_weights(
     shown = str(weights["file"])
     file = locate(shown, project)
     if not file.is_file():
-        raise StageError(f"the weights file {shown} does not exist in the project")
+        raise StageError(
+            f"the weights file {shown} does not exist in the project",
+            "check the path, relative to the project",
+        )
     shards = _shards(file, shown, project)
     files = [file, *(file.parent / name for name in shards)]
     if weights["sha256"] and (digest := sha256_of(*files)) != weights["sha256"]:

@@ -144,4 +144,7 @@ def _refuse_hidden_types(model: ModelProto, dtype: str) -> None:
                 is_type = attribute.name in _TYPE_ATTRIBUTES
                 types.add(attribute.i if is_type else attribute.t.data_type)
         if ELEM_TYPES[dtype] in types:
-            raise StageError(f"{place} computes in {dtype}, which cannot be emulated on the CPU")
+            raise StageError(
+                f"{place} computes in {dtype}, which cannot be emulated on the CPU",
+                "choose another precision",
+            )

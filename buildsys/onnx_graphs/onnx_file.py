@@ -43,7 +43,10 @@ def load_model(path: Path, *, external_data: bool = True) -> ModelProto:
             raise ValueError(f"it has {size} bytes, and protobuf files at most {_LARGEST_FILE}")
         return onnx.load(path, load_external_data=external_data)
     except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise StageError(f"{path.name} cannot be read as ONNX: {first_line(error)}") from error
+        raise StageError(
+            f"{path.name} cannot be read as ONNX: {first_line(error)}",
+            "check the file; export it again if it is damaged",
+        ) from error
 
 
 def save_model(
@@ -108,7 +111,10 @@ def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
     place = ExternalDataInfo(tensor)
     if place.location in ("", "..") or "/" in place.location:  # not by us: it may be any file
         problem = f"the weights of {tensor.name} are in {place.location!r}"
-        raise StageError(f"{problem}, which is not a file in the folder of the graph")
+        raise StageError(
+            f"{problem}, which is not a file in the folder of the graph",
+            "save the graph with its weights next to it",
+        )
     left = place.length or 0
     with (weights_of.parent / place.location).open("rb", buffering=0) as source:
         source.seek(place.offset or 0)
@@ -116,7 +122,9 @@ def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
             piece = source.read(min(left, _COPY_BYTES))
             if not piece:
                 problem = f"{place.location} is truncated: the weights of {tensor.name}"
-                raise StageError(f"{problem} are incomplete")
+                raise StageError(
+                    f"{problem} are incomplete", "copy the file again, or save the graph again"
+                )
             yield piece
             left -= len(piece)
 

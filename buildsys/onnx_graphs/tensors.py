@@ -189,7 +189,10 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         dtypes: dict[str, str] = json.loads(str(arrays[_DTYPES_KEY][()]))
         return {name: Tensor(arrays[name], dtype) for name, dtype in dtypes.items()}
     except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise StageError(f"{path} is not a file of tensors: {error}") from error
+        raise StageError(
+            f"{path} is not a file of tensors: {error}",
+            "make it again; it is damaged or of another program",
+        ) from error
 
 
 def _write_array(stream: IO[bytes], array: Array) -> None:

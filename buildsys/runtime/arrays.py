@@ -87,7 +87,10 @@ class InputReader:
             return
         if len(shape) != self._rank or any(shape[axis] != size for axis, size in self._fixed):
             problem = f"{self._shown} has the shape {list(shape)}"
-            raise StageError(f"{problem}, and the engine takes {format_shape(self.port)}")
+            raise StageError(
+                f"{problem}, and the engine takes {format_shape(self.port)}",
+                "convert the array first",
+            )
         self._last_shape = shape
 
     def _unreadable(self, error: Exception) -> StageError:
@@ -136,7 +139,9 @@ class InputReader:
             values = given.array.astype(np.int32)
             if np.array_equal(values, given.array):
                 return Tensor(values, wanted)
-            raise StageError(f"{self._shown} has values beyond int32, the engine's type")
+            raise StageError(
+                f"{self._shown} has values beyond int32, the engine's type", "pass int32 values"
+            )
         hint = f"convert it, e.g. {self.port.name}.astype({wanted!r})"
         if wanted in BIT_DTYPES:
             hint = f"pass it as ml_dtypes.{ML_DTYPES[wanted]}"

@@ -229,7 +229,10 @@ def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
         if (memory.dtype, memory.shape) != (dtype, shape) or not memory.is_contiguous:
             dense = "" if memory.is_contiguous else " that is not contiguous"
             found = f"an array of {memory.dtype}{list(memory.shape)}{dense}"
-            raise StageError(f"out has {found} for {name}, which is {dtype}{list(shape)}")
+            raise StageError(
+                f"out has {found} for {name}, which is {dtype}{list(shape)}",
+                "pass an array of the output's shape and dtype",
+            )
         return DeviceTensor(memory.address, shape, dtype, array)
 
     return allocate

@@ -122,7 +122,10 @@ def _operators(
     for op, use in record.map("operators").items():
         kind, _, name = str(use).partition(" ")
         if not is_file_name(name):
-            raise StageError(f"engine.json names {name!r} for {op}, which is no file of its folder")
+            raise StageError(
+                f"engine.json names {name!r} for {op}, which is no file of its folder",
+                "copy the engine's whole folder again",
+            )
         path = engine.with_name(name)
         if not path.is_file():  # can_run has found it in the project
             file = Path(files.get(op, name))

@@ -152,7 +152,10 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StageError(f"cannot read {path}: {error.strerror}") from error
+            raise StageError(
+                f"cannot read {path}: {error.strerror}",
+                "check the permissions of the store, or its disk",
+            ) from error
         except RecordError as error:
             if error.newer:
                 hint = "update buildsys here, or use another store"

@@ -54,9 +54,14 @@ class SigningKey:
         try:
             key = load_pem_private_key(self._file.read_bytes(), None)
         except OSError as error:
-            raise StageError(f"cannot read {self._file}: {error.strerror}") from error
+            raise StageError(
+                f"cannot read {self._file}: {error.strerror}", "check the path of the key"
+            ) from error
         except (ValueError, TypeError) as error:  # TypeError: it has a password
-            raise StageError(f"{self._file} is not a PEM file without a password") from error
+            raise StageError(
+                f"{self._file} is not a PEM file without a password",
+                "make one with `doit cache keygen FILE`",
+            ) from error
         if not isinstance(key, Ed25519PrivateKey):
             raise StageError(f"{self._file} is not an ed25519 key", "`doit cache keygen` makes one")
         return key
@@ -148,7 +153,9 @@ def generate_key(file: Path) -> str:
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StageError(f"cannot write {file}: {error.strerror}") from error
+        raise StageError(
+            f"cannot write {file}: {error.strerror}", "name another file"
+        ) from error
     with os.fdopen(handle, "wb") as writer:
         writer.write(content)
     return public_key_text(key)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from functools import cache
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +79,13 @@ def _sort_key(message: Message) -> tuple[str, str]:
 
 def messages(source: str) -> Iterator[Message]:
     """Yield the messages of errors in a module."""
-    for call, scope in _calls(ast.parse(source)):
+    tree = ast.parse(source)
+    constants = {
+        _name(one.targets[0]): one.value
+        for one in tree.body
+        if isinstance(one, ast.Assign) and isinstance(one.value, (ast.Constant, ast.JoinedStr))
+    }
+    for call, scope in _calls(_Constants(constants).visit(tree)):
         first = _ARGUMENTS.get(_name(call.func), 0)
         given = {keyword.arg: keyword.value for keyword in call.keywords}
         texts = [*call.args[first : first + 2]]
@@ -90,9 +98,21 @@ def messages(source: str) -> Iterator[Message]:
                 yield Message(text, remedy)
 
 
+class _Constants(ast.NodeTransformer):
+    """Replaces the names of a module's constants by their values."""
+
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return the value of a constant."""
+        value = self._values.get(node.id) if isinstance(node.ctx, ast.Load) else None
+        return node if value is None else ast.copy_location(copy(value), node)
+
+
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
     """Yield the calls making errors, each with its function."""
-    kinds = _NAMES | {kind.__name__ for kind in _subclasses(errors.BuildsysError)}
+    kinds = _NAMES | _error_classes()
     scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     for scope in [tree, *scopes]:
         for node in _walk_scope(scope):
@@ -108,10 +128,20 @@ def _walk_scope(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _walk_scope(child)
 
 
-def _subclasses(kind: type) -> Iterator[type]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from _subclasses(below)
+@cache
+def _error_classes() -> set[str]:
+    """Return the names of all classes of errors, whether imported or not."""
+    below: dict[str, set[str]] = {}
+    for file in Path(errors.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for base in node.bases if isinstance(node, ast.ClassDef) else ():
+                below.setdefault(_name(base), set()).add(node.name)
+    found: set[str] = set()
+    waiting = {errors.BuildsysError.__name__}
+    while waiting:
+        found |= waiting
+        waiting = set().union(*(below.get(name, ()) for name in waiting)) - found
+    return found
 
 
 def _name(node: ast.expr) -> str:
@@ -152,9 +182,9 @@ def _texts(node: ast.expr, call: ast.Call, scope: ast.AST) -> list[str]:
 
 
 def _joined(parts: Sequence[Sequence[str]]) -> list[str]:
-    choices = product(*parts)
+    choices = islice(product(*parts), _VARIANTS)
     texts = ["".join(choice).replace(_ANY * 2, _ANY) for choice in choices]
-    return [" ".join(text.split()) for text in texts][:_VARIANTS]
+    return [" ".join(text.split()) for text in texts]
 
 
 def _has_words(text: str) -> bool:

@@ -86,7 +86,10 @@ class OrtGraph:
         if missing:
             first = next(port.name for port in self.inputs if port.name in missing)
             given = ", ".join(inputs) or "none"
-            raise StageError(f"the graph needs the input {first}, and only {given} is given")
+            raise StageError(
+                f"the graph needs the input {first}, and only {given} is given",
+                "declare it in the manifest's inputs",
+            )
         names = self._names
         feeds = {name: _feed(inputs[name]) for name in self._input_names}
         what = f"cannot run {self._shown}"
@@ -106,7 +109,8 @@ class OrtGraph:
             if is_array and feed.dtype.kind == "O":
                 raise StageError(
                     f"ONNX Runtime cannot take the string input {name} together with an output"
-                    " of a type unknown to numpy"
+                    " of a type unknown to numpy",
+                    "cast one of them in the network",
                 )
             values[name] = ort.OrtValue.ortvalue_from_numpy(feed) if is_array else feed
         found = _call(what, lambda: self.session.run_with_ort_values(names, values))
@@ -173,7 +177,8 @@ def _port(argument: Any) -> Port:
     kind = str(argument.type)
     if not kind.startswith("tensor("):
         raise StageError(
-            f"{argument.name} has the type {kind}; only tensors can be inputs and outputs"
+            f"{argument.name} has the type {kind}; only tensors can be inputs and outputs",
+            "let the network return and take tensors only",
         )
     name = kind[len("tensor(") : -1]
     return Port(argument.name, _ORT_NAMES.get(name, name), tuple(argument.shape))

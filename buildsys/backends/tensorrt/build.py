@@ -53,7 +53,10 @@ def build_engine(library: Library, request: BuildRequest) -> Figures:
             set_layer_precisions(library, network, options["layer_precisions"])
         if messages.errors:
             reason = messages.error_text("")
-            raise StageError(f"{library.title} refuses a field of the engine: {reason}")
+            raise StageError(
+                f"{library.title} refuses a field of the engine: {reason}",
+                "correct the field, or remove it",
+            )
         if options["network"]:  # the hook has the last word
             call_hook(options["network"], request.project, network, config, messages)
         tensors, _ = io_tensors(network)
@@ -98,7 +101,10 @@ def add_profiles(library: Library, builder: Any, config: Any, profiles: Sequence
                 values = (span[f"{point}_values"] for point in ("min", "opt", "max"))
                 profile.set_shape_input(name, *values)
         if not profile or config.add_optimization_profile(profile) < 0:
-            raise StageError(f"{library.title} refuses the optimization profile {number}: {ranges}")
+            raise StageError(
+                f"{library.title} refuses the optimization profile {number}: {ranges}",
+                "correct the ranges of dims or of the engine's profiles",
+            )
 
 
 def _run_builder(

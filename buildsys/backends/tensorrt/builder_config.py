@@ -82,7 +82,7 @@ def configure(
         if core >= builder.num_DLA_cores:
             found = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
             text = f"dla_core: {core} needs a deep learning accelerator, and this machine {found}"
-            raise StageError(text)
+            raise StageError(text, "remove dla_core, or build on a machine with one")
         config.default_device_type = library.trt.DeviceType.DLA
         config.DLA_core = core
     ignored = []
@@ -100,7 +100,10 @@ def configure(
         if bool(config.get_flag(flag)) != wanted:
             ignored.append(f"the flag {name} has no effect")
     if refused := list(dict.fromkeys([*messages.errors, *ignored])):
-        raise StageError(f"{library.title} refuses a field of the engine: {'; '.join(refused)}")
+        raise StageError(
+            f"{library.title} refuses a field of the engine: {'; '.join(refused)}",
+            "correct the field, or remove it",
+        )
 
 
 def settings_in_force(library: Library, builder: Any, config: Any, options: Options) -> Figures:

@@ -409,7 +409,10 @@ class Inference:
         if inputs.keys() >= self._input_names:
             return self._inputs
         missing = [name for name in self._inputs if name not in inputs]
-        raise StageError(f"the engine's input {', '.join(missing)} is not given")
+        raise StageError(
+            f"the engine's input {', '.join(missing)} is not given",
+            "give every input of the engine",
+        )
 
     def _set_shapes(
         self, inputs: Mapping[str, AnyTensor], profile: int | None, messages: Messages
@@ -419,7 +422,7 @@ class Inference:
         for name, value in inputs.items():
             if not self._context.set_input_shape(name, value.shape):
                 problem = f"the engine's input {name} cannot have the shape {list(value.shape)}"
-                raise StageError(problem)
+                raise StageError(problem, "give a shape within the engine's optimization profiles")
             if name in self._on_host and isinstance(value, Tensor):
                 self._host[name] = np.array(value.array, order="C")
                 self._set_address(name, self._host[name].ctypes.data)
@@ -492,7 +495,7 @@ class Inference:
         dtype = self._dtypes[self._engine.get_tensor_dtype(name)]
         if dtype in _PACKED:
             text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
-            raise StageError(text)
+            raise StageError(text, "cast it in the network")
         self._types[name] = dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))
         return self._types[name]
 

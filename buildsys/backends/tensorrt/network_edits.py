@@ -113,7 +113,9 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
             "remove the return value",
         )
     if messages.errors:
-        raise StageError(f"{reference} did what TensorRT refuses: {messages.error_text('')}")
+        raise StageError(
+            f"{reference} did what TensorRT refuses: {messages.error_text('')}", "correct the hook"
+        )
     if network.num_outputs == 0:
         text = f"{reference} left the network without outputs"
         raise StageError(text, "mark one: network.mark_output(tensor)")

@@ -57,11 +57,14 @@ def _blocks(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     A layout with channels last has one block.
     """
     if name not in _LAYOUTS:
-        raise StageError(f"tensors in the format {name} cannot be inputs or outputs here")
+        raise StageError(
+            f"tensors in the format {name} cannot be inputs or outputs here",
+            "choose another format under io",
+        )
     multiple, is_blocked, spatial = _LAYOUTS[name]
     axis = len(shape) - 1 - spatial
     if axis < 0:
         text = f"a tensor of shape {list(shape)} has no channels for the format {name}"
-        raise StageError(text)
+        raise StageError(text, "choose the format linear")
     blocks = -(-shape[axis] // multiple)
     return (axis, blocks, multiple) if is_blocked else (axis, 1, blocks * multiple)

@@ -85,7 +85,10 @@ def merge_timing_caches(library: Library, files: Sequence[Path], merged: Path) -
         if total is None:
             names = ", ".join(file.name for file in files)
             reasons = "; ".join(dict.fromkeys(warnings))
-            raise StageError(f"none of the timing caches {names} can be used: {reasons}")
+            raise StageError(
+                f"none of the timing caches {names} can be used: {reasons}",
+                "remove the files, or those of another TensorRT version or GPU",
+            )
         replace_file(merged, bytes(total.serialize()))
     return warnings
 

@@ -89,5 +89,8 @@ def _limit(given: str) -> float | None:
     except ValueError:
         limit = math.nan
     if not (math.isfinite(limit) and limit >= 0):
-        raise UsageError(f"--within expects a relative error such as 1e-3, found {given!r}")
+        raise UsageError(
+            f"--within expects a relative error such as 1e-3, found {given!r}",
+            "write for example --within 1e-3",
+        )
     return limit

@@ -68,7 +68,10 @@ class Cache(ProjectCommand):
 
 def _generate_key(names: Sequence[str], options: Options) -> int:
     if len(names) != 1:
-        raise UsageError("cache keygen takes the name of a new file")
+        raise UsageError(
+            "cache keygen takes the name of a new file",
+            "write for example `doit cache keygen ci.key`",
+        )
     file = typed_path(names[0])
     public = generate_key(file)
     document = {"schema": SCHEMA, "file": str(file), "public_key": public}

@@ -55,7 +55,10 @@ class Diff(ProjectCommand):
         graphs = [find_graph(session, model, _graph_of(session, model, name)) for name in typed]
         for graph in graphs:
             if not graph.is_onnx:
-                raise UsageError(f"{graph.target} is a TensorRT engine without a graph to compare")
+                raise UsageError(
+                    f"{graph.target} is a TensorRT engine without a graph to compare",
+                    "name the graph from which it was built, such as simplify",
+                )
         request = {"first": graphs[0].request(), "second": graphs[1].request()}
         document = {
             "schema": SCHEMA,
@@ -83,7 +86,10 @@ def _graph_of(session: Session, model: str, name: str) -> str:
     if not is_graph(session, model, name) and session.targets_of(target_of(name)):
         named, graph = split_graph_name(session, "diff", name)
     if named != model:
-        raise UsageError(f"diff compares two graphs of one model, found {model} and {named}")
+        raise UsageError(
+            f"diff compares two graphs of one model, found {model} and {named}",
+            "name two graphs of the same model",
+        )
     return graph
 
 

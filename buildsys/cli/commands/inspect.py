@@ -155,7 +155,10 @@ def _describe_engine(
 def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document, Sequence[str]]:
     """Write the drawing; return its figures as JSON and as text."""
     if not graph.is_onnx:
-        raise UsageError(f"{graph.target} is a TensorRT engine without a graph to draw")
+        raise UsageError(
+            f"{graph.target} is a TensorRT engine without a graph to draw",
+            "inspect the graph from which it was built, such as simplify",
+        )
     part = {
         "from": options["begin"],
         "to": options["end"],

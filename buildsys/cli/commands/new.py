@@ -190,7 +190,9 @@ def _source(root: Path, text: str) -> dict[str, str]:
         raise UsageError(f"--from {text} is no source", f"write {_SOURCES}")
     full = _inside(root, path)
     if not full.is_file():
-        raise UsageError(f"there is no file {path}")
+        raise UsageError(
+            f"there is no file {path}", "check the path; it is relative to the present folder"
+        )
     inside = full.relative_to(root).as_posix()
     if attribute:
         return {"python": f"{inside}:{attribute}"}

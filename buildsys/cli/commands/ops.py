@@ -68,7 +68,9 @@ class Ops(ProjectCommand):
         """Print the named operators, those of a model, all, or a summary."""
         model = options["model"]
         if model and names:
-            raise UsageError("ops takes the names of operators or --model, not both")
+            raise UsageError(
+                "ops takes the names of operators or --model, not both", "leave one of them out"
+            )
         try:
             project = load_project(root, remember=False)
         except ManifestErrors:  # operators need no manifest

@@ -61,7 +61,9 @@ class Publish(ProjectCommand):
         only, as_json = ModelFilter.of(options), options["json"]
         if options["list"]:
             if len(names) != 1 or only or options["version"]:
-                raise UsageError("publish --list takes a URL and nothing else")
+                raise UsageError(
+                    "publish --list takes a URL and nothing else", "write `doit publish --list URL`"
+                )
             return _list(_Place.at(root, names[0]), options)
         *names, url = names or [""]
         place = _Place.at(root, url)

@@ -21,7 +21,7 @@ class Schema(ProjectCommand):
         """Write the schemas, even for wrong manifests."""
         del options
         if names:
-            raise UsageError("schema takes no arguments")
+            raise UsageError("schema takes no arguments", "type it without a name")
         folder = root / (os.environ.get("BUILDSYS_CONFIGS") or "configs") / "schema"
         print_lines(f"wrote {shown_path(path)}" for path in write_schemas(folder))
         return 0

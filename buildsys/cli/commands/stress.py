@@ -83,7 +83,8 @@ def _run_stage(
     if changes_golden((*points.unsimplified.steps, *points.final.steps)):
         raise UsageError(
             f"surgery changes the inputs or outputs of {validate.model}, so its graphs cannot be"
-            " compared with PyTorch"
+            " compared with PyTorch",
+            "run it for a model without such steps",
         )
     project = session.project
     files = {**reference.inputs, **validate.inputs}

@@ -24,7 +24,7 @@ class Workers(ProjectCommand):
         """Print a table of servers, or one line per stopped server."""
         del root
         if names:
-            raise UsageError("workers takes no arguments")
+            raise UsageError("workers takes no arguments", "type it without a name")
         if options["now"]:
             lines = status.format_stopped(status.stop_servers(os.environ))
         elif options["stop"]:

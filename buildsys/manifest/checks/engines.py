@@ -295,7 +295,11 @@ def toolchain_problems(toolchains: ValueNode) -> Problems:
         python = toolchain.get("python")
         path = python.value if python else ""
         if python and isinstance(path, str) and ("\0" in path or not path.strip()):
-            yield Problem(python.origin, f"{show_value(path)} is not a path")
+            yield Problem(
+                python.origin,
+                f"{show_value(path)} is not a path",
+                "write the path of a Python interpreter",
+            )
 
 
 def unknown_toolchain(engine: ValueNode, toolchains: ValueNode | None) -> Problems:

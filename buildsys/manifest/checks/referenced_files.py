@@ -76,7 +76,11 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
     for path, name in _texts(view, (("reads", ...),)):
         if name.startswith("$"):
             if not re.fullmatch(VARIABLE_PATTERN, name[1:]):
-                yield view.problem(path, f"{show_value(name)} names no environment variable")
+                yield view.problem(
+                    path,
+                    f"{show_value(name)} names no environment variable",
+                    "write $NAME, with letters, digits and _",
+                )
         elif not name.endswith("/"):
             yield from _file_problems(view, path, name, "", workspace)
     for path, name in _texts(view, _FILES):
@@ -118,7 +122,7 @@ def _file_problems(
     elif not workspace.exists(file):
         yield view.problem(path, f"file {name} does not exist", suggest_file(file) or _RELATIVE)
     elif not stat.S_ISREG(file.stat().st_mode):
-        yield view.problem(path, f"{name} is not a regular file")
+        yield view.problem(path, f"{name} is not a regular file", "name a regular file")
     else:
         try:
             if callable_name and (found := _missing_callable(name, file, callable_name, workspace)):
@@ -132,7 +136,7 @@ def _file_problems(
                 yield view.problem((*path[:-1], "sha256"), text, hint)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            yield view.problem(path, f"cannot read {name}: {reason}")
+            yield view.problem(path, f"cannot read {name}: {reason}", "check its permissions")
 
 
 def _missing_callable(

@@ -34,7 +34,10 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     shown = source["exported_program"]
     file = project / shown
     if not file.is_file():
-        raise StageError(f"{shown} does not exist in the project")
+        raise StageError(
+            f"{shown} does not exist in the project",
+            "check source.exported_program, relative to the project",
+        )
     try:
         with memory_limit(4 * file.stat().st_size + _LOADING_BYTES):
             program = check_archive(file, shown)

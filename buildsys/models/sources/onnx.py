@@ -23,7 +23,10 @@ def load_onnx(source: Mapping[str, Any], project: Path) -> onnx.ModelProto:
     name = source["onnx"]
     if not is_callable(source):
         if not (project / name).is_file():
-            raise StageError(f"{name} does not exist in the project")
+            raise StageError(
+                f"{name} does not exist in the project",
+                "check source.onnx, relative to the project",
+            )
         return load_model(project / name)
     random.seed(source["seed"])
     np.random.seed(source["seed"] % 2**32)

@@ -30,7 +30,7 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         given = ", ".join(f"{name}: …" for name in missing)
         raise StageError(
             f"{reference} needs {', '.join(missing)}",
-            f"set source.kwargs: {{{given}}}, with `buildsys new` --kwargs '{{{given}}}'",
+            f"set source.kwargs: {{{given}}}; `new` takes --kwargs '{{{given}}}'",
         )
     with reraise_as_stage_error(f"{reference} failed", project):
         module = function(**source["kwargs"])

@@ -119,9 +119,15 @@ def read_config(source: Mapping[str, Any], project: Path) -> tuple[Mapping[str, 
         fields = json.loads(read_limited(locate(origin, project), _MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise StageError(f"cannot read the configuration {origin}: {reason}") from error
+        raise StageError(
+            f"cannot read the configuration {origin}: {reason}",
+            "check the file; it is that of a transformers model, in JSON",
+        ) from error
     if not isinstance(fields, dict):
-        raise StageError(f"{origin} is not a map of configuration fields")
+        raise StageError(
+            f"{origin} is not a map of configuration fields",
+            "name the config.json of a transformers model",
+        )
     return fields, origin
 
 
@@ -173,7 +179,10 @@ def _model_class(library: Any, name: str, config: Any) -> Any:
     for auto in PIPELINE_REGISTRY.check_task(name)[1]["pt"]:
         if type(config) in auto._model_mapping:
             return auto
-    raise StageError(f"transformers has no model of type {config.model_type} for the task {name}")
+    raise StageError(
+        f"transformers has no model of type {config.model_type} for the task {name}",
+        "choose another task, or name the class of the model",
+    )
 
 
 def _from_config(kind: Any, config: Any, kwargs: Mapping[str, Any]) -> nn.Module:

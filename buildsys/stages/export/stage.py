@@ -62,7 +62,10 @@ def run(job: Job) -> StageResult:
         shown = job.options["source"]["onnx"]
         model = load_onnx(job.options["source"], job.project)
         if not model.graph.output:
-            raise StageError(f"{shown} is not an ONNX model: it has no graph with outputs")
+            raise StageError(
+                f"{shown} is not an ONNX model: it has no graph with outputs",
+                "name an ONNX model that has outputs",
+            )
         model, changes = import_module(_FILE_VERSIONS).fit_versions(model, shown)
         warnings += changes
         _complete_shapes(model, job.options["inputs"], job.options["outputs"], shown)

@@ -130,9 +130,15 @@ def _converted_options(request: ExportRequest) -> dict[str, Any]:
             try:
                 found = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError, ValueError) as error:
-                raise StageError(f"export.{field}: there is no class {path} ({error})") from error
+                raise StageError(
+                    f"export.{field}: there is no class {path} ({error})",
+                    "check the path of the class",
+                ) from error
             if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-                raise StageError(f"export.{field}: {path} is not a subclass of torch.nn.Module")
+                raise StageError(
+                    f"export.{field}: {path} is not a subclass of torch.nn.Module",
+                    "name a class of a module",
+                )
             classes.add(found)
         given[field] = classes
     return given

@@ -61,7 +61,8 @@ def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:
             if operator_of(node) == op and (problem := _call_problem(node, function)):
                 raise StageError(
                     f"the local function {op} ({origins[op]}) does not fit the node"
-                    f" {node.name or node.output[0]}: {problem}"
+                    f" {node.name or node.output[0]}: {problem}",
+                    "correct the inputs and attributes of the function",
                 )
     called = {operator_of(node) for node in nodes}
     return [
@@ -99,7 +100,8 @@ def _merge_opsets(model: ModelProto, function: FunctionProto, origin: str) -> No
         elif entry.version != versions[domain].version:
             raise StageError(
                 f"the local function {op} ({origin}) imports version {entry.version} of the domain"
-                f" {domain}, the model imports version {versions[domain].version}"
+                f" {domain}, the model imports version {versions[domain].version}",
+                "use one version of the domain",
             )
 
 

@@ -43,7 +43,8 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
                     checker.check_function(function, context, checker.C.LexicalScopeContext())
                 except checker.ValidationError as error:
                     raise StageError(
-                        f"the local function {name} ({reference}) is invalid: {first_line(error)}"
+                        f"the local function {name} ({reference}) is invalid: {first_line(error)}",
+                        "correct the function",
                     ) from error
                 functions[name], origins[name] = function, reference
             elif functions[name] != function:
@@ -118,7 +119,10 @@ def _refuse_cycles(functions: Mapping[str, FunctionProto], origins: Mapping[str,
     def visit(op: str, callers: tuple[str, ...]) -> None:
         if op in callers:
             path = " → ".join((*callers[callers.index(op) :], op))
-            raise StageError(f"local functions call each other in a cycle: {path} ({origins[op]})")
+            raise StageError(
+                f"local functions call each other in a cycle: {path} ({origins[op]})",
+                "break the cycle",
+            )
         for called in calls[op] if op not in done else ():
             if called in calls:
                 visit(called, (*callers, op))

@@ -57,7 +57,8 @@ def draw_batches(plan: BatchPlan) -> Iterator[Batch]:
             if count := tensor.non_finite():
                 raise StageError(
                     f"the calibration data of the input {name}, batch {index}, has {count} of"
-                    f" {tensor.array.size} values NaN or infinite"
+                    f" {tensor.array.size} values NaN or infinite",
+                    "remove such values from the calibration data",
                 )
         yield batch
 
@@ -98,7 +99,10 @@ def load_batches(path: Path, dtypes: Mapping[str, str]) -> Iterator[Batch]:
         for index in range(1 + max((int(key[1]) for key in keys), default=-1)):
             yield {name: Tensor(arrays[f"{index}/{name}"], dtype) for name, dtype in dtypes.items()}
     except (OSError, ValueError, KeyError) as error:
-        raise StageError(f"{path.name} contains no calibration batches: {error}") from error
+        raise StageError(
+            f"{path.name} contains no calibration batches: {error}",
+            "make the calibration data again",
+        ) from error
 
 
 def _values(plan: BatchPlan, name: str) -> Iterator[Tensor]:

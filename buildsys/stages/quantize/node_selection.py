@@ -69,7 +69,10 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
             name, reason = next(iter(selection.skipped.items()))
             others = len(selection.skipped) - 1
             more = f" (and {others} more)" if others else ""
-            raise StageError(f"no node of the graph can be quantized: {name}: {reason}{more}")
+            raise StageError(
+                f"no node of the graph can be quantized: {name}: {reason}{more}",
+                "correct the selection of nodes, or remove the quantized engines",
+            )
         wanted = ", ".join(options["operators"])
         found = ", ".join(list(operator_counts(model))[:6])
         raise StageError(

@@ -163,7 +163,10 @@ def _onnx_model(job: Job) -> Original:
             file = Path(folder) / "source.onnx"
             save_model(load_onnx(source, job.project), file)
         elif not file.is_file():
-            raise StageError(f"{name} does not exist in the project")
+            raise StageError(
+                f"{name} does not exist in the project",
+                "check source.onnx, relative to the project",
+            )
         header = load_model(file, external_data=False)
         is_new = header.ir_version > newest_ir_version() or any(
             entry.version > newest_opset() for entry in header.opset_import if not entry.domain

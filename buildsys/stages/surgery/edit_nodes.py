@@ -100,7 +100,8 @@ def _bypass(graph: GraphProto, node: NodeProto, model: ModelProto) -> bool:
     if further := used.intersection(filter(None, node.output[1:])):
         raise StageError(
             f"{operator_name(node)} {node.name} cannot be removed: its output {min(further)}"
-            " is used"
+            " is used",
+            "name a node of which only the first output is used",
         )
     if target not in outputs:
         rename_uses(graph, {target: source})

@@ -74,7 +74,10 @@ def free_dims(model: ModelProto, step: Step) -> ModelProto:
         dims = value.type.tensor_type.shape.dim
         for axis, name in named.get(value.name, {}).items():
             if not -len(dims) <= int(axis) < len(dims):
-                raise StageError(f"{value.name} has no axis {axis}: it has {len(dims)} dimensions")
+                raise StageError(
+                    f"{value.name} has no axis {axis}: it has {len(dims)} dimensions",
+                    "name an existing axis",
+                )
             dims[int(axis)].dim_param = name
     for value in model.graph.output:
         if value.name not in named:
@@ -97,7 +100,8 @@ def cast(model: ModelProto, step: Step) -> ModelProto:
         tensor = value.type.tensor_type
         if value.name in output_names(model):
             raise StageError(
-                f"the input {value.name} is also an output, so its type cannot be changed"
+                f"the input {value.name} is also an output, so its type cannot be changed",
+                "put an Identity node between them in the network",
             )
         inner = _unused_name(f"{value.name}_as_it_was", used)
         rename_uses(model.graph, {value.name: inner})

@@ -158,7 +158,8 @@ def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
             tensor, shape = given[name], declared["shape"]
             if declared["dtype"] not in (None, tensor.dtype):
                 raise StageError(
-                    f"{name} is {tensor.dtype} in the graph, the step declares {declared['dtype']}"
+                    f"{name} is {tensor.dtype} in the graph, the step declares {declared['dtype']}",
+                    "correct the dtype in the step",
                 )
             if shape is None or case in state.further:
                 continue
@@ -166,7 +167,8 @@ def cut_cases(job: Job, state: GraphState, step: Step) -> StepCases:
             if wanted != tensor.shape:
                 raise StageError(
                     f"{name} has the shape {list(tensor.shape)} in case {case}, the step declares"
-                    f" {shape} ({list(wanted)})"
+                    f" {shape} ({list(wanted)})",
+                    "correct the shape in the step",
                 )
         expected[case] = {name: found[name] for name in outputs}
         golden[case] = Case(
@@ -337,7 +339,8 @@ def _arrays(
             return {o: arrays[name] if o in outputs else unread for o, name in own.items()}
         except (OSError, ValueError) as error:
             raise StageError(
-                f"the reference {shown} cannot be read as an .npz file: {error}"
+                f"the reference {shown} cannot be read as an .npz file: {error}",
+                "save it with numpy.savez",
             ) from error
     name = reference["python"]
     call = load_callable(name, job.project)
@@ -352,6 +355,7 @@ def _arrays(
     if not isinstance(found, Mapping):
         kind = "nothing" if found is None else with_article(type(found).__name__)
         raise StageError(
-            f"the reference {name} returned {kind}; expected a dict of output names to arrays"
+            f"the reference {name} returned {kind}; expected a dict of output names to arrays",
+            "return a dict of output names to arrays",
         )
     return {str(key): np.asarray(value) for key, value in found.items()}

@@ -166,7 +166,10 @@ def _compare_run(
 ) -> None:
     missing = next((output for output in golden.outputs if output not in actual), None)
     if missing is not None:
-        raise StageError(f"the engine has no output '{missing}', only {', '.join(actual)}")
+        raise StageError(
+            f"the engine has no output '{missing}', only {', '.join(actual)}",
+            "build the engine again",
+        )
     ours, theirs = {}, {}
     for output, reference in golden.outputs.items():
         found = actual[output]

@@ -203,7 +203,8 @@ def test_a_creator_without_a_plugin_is_reported(project: Project) -> None:
 )
 def test_a_missing_method_is_reported(project: Project, callback: str) -> None:
     project.write(f"del ScaledClip.{callback}\n")
-    assert project.error() == f"{FILE}: plugin ScaledClip: ScaledClip has no method {callback}"
+    problem = f"{FILE}: plugin ScaledClip: ScaledClip has no method {callback}"
+    assert project.error() == f"{problem}; add the method to the class"
 
 
 def test_a_plugin_without_a_required_attribute_is_reported(project: Project) -> None:

@@ -99,12 +99,15 @@ def test_the_exit_code_is_1_without_an_engine_to_ship(
     assert capsys.readouterr().out.startswith("Do not ship yet: FAILED: verify:m:off\nOf what has")
 
 
+WITHIN = "--within expects a relative error such as 1e-3"
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"by": "speed"}, "--by expects one of latency, throughput, size, error, found 'speed'"),
-        ({"within": "-1"}, "--within expects a relative error such as 1e-3, found '-1'"),
-        ({"within": "nan"}, "--within expects a relative error such as 1e-3, found 'nan'"),
+        ({"within": "-1"}, f"{WITHIN}, found '-1'; write for example --within 1e-3"),
+        ({"within": "nan"}, f"{WITHIN}, found 'nan'; write for example --within 1e-3"),
         ({"case": "max"}, "m has no timed case 'max'; cases with a benchmark: opt"),
     ],
 )

@@ -265,9 +265,15 @@ def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         machine,
         "declared_extras",
-        lambda: {"rtx": ["tensorrt-rtx>=1.4"], "odd": ["none-such", "numpy"]},
+        lambda: {"tensorrt": ["none-such>=1.4"], "odd": ["none-such", "numpy"]},
     )
-    findings = {finding.name: finding for finding in check_extras()}
+    install = "pip install 'buildsys[tensorrt]'"
+    for gpus, remedy in (
+        (Gpus(("9.0",)), install),
+        (Gpus(problem="no driver"), f"on a machine with an NVIDIA GPU: {install}"),
+    ):
+        findings = {finding.name: finding for finding in check_extras(gpus)}
+        assert findings["tensorrt"].remedy == remedy
     assert findings["odd"].state == MISSING
     assert findings["odd"].text == "none-such is not installed"
     assert findings["odd"].remedy == "pip install 'buildsys[odd]'"

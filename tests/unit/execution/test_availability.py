@@ -55,7 +55,10 @@ def test_a_missing_library_names_the_command_that_installs_it(machine: Machine) 
         "tensorrt is not installed in the toolchain old; on a machine with an NVIDIA GPU:"
         " /bin/sh -m pip install tensorrt cuda-bindings"
     )
-    gone = "there is no /nowhere/python, the interpreter of the toolchain old"
+    gone = (
+        "there is no /nowhere/python, the interpreter of the toolchain old; create it, or correct"
+        " toolchains.old.python"
+    )
     assert obstacle(TRT, python="/nowhere/python") == gone
 
 

@@ -77,7 +77,11 @@ def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
             "net.py has no make_nets; did you mean make_net?",
         ),
         ("", "net.py:make", "net.py has no make"),
-        ("WIDTH = 3", "net.py:WIDTH", "net.py:WIDTH is an int, not a callable"),
+        (
+            "WIDTH = 3",
+            "net.py:WIDTH",
+            "net.py:WIDTH is an int, not a callable; name a function or a class",
+        ),
         (
             "x = 1\ndef make(:",
             "net.py:make",

@@ -178,7 +178,12 @@ class Guard:
             )  # those of the bindings are compiled
             if not is_python:
                 if name in callbacks:
-                    self.fail(StageError(f"{label}: {owner.__name__} has no method {name}"))
+                    self.fail(
+                        StageError(
+                            f"{label}: {owner.__name__} has no method {name}",
+                            "add the method to the class",
+                        )
+                    )
             elif not hasattr(method, _IS_GUARDED):
                 setattr(owner, name, self._guarded(name, method, label))
 
@@ -189,7 +194,7 @@ class Guard:
                 value = method(plugin, *arguments, **named)
             except BaseException as error:  # of any kind: TensorRT would swallow it
                 reason = describe_exception(error, self.project)
-                failure = StageError(f"{label}: {name}() raised {reason}")
+                failure = StageError(f"{label}: {name}() raised {reason}", "correct the plugin")
                 failure.__cause__ = error
                 self.fail(failure)
             problem = self._result_problem(name, plugin, value)

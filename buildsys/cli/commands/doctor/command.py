@@ -186,7 +186,7 @@ def _checks(needs: _Needs) -> Iterator[Check]:
         found = environments[toolchain.name]
         yield check_toolchain(found, gpus, needs.users(toolchain.name))
     yield from gpu_checks
-    yield from check_extras()
+    yield from check_extras(gpus)
     yield from check_folders(needs.project)
     if not needs.exit_code:  # else the toolchains are unknown
         yield from check_lock(needs.project.root, needs.toolchains)

@@ -85,7 +85,10 @@ class _EngineChecker:
         named = (one for one in found if one.stage in ENGINE_STAGES)
         targets = session.in_order({f"engine:{one.model}:{one.variant}" for one in named})
         if not targets:
-            raise UsageError(f"no engine of {' '.join(names)} has {only}")
+            raise UsageError(
+                f"no engine of {' '.join(names)} has {only}",
+                "choose another --tag or --owner, or leave it out",
+            )
         return targets
 
     def find(self, name: str) -> list[_Engine]:

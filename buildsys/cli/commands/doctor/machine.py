@@ -87,8 +87,10 @@ def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
         yield Check("library", name, BROKEN, text, remedy)
 
 
-def check_extras() -> Iterator[Check]:
+def check_extras(gpus: Gpus) -> Iterator[Check]:
     """Yield the optional extras with their missing packages."""
+    backends = [describe_backend(name) for name in backend_names()]
+    only_with_gpu = {each.install for each in backends if each.needs_gpu_library}
     installed = installed_versions(tuple(sys.path))
     for extra, requirements in declared_extras().items():
         matches = (_REQUIREMENT.match(line) for line in requirements)
@@ -98,8 +100,11 @@ def check_extras() -> Iterator[Check]:
         facts = {"installed": found, "missing": missing}
         if missing:
             verb = "is" if len(missing) == 1 else "are"
-            text, remedy = f"{' and '.join(missing)} {verb} not installed", f"buildsys[{extra}]"
-            yield Check("extra", extra, MISSING, text, f"pip install '{remedy}'", facts)
+            text = f"{' and '.join(missing)} {verb} not installed"
+            remedy = f"pip install 'buildsys[{extra}]'"
+            if remedy in only_with_gpu and not gpus.capabilities:
+                remedy = f"{_ON_A_GPU}: {remedy}"
+            yield Check("extra", extra, MISSING, text, remedy, facts)
         else:
             text = ", ".join(f"{name} {version}" for name, version in found.items())
             yield Check("extra", extra, OK, text, facts=facts)

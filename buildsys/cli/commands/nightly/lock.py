@@ -66,7 +66,10 @@ class NightlyLock:
             os.pwrite(self._handle, content, 0)  # readers stop at the end of the line
             os.ftruncate(self._handle, len(content))
         except OSError as error:
-            raise StageError(f"cannot write the lock of nightly runs: {error.strerror}") from None
+            raise StageError(
+                f"cannot write the lock of nightly runs: {error.strerror}",
+                "check the owner of the folder and the free space",
+            ) from None
 
 
 @contextmanager

@@ -123,14 +123,17 @@ def select_actions(
         if stage not in STAGES:
             raise unknown_name("stage", stage, STAGES, listed)
     if (stages or targets) and until:
-        raise UsageError("name stages or --until, not both")
+        raise UsageError("name stages or --until, not both", "leave one of them out")
     chosen = stages or (STAGES[: STAGES.index(until) + 1] if until else () if targets else STAGES)
     wanted = {one.target for one in plan if one.stage in chosen or one.target in targets}
     for action in reversed(plan):  # each comes after its dependencies
         if action.target in wanted:
             wanted.update(action.after)
     if not wanted:
-        raise UsageError(f"{model} has no targets of the stage {', '.join(stages)}")
+        raise UsageError(
+            f"{model} has no targets of the stage {', '.join(stages)}",
+            "`doit list --all` lists the targets",
+        )
     return [action for action in plan if action.target in wanted]
 
 

@@ -182,12 +182,18 @@ def copy_project(root: Path, target: Path, *, without: Collection[Path]) -> None
         _copy_folder(root, target, root, frozenset(without))
     except OSError as error:
         path = error.filename2 or error.filename
-        raise StageError(f"cannot copy the project: {error.strerror}: {path}") from error
+        raise StageError(
+            f"cannot copy the project: {error.strerror}: {path}",
+            "check the file, or the free space of the temporary folder",
+        ) from error
 
 
 def _copy_folder(folder: Path, target: Path, root: Path, without: frozenset[Path]) -> None:
     if len(folder.parts) - len(root.parts) > _DEEPEST:
-        raise StageError(f"cannot copy the project: more than {_DEEPEST} levels: {folder}")
+        raise StageError(
+            f"cannot copy the project: more than {_DEEPEST} levels: {folder}",
+            "remove a link that leads into itself",
+        )
     target.mkdir(parents=True)
     for entry in list(os.scandir(folder)):  # it is closed before an error
         path, copy = Path(entry.path), target / entry.name

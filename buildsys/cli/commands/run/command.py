@@ -165,7 +165,7 @@ class Network:
         suffix = path.suffix.lower()
         if not is_file or suffix not in (*_ARRAY_SUFFIXES, *IMAGE_SUFFIXES):
             if not is_file:
-                raise UsageError(f"{shown} is not a regular file")
+                raise UsageError(f"{shown} is not a regular file", "name a regular file")
             hint = f"images end in {' '.join(IMAGE_SUFFIXES)}"
             raise UsageError(f"{shown} is no image, .npy or .npz file", hint)
         if not name and (suffix != ".npz" or len(inputs) == 1):
@@ -298,7 +298,7 @@ def _read_labels(root: Path, output: str, name: str) -> list[str]:
         raise UsageError(f"{where} is not UTF-8", "save it as UTF-8, one name per line") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{where} cannot be read: {reason}") from None
+        raise UsageError(f"{where} cannot be read: {reason}", "check the file") from None
     return [line.strip() for line in text.rstrip("\n").split("\n")]
 
 
