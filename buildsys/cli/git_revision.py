@@ -125,7 +125,7 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
         if not (configs / "models").is_dir():
             raise UsageError(
                 f"{revision} has no manifests: no folder {relative_configs}/models",
-                "name a revision with manifests",
+                "name another revision",
             )
         try:
             old = load_project(

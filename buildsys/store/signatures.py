@@ -153,9 +153,7 @@ def generate_key(file: Path) -> str:
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StageError(
-            f"cannot write {file}: {error.strerror}", "name another file"
-        ) from error
+        raise StageError(f"cannot write {file}: {error.strerror}", "name another file") from error
     with os.fdopen(handle, "wb") as writer:
         writer.write(content)
     return public_key_text(key)

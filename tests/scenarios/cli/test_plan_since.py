@@ -230,7 +230,10 @@ def test_a_repository_without_commits_and_a_machine_without_git(
     assert (wrong.code, wrong.err.startswith("ERROR: git knows no revision 'HEAD'")) == (3, True)
     project.environment["PATH"] = str(tmp_path)
     wrong = project.doit("plan", "--since", "HEAD")
-    assert (wrong.code, wrong.err) == (3, "ERROR: `--since` needs git, which is not installed; install git\n")
+    assert (wrong.code, wrong.err) == (
+        3,
+        "ERROR: `--since` needs git, which is not installed; install git\n",
+    )
 
 
 def test_a_revision_without_manifests(versioned: ProjectFolder) -> None:
@@ -238,7 +241,10 @@ def test_a_revision_without_manifests(versioned: ProjectFolder) -> None:
     git(versioned.root, "commit", "-qm", "no configs")
     wrong = versioned.doit("plan", "--since", "HEAD")
     assert (wrong.code, wrong.out) == (3, "")
-    assert wrong.err == "ERROR: HEAD has no manifests: no folder configs/models; name a revision with manifests\n"
+    assert (
+        wrong.err
+        == "ERROR: HEAD has no manifests: no folder configs/models; name another revision\n"
+    )
 
 
 def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:

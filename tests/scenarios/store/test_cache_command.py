@@ -70,7 +70,10 @@ def test_signed_results_of_another_machine_are_restored(
     key = tmp_path / "key.pem"
     public = json.loads(ready.doit("cache", "keygen", str(key), "--json").out)["public_key"]
     again = ready.doit("cache", "keygen", str(key))
-    assert (again.code, again.err) == (2, f"ERROR: cannot write {key}: File exists; name another file\n")
+    assert (again.code, again.err) == (
+        2,
+        f"ERROR: cannot write {key}: File exists; name another file\n",
+    )
     settings = ready.root / "configs/project.yaml"
     place = f"remote: {tmp_path}/shared"
     settings.write_text(f"cache: {{{place}, mode: read-write, signing_key: {key}}}\n")

@@ -194,7 +194,7 @@ class Guard:
                 value = method(plugin, *arguments, **named)
             except BaseException as error:  # of any kind: TensorRT would swallow it
                 reason = describe_exception(error, self.project)
-                failure = StageError(f"{label}: {name}() raised {reason}", "correct the plugin")
+                failure = StageError(f"{label}: {name}() raised {reason}")
                 failure.__cause__ = error
                 self.fail(failure)
             problem = self._result_problem(name, plugin, value)
