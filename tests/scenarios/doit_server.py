@@ -138,10 +138,15 @@ def read_texts() -> Texts:
     return texts
 
 
-def know_texts(texts: dict[str, str]) -> None:
-    """Let every state database of this process start with texts."""
+def know_texts(file: str) -> None:
+    """Let every state database of this process, and of builds of ``repro``, start with texts."""
+    from buildsys.cli.commands.repro import two_builds
     from buildsys.store.state_db import StateDb
 
+    texts = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
+    first = f"import sys; sys.path.append({str(Path(__file__).parent)!r})"
+    first += f"; import doit_server; doit_server.know_texts({file!r})"
+    two_builds._DOIT = f"{first}; {two_builds._DOIT}"
     start = StateDb.__init__
 
     def start_with_texts(self: StateDb, *arguments: Any, **options: Any) -> None:
@@ -184,8 +189,7 @@ if __name__ == "__main__":
         for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
-    if content := Path(sys.argv[2]).read_text(encoding="utf-8"):
-        know_texts(json.loads(content))
+    know_texts(sys.argv[2])
     gc.freeze()  # else a collection would write to every page that the processes share
     name = serve(socket.socket(fileno=int(sys.argv[1])))
     runpy.run_module(name, run_name="__main__", alter_sys=True)
