@@ -35,7 +35,9 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
     Raises: UsageError: the file is no history, or not readable at all. StageError: our own history
     cannot be written.
     """
-    if file.exists() and history.path.exists() and file.samefile(history.path):
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}", "name the file history.db of another machine")
+    if history.path.exists() and file.samefile(history.path):
         raise UsageError(
             f"{file} is the history of this project itself", "name the history of another machine"
         )
@@ -93,8 +95,6 @@ class _OtherFile(ReadOnlyStateDb):
     def builds(self) -> Iterator[list[Build]]:
         """Yield the readable builds in groups. Raises: UsageError: there is no readable table."""
         try:
-            if not self.path.is_file():
-                raise UsageError(f"there is no file {self.path}", "check the path")
             if self._tables() != _expected_tables():
                 raise UsageError(
                     f"cannot import {self.path}: its tables are not those of a history",

@@ -75,6 +75,9 @@ class HistoryCommand(ProjectCommand):
             raise UsageError(f"history takes {names[0]} or {only}, not both", "name one of them")
         if len(names) == 2 and names[0] == _IMPORT:
             return _import(session, file, typed_path(names[1]), options)
+        if [*names] == [_IMPORT] and _IMPORT not in session.project.models:
+            hint = "name the file history.db of another machine"
+            raise UsageError("history import takes a file", hint)
         if len(names) > 1:
             raise UsageError("history takes one name", "`doit help history` explains it")
         history = History.read_only(file)

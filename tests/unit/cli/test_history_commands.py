@@ -179,6 +179,8 @@ def test_single_targets_and_the_overview(recorded: Recorded, run: Run) -> None:
         (("",), "there is no model or engine ''; models: m, other"),
         (("m", "other"), "history takes one name"),
         (("import", "none.db"), "there is no file none.db"),
+        (("import", "."), "there is no file ."),
+        (("import",), "history import takes a file"),
     ],
 )
 def test_wrong_names_are_errors(

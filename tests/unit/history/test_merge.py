@@ -99,6 +99,7 @@ def test_files_that_are_no_history_are_refused(
         (newer, "a newer buildsys wrote it"),
         (tmp_path / "none.db", "there is no file"),
         (tmp_path, "there is no file"),
+        (Path(), "there is no file"),
         (history.path, "of this project itself"),
     ):
         with pytest.raises(UsageError, match=problem):
