@@ -1,0 +1,25 @@
+"""The measurements in ``tests/bench``, which people run by hand, still start."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+WITH_TORCH = ("breadth", "plain_script")
+SCRIPTS = sorted(path.stem for path in BENCH.glob("[a-z]*.py") if path.stem not in WITH_TORCH)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_its_imports_exist_and_it_prints_its_options(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCH / f"{script}.py"), run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {script}.py")
