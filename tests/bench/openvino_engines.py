@@ -1,8 +1,8 @@
 """OpenVINO engines against ``benchmark_app``, for the same IR in turns.
 
-``python tests/bench/openvino_engines.py MODEL.onnx --shape 1,3,224,224 --rounds 5``: each round runs
-both, in alternating order, for the same time with one thread and one stream; the medians of rounds
-are compared. The engine runs as in a benchmark of ours: a bound call of its session.
+``python tests/bench/openvino_engines.py MODEL.onnx --shape 1,3,224,224 --rounds 5``: each round
+runs both, in alternating order, for the same time with one thread and one stream; the medians of
+rounds are compared. The engine runs as in a benchmark of ours: a bound call of its session.
 """
 
 from __future__ import annotations
