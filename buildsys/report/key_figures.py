@@ -115,7 +115,8 @@ def _gate(result: GateResult) -> str:
         status, change = check["status"], check.get("change")
         parts = [check["metric"].replace("_", " "), "" if change is None else f"{change:+.1%}"]
         if status == FAILED or change is None:
-            words = {PASSED: "within its limit", FAILED: "beyond its limit"}
+            within = "not compared" if check.get("limit") is None else "within its limit"
+            words = {PASSED: within, FAILED: "beyond its limit"}
             parts.append(words.get(status, status))
         texts.append(" ".join(filter(None, parts)))
     return ", ".join(texts)

@@ -41,7 +41,7 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
                 {"metric": "latency", "status": "passed", "change": 0.012},
                 {"metric": "p99", "status": "failed", "change": 0.2},
                 {"metric": "size", "status": "failed"},
-                {"metric": "build_time", "status": "passed"},
+                {"metric": "build_time", "status": "passed", "limit": 60.0},
                 {"metric": "error", "status": "not comparable"},
             ]
         },
