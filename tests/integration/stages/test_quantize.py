@@ -525,7 +525,10 @@ def test_an_exclude_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
 
 
 def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
-    options = {"calibration": {"algorithm": "percentile"}}
+    options = {
+        "calibration": {"algorithm": "percentile"},
+        "engine": {"backend": "tensorrt"},
+    }
     job = Job("engine:m:e", "engine", "m", "e", options, {}, {}, tmp_path)
     with pytest.raises(
         StageError, match="engine e: TensorRT's calibrators are entropy and minmax, not percentile"
