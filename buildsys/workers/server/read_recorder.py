@@ -52,6 +52,7 @@ _STANDARD = tuple({
     if (folder := sysconfig.get_path(name))
 } | {f"{os.path.dirname(os.__file__)}{os.sep}"})  # fmt: skip # noqa: PTH120
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
+_MEMORY = "/dev/shm/"  # noqa: S108 (no devices, but data for fast reading)
 _CACHES = ("/torchinductor_", "/.triton/", "/.cache/torch/kernels/", "/fontconfig/")
 # read by functions of libraries for their own purposes: where a folder is, how to sort
 _STANDARD_VARIABLES = re.compile(
@@ -98,7 +99,7 @@ class ReadRecorder:
         # a virtual environment is often inside the project, sometimes the project inside a prefix
         inside = tuple(prefix for prefix in installed if prefix.startswith(self._roots))
         self._ignored = (*_STANDARD, *_OWN_CODE, *inside, *ignored)
-        self._ignored_outside = (*_SYSTEM, *installed)
+        self._installed = tuple(installed)
         self._seen: set[tuple[str, str]] = set()
         self._kinds: dict[str, str] = {}  # of code, by its file
         self._copying: set[CodeType] = set()  # code of libraries that reads all variables
@@ -240,7 +241,8 @@ class ReadRecorder:
         if key in self._seen or name.startswith(self._ignored):
             return
         inside = name.startswith(self._roots)
-        if not inside and name.startswith(self._ignored_outside):
+        is_system = name.startswith(_SYSTEM) and not name.startswith(_MEMORY)
+        if not inside and (is_system or name.startswith(self._installed)):
             return
         if name in self._products or any(part in name for part in (*_CACHES, *_LIBRARIES)):
             return

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,13 @@ def test_a_module_in_an_added_folder_is_seen(project: Path) -> None:
     (elsewhere / "far.py").write_text("x = 1\n")
     code = f"import sys; sys.path.append({str(elsewhere)!r})\nimport far\n"
     assert recorded(project, code)["file", str(elsewhere / "far.py")] == "net.py:2"
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no file system in memory")
+def test_a_file_in_memory_is_seen_and_a_device_is_not(project: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        found = recorded(project, f"open({file.name!r}).read()\nopen('/dev/zero', 'rb').read(1)\n")
+    assert found == {("file", file.name): "net.py:1"}
 
 
 def test_a_computed_import_of_a_library_is_seen(project: Path) -> None:
