@@ -20,6 +20,6 @@ def test_its_imports_exist_and_it_prints_its_options(
     monkeypatch.syspath_prepend(BENCH)
     monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(BENCH / f"{script}.py"), run_name="__main__")
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: {script}.py")

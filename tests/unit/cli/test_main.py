@@ -49,7 +49,9 @@ def test_every_command_can_be_loaded_and_is_in_the_help(
 
 def test_plain_doit_has_the_same_commands() -> None:
     project = DoitConfig().toml.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["doit"] == {"loader": "buildsys"}  # no second table of commands
+    loader = {"buildsys": project["project"]["entry-points"]["doit.LOADER"]["buildsys"]}
+    table = {"loader": "buildsys", "plugins": {"loader": loader}}
+    assert project["tool"]["doit"] == table  # no second table of commands
     of_doit = commands_of("doit")
     doits = {name for name, place in of_doit.items() if "doit_commands" in place}
     points = project["project"]["entry-points"]

@@ -164,7 +164,9 @@ def test_a_file_read_by_threads_of_a_library_is_seen(project: Path) -> None:
 def test_a_project_in_a_system_folder_is_no_part_of_the_system(project: Path) -> None:
     (project / "net.py").write_text("open('config.json').read(); open('../system.txt').read()")
     (project.parent / "system.txt").write_text("")
-    system = f"read_recorder._SYSTEM = ({str(project.parent)!r} + '/',)"
+    system = (
+        f"read_recorder._SYSTEM = ({str(project.parent)!r} + '/',); read_recorder._MEMORY = '?'"
+    )
     found = run(project, _DRIVER.replace("\nrecorder", f"\n{system}\nrecorder", 1))
     assert [Path(name).name for _, name, *_ in found if not name.endswith(".py")] == ["config.json"]
 
