@@ -111,7 +111,7 @@ class JobChannels:
             selector.register(self._child, selectors.EVENT_READ)
         except ProcessLookupError:
             self._child_ended = True
-        except OSError:  # a kernel or sandbox without pidfds
+        except (AttributeError, OSError):  # a system, kernel or sandbox without pidfds
             return
 
     def _read_events(
