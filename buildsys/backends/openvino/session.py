@@ -43,7 +43,9 @@ class OpenVinoSession:
         self.outputs = tuple(map(port_of, compiled.outputs))
         self._request = compiled.create_infer_request()
 
-    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002
+    def run(
+        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Return the outputs by name."""
         missing = [port.name for port in self.inputs if port.name not in inputs]
         if missing:

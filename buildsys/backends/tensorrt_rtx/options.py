@@ -38,6 +38,8 @@ class TensorRtRtxEngine(TensorRtBase):
 ENGINE = TensorRtRtxEngine
 
 
-def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:  # noqa: ARG001
+def problems(
+    view: ManifestView, path: FieldPath, engine: dict[str, Any]  # noqa: ARG001
+) -> Problems:  # fmt: skip
     """Yield unknown names in ``io``."""
     yield from io_problems(view, path)
