@@ -17,11 +17,10 @@ from buildsys.cli.command import (
     print_answer,
 )
 from buildsys.cli.commands.run.engine_choice import named_engines
-from buildsys.cli.commands.stress import show_progress
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.session import Session
-from buildsys.cli.worker_pool import open_pool
-from buildsys.errors import StageError, UsageError
+from buildsys.cli.worker_pool import open_pool, run_job
+from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
@@ -118,11 +117,7 @@ def _search(session: Session, convert: Action, verify: Action, limit: int) -> di
             project=project.root,
         )
         with open_pool(project.state) as pool:
-            reply = pool.run(job, log=Path(folder) / "localize.log", on_event=show_progress)
-        show_progress({})
-        if reply.status != "passed":
-            raise StageError(reply.reason, reply.hint)
-        result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
+            result = run_job(pool, job)
     fields = ("without", "with", "nodes", "is_smallest", "trials", "exclude", "seconds")
     return {name: result[name] for name in fields}
 

@@ -20,7 +20,7 @@ from buildsys.cli.command import (
     program_of,
 )
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.worker_pool import open_pool
+from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import Project, check_manifests, empty_project
 from buildsys.system.files import replace_file
@@ -250,7 +250,6 @@ def _try(
     """Run the model in a worker. Raises: StageError: it cannot be loaded or run."""
     defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
     with TemporaryDirectory(prefix="buildsys-new-") as folder:
-        log = Path(folder) / "new.log"
         job = Job(
             target=f"new:{model}",
             stage=_STAGE,
@@ -258,20 +257,11 @@ def _try(
             variant="",
             options={"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}},
             inputs={},
-            outputs={"result": Path(folder) / "result.json"},
+            outputs={"result": Path(folder) / "new.json"},
             project=project.root,
         )
-        try:
-            figures = pool.run(job, log=log, on_event=_show).figures
-        finally:
-            _show({})
+        figures = run_job(pool, job)
     return {**figures, "source": {field: figures["source"][field] for field in source}}
-
-
-def _show(event: Mapping[str, Any]) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{event.get('message', '')}")
-        sys.stderr.flush()
 
 
 def _write(project: Project, file: Path, model: str, found: Mapping[str, Any]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +18,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.session import Session
-from buildsys.cli.worker_pool import open_pool
+from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.manifest.shape_cases import format_dims
@@ -101,17 +99,8 @@ def _run_stage(
             project=project.root,
         )
         with open_pool(project.state) as pool:
-            pool.run(job, log=Path(folder) / "stress.log", on_event=show_progress)
-        show_progress({})
-        result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
+            result = run_job(pool, job)
     return {name: result[name] for name in ("count", "compared", "skipped", "failures")}
-
-
-def show_progress(event: Mapping[str, Any]) -> None:
-    """Show the message of a worker on a terminal; an event without one clears it."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{event.get('message', '')}")
-        sys.stderr.flush()
 
 
 def _lines(model: str, found: Mapping[str, Any]) -> list[str]:

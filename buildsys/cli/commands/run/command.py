@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from buildsys.cli.commands.run.engine_choice import (
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
-from buildsys.cli.worker_pool import open_pool
+from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.problem import suggest_file
 from buildsys.manifest.surgery_interface import WHENS, steps_of
@@ -254,7 +253,6 @@ class _Call:
         outputs: Mapping[str, Path] | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        result = self._folder / f"{stage}.json"
         job = Job(
             target=f"run:{self._network.model}:{self._engine.variant}",
             stage=f"{_STAGES}.{stage}",
@@ -262,15 +260,11 @@ class _Call:
             variant=self._engine.variant,
             options=options,
             inputs=inputs or {},
-            outputs={**(outputs or {}), "result": result},
+            outputs={**(outputs or {}), "result": self._folder / f"{stage}.json"},
             project=self._session.project.root,
             **more,
         )
-        reply = pool.run(job, log=self._folder / f"{stage}.log")
-        if reply.status != "passed":
-            raise StageError(reply.reason, reply.hint)
-        answer: dict[str, Any] = json.loads(result.read_bytes())
-        return answer
+        return run_job(pool, job)
 
 
 def _final(session: Session, model: str) -> GraphPoint:

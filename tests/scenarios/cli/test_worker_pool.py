@@ -1,0 +1,22 @@
+"""Single jobs of commands in real workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pool_project import PoolProject
+
+from buildsys.cli.worker_pool import run_job
+from buildsys.errors import StageError
+
+
+def test_long_lists_are_complete_and_a_failed_job_is_an_error(tmp_path: Path) -> None:
+    project, numbers = PoolProject(tmp_path), list(range(100))
+    with project.pool as pool:
+        job = project.job("echo", numbers=numbers)
+        assert run_job(pool, job)["options"]["numbers"] == numbers
+        assert job.outputs["result"].with_suffix(".log").is_file()
+        with pytest.raises(StageError, match="it is wrong") as failed:
+            run_job(pool, project.job("fail_check"))
+    assert failed.value.hint == "look at it"
