@@ -7,7 +7,7 @@ them can run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ Fail = Callable[[StageError], NoReturn]
 DTYPE_OF_PRECISION = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
 }  # fmt: skip
+_SLOWEST = 20  # layers in a result file
 
 
 def _raise(error: StageError) -> NoReturn:
@@ -313,6 +314,14 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
     """Return each part of the total, by name; {} without a total."""
     total = sum(amounts.values())
     return {name: part / total for name, part in sorted(amounts.items())} if total else {}
+
+
+def slowest(times_ms: Mapping[str, float]) -> Iterator[tuple[str, Figures]]:
+    """Yield the slowest layers, the slowest first, with ``time_ms`` and their share of all."""
+    total = sum(times_ms.values())
+    for name in sorted(times_ms, key=lambda name: -times_ms[name])[:_SLOWEST]:
+        share = round(times_ms[name] / total, 4) if total else 0.0
+        yield name, {"time_ms": round(times_ms[name], 6), "share": share}
 
 
 def precision_problem(precision: str, found: Mapping[str, float], least: float) -> str:

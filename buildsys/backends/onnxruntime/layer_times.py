@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import Figures
+from buildsys.backends.interface import Figures, slowest
 
 _SUFFIX = "_kernel_time"  # of events
 _CONTAINERS = ("If", "Loop", "Scan")  # the nodes of their bodies have times as well
@@ -18,7 +18,6 @@ _NARROWEST_FIRST = (
     "int4", "uint4", "float8e4m3fn", "float8e5m2", "int8", "uint8", "bfloat16", "float16",
     "float32", "float64",
 )  # fmt: skip
-_SLOWEST = 20
 _LARGEST_BYTES = 64 << 20  # of a profile
 
 
@@ -50,16 +49,14 @@ def read_layers(profile: Path) -> list[Figures]:
                 times_us[name][number] += event["dur"]
                 break
     times_ms = {name: statistics.median(found) / 1000 for name, found in times_us.items()}
-    total = sum(times_ms.values())
     return [
         {
             "name": name,
             "kind": str(nodes[name].get("op_name", "")),
             "precision": _precision(nodes[name]),
-            "time_ms": round(times_ms[name], 6),
-            "share": round(times_ms[name] / total, 4) if total else 0.0,
+            **timed,
         }
-        for name in sorted(times_ms, key=lambda name: -times_ms[name])[:_SLOWEST]
+        for name, timed in slowest(times_ms)
     ]
 
 

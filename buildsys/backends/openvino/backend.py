@@ -30,7 +30,7 @@ from buildsys.backends.interface import (
     raise_refused,
 )
 from buildsys.backends.openvino.description import BLOB
-from buildsys.backends.openvino.layers import precision_facts, slowest
+from buildsys.backends.openvino.layers import layers_by_time, precision_facts
 from buildsys.backends.openvino.session import (
     OpenVinoSession,
     call,
@@ -187,7 +187,7 @@ def slowest_layers(
             times_ms.setdefault(layer.node_name, []).append(layer.real_time.total_seconds() * 1000)
         if number and time.monotonic() - began > _PROFILE_S:
             break
-    return slowest(compiled, times_ms)
+    return layers_by_time(compiled, times_ms)
 
 
 def unload(session: Session) -> None:

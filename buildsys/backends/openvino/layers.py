@@ -9,7 +9,7 @@ from typing import Any
 
 import openvino as ov
 
-from buildsys.backends.interface import Figures, shares
+from buildsys.backends.interface import Figures, shares, slowest
 from buildsys.backends.openvino.session import DTYPES
 
 # they compute nothing, or only shapes
@@ -18,7 +18,7 @@ _COMPUTES_NOTHING = frozenset((
     "ShapeOf", "Shapeof", "MemoryInput", "MemoryOutput", "Broadcast", "Squeeze", "Unsqueeze",
 ))  # fmt: skip
 _INT8 = ("int8", "uint8")
-_SLOWEST, _MOST_NODES = 20, 50
+_MOST_NODES = 50
 
 
 def precision_facts(compiled: ov.CompiledModel) -> Figures:
@@ -33,18 +33,17 @@ def precision_facts(compiled: ov.CompiledModel) -> Figures:
     return facts
 
 
-def slowest(compiled: ov.CompiledModel, times_ms: Mapping[str, list[float]]) -> list[Figures]:
+def layers_by_time(
+    compiled: ov.CompiledModel, times_ms: Mapping[str, list[float]]
+) -> list[Figures]:
     """Return the slowest layers of a model compiled with PERF_COUNT, the slowest first."""
     known = {name: (kind, dtype, nodes) for name, kind, dtype, nodes in _layers(compiled)}
     medians = {name: statistics.median(found) for name, found in times_ms.items()}
-    total = sum(medians.values())
     found: list[Figures] = []
-    for name in sorted(medians, key=lambda name: -medians[name])[:_SLOWEST]:
+    for name, timed in slowest(medians):
         kind, dtype, nodes = known.get(name, ("layer", None, []))
-        share = round(medians[name] / total, 4) if total else 0.0
         found.append({
-            "name": name, "kind": kind, "precision": dtype, "time_ms": round(medians[name], 6),
-            "share": share, "nodes": nodes[:_MOST_NODES],
+            "name": name, "kind": kind, "precision": dtype, **timed, "nodes": nodes[:_MOST_NODES],
         })  # fmt: skip
     return found
 

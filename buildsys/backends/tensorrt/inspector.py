@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from buildsys.backends.interface import DTYPE_OF_PRECISION, shares
+from buildsys.backends.interface import DTYPE_OF_PRECISION, shares, slowest
 
 _WORDS = {
     "float32": ("fp32", "float", "float32", "tf32"),
@@ -38,7 +38,7 @@ _COMPUTES_NOTHING = re.compile(
     r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I
 )
 _MOST_OF_THE_TIME = 0.5
-_SLOWEST, _MOST_NODES = 20, 50  # layers in the result file, and nodes of each
+_MOST_NODES = 50  # of a layer in the result file
 _NODE = re.compile(r"\[ONNX Layer: ([^\x1e]*)\]")  # in a layer's metadata
 
 
@@ -114,13 +114,11 @@ def precision_facts(
 def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Yield the slowest layers and their share of time, slowest first."""
     known = {each.name: each for each in layers}
-    total = sum(times_ms.values())
-    for name in sorted(times_ms, key=lambda name: -times_ms[name])[:_SLOWEST]:
+    for name, timed in slowest(times_ms):
         each = known.get(name, EngineLayer(name, "layer", None))
         yield {
-            "name": name, "kind": each.kind, "precision": each.dtype,
-            "time_ms": round(times_ms[name], 6), "nodes": list(each.nodes[:_MOST_NODES]),
-            "share": round(times_ms[name] / total, 4) if total else 0.0,
+            "name": name, "kind": each.kind, "precision": each.dtype, **timed,
+            "nodes": list(each.nodes[:_MOST_NODES]),
         }  # fmt: skip
 
 

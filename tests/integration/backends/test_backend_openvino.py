@@ -179,6 +179,7 @@ def test_a_compiled_model_keeps_its_precision(tmp_path: Path) -> None:
 
 
 def test_nan_in_calibration_data_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("nncf")
     np.savez(tmp_path / "batches.npz", **{"0/x": np.full((4, 3, 8, 8), np.nan, np.float32)})
     asked = request(
         write(tmp_path, conv_bn()),
