@@ -40,6 +40,7 @@ from buildsys.stages.convert.precision_rules import (
     fill_value,
 )
 
+BF16_OPSET, BF16_IR_VERSION = 22, 10  # the first with bfloat16 convolution and pooling
 HEAVY = frozenset(
     ("Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
 )

@@ -32,7 +32,13 @@ from buildsys.stages.common.golden_check import (
     summarize_checks,
 )
 from buildsys.stages.common.node_patterns import named_nodes
-from buildsys.stages.convert.cast_graph import HEAVY, convert_precision, raise_opset
+from buildsys.stages.convert.cast_graph import (
+    BF16_IR_VERSION,
+    BF16_OPSET,
+    HEAVY,
+    convert_precision,
+    raise_opset,
+)
 from buildsys.stages.convert.overflow import OverflowOrigin, add_probes, find_origin
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
@@ -43,7 +49,6 @@ _CONVERTERS = {
     "quantize": "buildsys.stages.quantize.convert",
     "autocast": "buildsys.stages.quantize.modelopt",
 }
-_BF16_OPSET, _BF16_IR_VERSION = 22, 10  # the first with bfloat16 convolution and pooling
 _FLUSHED_WARNING = 0.01  # share of all weights
 
 
@@ -111,9 +116,9 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
     if precision == "bf16":
         version = opsets(model).get("ai.onnx", 1)
         original = model
-        model, why = raise_opset(model, _BF16_OPSET, _BF16_IR_VERSION)
+        model, why = raise_opset(model, BF16_OPSET, BF16_IR_VERSION)
         if model is not original:
-            raised = f"opset {version} was raised to {_BF16_OPSET}"
+            raised = f"opset {version} was raised to {BF16_OPSET}"
             warnings.append(f"{raised}, the first with bfloat16 convolutions")
         elif why:
             kept = f"opset {version} is kept, without bfloat16 for some operators"

@@ -24,7 +24,12 @@ from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, node_name
-from buildsys.stages.convert.cast_graph import convert_precision, raise_opset
+from buildsys.stages.convert.cast_graph import (
+    BF16_IR_VERSION,
+    BF16_OPSET,
+    convert_precision,
+    raise_opset,
+)
 from buildsys.stages.convert.precision_rules import LARGEST
 from buildsys.stages.localize.search import find_exclusion
 from buildsys.stages.operators.implementation import implementation_of
@@ -32,8 +37,6 @@ from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.quantize.convert import largest_losses, quantized_graph, quantized_nodes
 from buildsys.stages.quantize.ranges import IntermediateTensors
 from buildsys.workers.job import Job, StageResult
-
-_BF16_OPSET, _BF16_IR_VERSION = 22, 10
 
 
 def run(job: Job) -> StageResult:
@@ -152,7 +155,7 @@ class TypedTrials(Trials):
         super().__init__(job, golden)
         precision = job.options["precision"]
         if precision == "bf16":
-            self.original, _ = raise_opset(self.original, _BF16_OPSET, _BF16_IR_VERSION)
+            self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
         self.exclude = list(job.options.get("exclude", ()))
         self._beyond: list[str] | None = None
         found = convert_precision(_copied(self.original), precision, self.exclude)
