@@ -239,7 +239,7 @@ def _in_order(found: Iterable[RankedEngine], by: str) -> list[RankedEngine]:
 def _mark_optimal(ranked: Sequence[RankedEngine]) -> tuple[RankedEngine, ...]:
     """Mark engines without another that is better in one figure and worse in none.
 
-    Throughput is no figure of its own: in one case it follows from the latency.
+    Throughput does not count: in one case it follows from the latency.
     """
 
     def is_better(one: RankedEngine, other: RankedEngine) -> bool:

@@ -82,7 +82,7 @@ class OpenVinoSession:
         del self._request, self.compiled
 
     def duplicate(self) -> OpenVinoSession:
-        """Return a session with a request of its own."""
+        """Return a session with another request."""
         return OpenVinoSession(self.compiled)
 
 
