@@ -14,8 +14,8 @@ from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 from buildsys.system.backend_registry import (
     BrokenBackendError,
-    backend_names,
     describe_backend,
+    find_package,
     import_backend,
 )
 from buildsys.system.interpreters.toolchain import override_variable
@@ -41,7 +41,7 @@ def engine_problems(view: ManifestView) -> Problems:
             text = f'two engines of this model are named "{name}"'
             yield view.problem((*path, "name"), text, "give one of them another name: …")
         names.append(name)
-        if isinstance(backend, str) and backend in backend_names():
+        if isinstance(backend, str) and find_package(backend) is not None:
             yield from _own_problems(backend, view, path, engine)
 
 
@@ -262,9 +262,8 @@ def bench_problems(view: ManifestView) -> Problems:
     engines = [engine for _, engine in view.maps("engines", ...)]
     if not engines or len(engines) < len(view.list("engines")):
         return  # an engine refused by the schema may support every option
-    known = backend_names()
-    backends = [engine.get("backend") for engine in engines]
-    if any(name not in known or describe_backend(str(name)).has_gpu_clock for name in backends):
+    backends = [str(engine.get("backend")) for engine in engines]
+    if any(find_package(each) is None or describe_backend(each).has_gpu_clock for each in backends):
         return
     on_gpu = [engine.get("provider") == "cuda" for engine in engines]
     names = [
