@@ -230,14 +230,8 @@ class Executor:
         if action.strict_reads and key.undeclared:
             return None
         wanted, signer = record.files, self._cache.signer(record)
-        sizes = {str(self._build / name): file.size for name, file in wanted.items()}
-        present = self._digests.digests(sizes, sizes)
         self._publisher.remove_abandoned()
-        fetched = {}
-        for name, file in wanted.items():
-            found = present[str(self._build / name)]
-            if found is None or found.digest != file.digest:
-                fetched[name] = file
+        fetched = self._publisher.missing(wanted)
         with self._publisher.staging(action.target) as tree:
             if not self._cache.fetch(record, fetched, tree):
                 return None

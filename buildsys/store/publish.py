@@ -27,7 +27,7 @@ from buildsys.store.file_digests import (
     run_all,
     stamp_file,
 )
-from buildsys.store.ledger import Ledger
+from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.file_locks import open_lock, try_lock
 from buildsys.system.files import SETTLE_NS, Stamp, fsync
@@ -139,6 +139,17 @@ class Publisher:
                 name: digests.get(name) or FileDigest(known[name], Stamp.of(path.stat()))
                 for name, path in files.items()
             }
+
+    def missing(self, wanted: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
+        """Return the files that the build folder does not have with these contents."""
+        sizes = {str(self._build / name): file.size for name, file in wanted.items()}
+        present = self._digests.digests(sizes, sizes)
+        missing = {}
+        for name, file in wanted.items():
+            found = present[str(self._build / name)]
+            if found is None or found.digest != file.digest:
+                missing[name] = file
+        return missing
 
     def publish(
         self,

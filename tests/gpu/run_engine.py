@@ -276,10 +276,10 @@ def check_graphs(file: Path) -> str:
                 assert_equal(host_of(engine(x=arrays[seed])), expected[batch][seed])  # type: ignore[arg-type]
                 engine.run({"x": arrays[seed]}, out=out)  # type: ignore[dict-item]
                 assert_equal(host_of(out), expected[batch][seed])
-            used += len(session._graphs)
+            used += len(session.graphs.captured)
             for number in range(60):
                 assert_equal(engine(x=xs[batch][number % 3]), expected[batch][number % 3])
-            used += len(session._graphs)
+            used += len(session.graphs.captured)
             bound = engine.bind({"x": arrays[0]}, out=out)
             for number in range(60):
                 arrays[0]._buffer.upload(xs[batch][number % 3])
@@ -296,7 +296,7 @@ def check_graphs(file: Path) -> str:
     with load_engine(file, options={"cuda_graphs": False}) as engine:
         for _ in range(20):
             engine(x=xs[1][0])
-        assert not engine._pool._first._graphs  # type: ignore[attr-defined]
+        assert not engine._pool._first.graphs.captured  # type: ignore[attr-defined]
     return f"{used} graphs"
 
 

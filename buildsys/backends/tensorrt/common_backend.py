@@ -103,7 +103,7 @@ class TensorRtBackend:
         host_code = bool(options.get("version_compatible"))
         session = TimedSession(self.library, engine, kernels, host_code=host_code)
         # the host code of a plugin would not run again
-        session.uses_graphs = bool(options.get("cuda_graphs")) and not operators
+        session.graphs.enabled = bool(options.get("cuda_graphs")) and not operators
         return session
 
     def slowest_layers(

@@ -22,7 +22,8 @@ from buildsys.backends.measurement.gpu import (
     Launch,
     Slot,
 )
-from buildsys.backends.tensorrt.inference import Scope
+from buildsys.backends.tensorrt.call_graphs import CallGraphs
+from buildsys.backends.tensorrt.log import Scope
 from buildsys.backends.tensorrt.session import TensorRtSession
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
@@ -85,6 +86,7 @@ class TimedSession(TensorRtSession):
         other = copy(self)
         other.gpu, other._stack, other._timed = Device(0), ExitStack(), ExitStack()
         other._scope = Scope(other.gpu, other.log)
+        other.graphs = CallGraphs(other.gpu, enabled=self.graphs.enabled)
         other._finished = other._running_on = None
         other._reset_buffers()
         with other.gpu.current(), self.log.collected() as messages:

@@ -12,12 +12,15 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buildsys.backends.cuda.gpus import format_size
 from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.library import Library
 from buildsys.errors import StageError
+
+if TYPE_CHECKING:
+    from buildsys.backends.cuda.device import Device
 
 _LOG = logging.getLogger(__name__)
 _NOISE = (
@@ -135,6 +138,24 @@ class Collected(Messages):
     def __exit__(self, *_: object) -> None:
         self._log.of_thread.messages = self._outer
         self._log.messages = self._before
+
+
+class Scope(Collected):
+    """The GPU as the thread's own and the messages of TensorRT, for one call after the other."""
+
+    __slots__ = ("_current",)
+
+    def __init__(self, gpu: Device, log: Log) -> None:
+        super().__init__(log)
+        self._current = gpu.current()
+
+    def __enter__(self) -> Messages:
+        self._current.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._current.__exit__()
 
 
 log_of = cache(Log)  # the log of a library

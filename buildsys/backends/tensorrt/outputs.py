@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from buildsys.backends.cuda.device import Buffer, Device
+import numpy as np
+
+from buildsys.backends.cuda.device import Buffer, Device, HostBuffer
 from buildsys.backends.tensorrt.library import Library
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
+
+# smaller outputs pass through page-locked memory: copies to other memory wait one by one
+_STAGED_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
@@ -19,6 +25,20 @@ class Output:
     shape: tuple[int, ...] = ()
     failure: StageError | None = None  # of a request for more memory
     staged: Array | None = None  # page-locked memory for its copy
+    _locked: HostBuffer | None = None  # which ``staged`` is in
+
+    def stage(self, gpu: Device, stored: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
+        """Reserve page-locked memory for a small output, stored as an array of this shape."""
+        if 0 < self.buffer.size_bytes <= _STAGED_BYTES:
+            with suppress(StageError):  # too little of it
+                self._locked = gpu.allocate_locked(self.buffer.size_bytes)
+                self.staged = self._locked.array.view(dtype).reshape(stored)
+
+    def free(self, gpu: Device) -> None:
+        """Free all memory."""
+        gpu.free(self.buffer)
+        if self._locked is not None:
+            gpu.free(self._locked)
 
 
 class ValueShapedOutput(Output):

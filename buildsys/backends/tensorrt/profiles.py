@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+import numpy as np
+
+from buildsys.backends.interface import DeviceTensor
+from buildsys.backends.tensorrt import version_adapter
+from buildsys.backends.tensorrt.library import Library
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Tensor
 
 Shape = tuple[int, ...]
 # input name -> {"min": shape, "opt": shape, "max": shape}, and {"min_values": …} if its values
@@ -98,6 +104,63 @@ def check_against_graph(
             " and no range is given",
             f"profiles: [{{{without_values[0]}: {{values: {{min: […], opt: […], max: […]}}}}}}]",
         )
+
+
+def read_profiles(library: Library, engine: Any, inputs: Iterable[str]) -> list[Profile]:
+    """Return an engine's profiles; there is one if all shapes are fixed."""
+    found = []
+    for number in range(engine.num_optimization_profiles):
+        profile: Profile = {}
+        for name in inputs:
+            low, usual, high = map(tuple, engine.get_tensor_profile_shape(name, number))
+            span = {"min": low, "opt": usual, "max": high}
+            values = version_adapter.profile_values(library, engine, name, number) or []
+            points = list(zip(span, values, strict=False))
+            # TensorRT 8.6 returns one value of several
+            if all(len(given) == np.prod(span[point]) for point, given in points):
+                span.update({f"{point}_values": given for point, given in points})
+            profile[name] = span
+        found.append(profile)
+    return found
+
+
+def choose_profile(
+    profiles: Sequence[Profile], inputs: Mapping[str, Tensor | DeviceTensor], wanted: int | None
+) -> int:
+    """Return ``wanted``, or the first profile that holds the inputs.
+
+    Raises: StageError: there is none.
+    """
+    fitting = [number for number, ranges in enumerate(profiles) if _fits(ranges, inputs)]
+    shapes = {name: given.shape for name, given in inputs.items()}
+    known = "; ".join(
+        f"profile {number}: {format_ranges(ranges)}" for number, ranges in enumerate(profiles)
+    )
+    if wanted is not None and not 0 <= wanted < len(profiles):
+        text = f"the engine has no optimization profile {wanted}, only {len(profiles)}"
+        raise StageError(text, known)
+    if wanted is not None and wanted not in fitting:
+        text = f"the optimization profile {wanted} of the engine does not hold the shapes"
+        raise StageError(f"{text} {shapes}", known)
+    if not fitting:
+        text = f"no optimization profile of the engine holds the shapes {shapes}"
+        raise StageError(text, known)
+    return fitting[0] if wanted is None else wanted
+
+
+def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
+    for name, given in inputs.items():
+        span = ranges[name]
+        checks = [(given.shape, span["min"], span["max"])]
+        if "min_values" in span and isinstance(given, Tensor):
+            values = tuple(int(value) for value in np.ravel(given.array))
+            checks.append((values, span["min_values"], span["max_values"]))
+        for sizes, low, high in checks:
+            if len(low) != len(sizes) or not all(
+                a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
+            ):
+                return False
+    return True
 
 
 def _mismatches(ranges_of: Profile, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:

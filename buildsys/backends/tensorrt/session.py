@@ -66,7 +66,9 @@ class TensorRtSession(Inference):
         inspector.execution_context = self._context
         text = inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON)
         return {
-            "formats": {name: layout for name, layout in self._layouts.items() if layout != LINEAR},
+            "formats": {
+                name: layout for name, layout in self.tensors.layouts.items() if layout != LINEAR
+            },
             **self.memory_figures(),
             **precision_facts(read_layers(text, precision), times, precision),
         }
@@ -104,7 +106,7 @@ class TensorRtSession(Inference):
 
         try:
             for name, span in self.profiles[0].items():
-                dtype, stored = self._dtype(name)
+                dtype, stored = self.tensors.types[name]
                 values = np.zeros(span["opt"], stored)
                 if "opt_values" in span:
                     values = np.array(span["opt_values"], values.dtype).reshape(span["opt"])

@@ -22,7 +22,6 @@ import os
 import pathlib
 import re
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -35,25 +34,13 @@ from urllib.parse import unquote, urlsplit
 
 from buildsys.system.files import Stamp, listing_digest, stamp
 from buildsys.workers.job import MAX_READS
+from buildsys.workers.server.callers import CACHES, LIBRARIES, OWN_CODE, STANDARD, Callers
 
 FILE, LISTING, VARIABLE, MODULE = "file", "listing", "variable", "module"
 ALL_VARIABLES = "*"
 _WRITTEN, _FOLDER = "written", "folder"  # by the stage itself; the second is new
-# kinds of code; that of the standard library reads on behalf of its caller
-_USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"
-_LIBRARIES = ("/site-packages/", "/dist-packages/")
-# a toolchain's interpreter imports this package through a link
-_OWN_CODE = tuple(
-    {f"{file.parents[2]}{os.sep}" for file in (Path(__file__), Path(__file__).resolve())}
-)
-_STANDARD = tuple({
-    f"{os.path.realpath(folder)}{os.sep}"
-    for name in ("stdlib", "platstdlib")
-    if (folder := sysconfig.get_path(name))
-} | {f"{os.path.dirname(os.__file__)}{os.sep}"})  # fmt: skip # noqa: PTH120
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
 _MEMORY = "/dev/shm/"  # noqa: S108 (no devices, but data for fast reading)
-_CACHES = ("/torchinductor_", "/.triton/", "/.cache/torch/kernels/", "/fontconfig/")
 # read by functions of libraries for their own purposes: where a folder is, how to sort
 _STANDARD_VARIABLES = re.compile(
     r"HOME|PATH|TMPDIR|TEMP|TMP|USER|LOGNAME|USERNAME|COLUMNS|LINES|TERM|TZ|LANG|LANGUAGE|LC_.*"
@@ -80,14 +67,6 @@ class Read(NamedTuple):
     written: bool = False  # a file, or in a folder, that the stage itself writes
 
 
-class _Caller(NamedTuple):
-    """The place of a read in user code."""
-
-    line: str = ""  # file:line of the innermost user code
-    direct: bool = True  # only the standard library is in between
-    ours: bool = False  # buildsys is on the stack up to there
-
-
 class ReadRecorder:
     """A record of reads, shared with forked processes by an unnamed file."""
 
@@ -98,10 +77,10 @@ class ReadRecorder:
         installed = tuple(f"{prefix}{os.sep}" for prefix in prefixes if len(prefix) > 1)
         # a virtual environment is often inside the project, sometimes the project inside a prefix
         inside = tuple(prefix for prefix in installed if prefix.startswith(self._roots))
-        self._ignored = (*_STANDARD, *_OWN_CODE, *inside, *ignored)
+        self._ignored = (*STANDARD, *OWN_CODE, *inside, *ignored)
         self._installed = tuple(installed)
         self._seen: set[tuple[str, str]] = set()
-        self._kinds: dict[str, str] = {}  # of code, by its file
+        self._callers = Callers(self._roots, __file__)
         self._copying: set[CodeType] = set()  # code of libraries that reads all variables
         self._products: set[str] = set()  # files that the stage itself made
         self._has_links = False  # made by the stage, which may remove them
@@ -244,9 +223,9 @@ class ReadRecorder:
         is_system = name.startswith(_SYSTEM) and not name.startswith(_MEMORY)
         if not inside and (is_system or name.startswith(self._installed)):
             return
-        if name in self._products or any(part in name for part in (*_CACHES, *_LIBRARIES)):
+        if name in self._products or any(part in name for part in (*CACHES, *LIBRARIES)):
             return
-        caller = self._caller(frame)
+        caller = self._callers.find(frame)
         in_thread = not caller.ours and threading.get_ident() != self._thread
         if not caller.line and not (inside and in_thread):
             if kind not in (_WRITTEN, _FOLDER):
@@ -267,10 +246,10 @@ class ReadRecorder:
         reader: FrameType | None = frame
         while reader is not None and reader.f_code.co_filename in _ENVIRONMENT_CODE:
             reader = reader.f_back
-        caller = self._caller(reader)
+        caller = self._callers.find(reader)
         if reader is None or not caller.line:
             return
-        for_library = reader.f_code.co_filename.startswith((*_STANDARD, "<frozen"))
+        for_library = reader.f_code.co_filename.startswith((*STANDARD, "<frozen"))
         if (for_library or not caller.direct) and _STANDARD_VARIABLES.fullmatch(name):
             return
         if caller.direct:
@@ -288,7 +267,7 @@ class ReadRecorder:
         key = (MODULE, top := name.partition(".")[0])
         if key in self._seen or top in sys.stdlib_module_names or top == "buildsys":
             return
-        caller = self._caller(frame)
+        caller = self._callers.find(frame)
         if caller.line and caller.direct:
             self._seen.add(key)
             self._write(MODULE, top, caller.line, None)
@@ -298,23 +277,6 @@ class ReadRecorder:
             self._lines += 1
         if self._lines <= MAX_READS + 1:  # one too many is enough
             os.write(self._file, json.dumps((kind, name, where, before)).encode() + b"\n")
-
-    def _caller(self, frame: FrameType | None) -> _Caller:
-        direct, ours = True, False
-        while frame is not None:
-            file = frame.f_code.co_filename
-            kind = self._kinds.get(file)
-            if kind is None:
-                kind = self._kinds[file] = _kind_of(file)
-            if kind is _USER:
-                for root in self._roots:
-                    file = file.removeprefix(root)
-                return _Caller(f"{file}:{frame.f_lineno}", direct, ours)
-            if kind is not _NEUTRAL:
-                direct = False
-            ours = ours or kind is _OURS
-            frame = frame.f_back
-        return _Caller("", direct, ours)
 
     def _replace_functions(self) -> None:
         """See functions without an audit event: ``os.stat`` and imports of loaded modules.
@@ -357,7 +319,7 @@ class ReadRecorder:
                 if known or not name.startswith(self._roots) or name.startswith(self._ignored):
                     continue
                 before = stamp(name)
-                if before is not None and not any(part in name for part in _LIBRARIES):
+                if before is not None and not any(part in name for part in LIBRARIES):
                     self._write(FILE, name, "", before)
 
 
@@ -378,18 +340,6 @@ def _recording_class(base: type, on_variable: Callable[[str, FrameType], None]) 
             return int(super().__len__())
 
     return _Environ
-
-
-def _kind_of(file: str) -> str:
-    """Return the kind of code in a file."""
-    # exec; modules of the import system; generated code
-    if file == __file__ or file[:1] == "<" or any(part in file for part in _CACHES):
-        return _NEUTRAL
-    if file.startswith(_OWN_CODE):
-        return _OURS
-    if any(part in file for part in _LIBRARIES):
-        return _LIBRARY
-    return _NEUTRAL if file.startswith(_STANDARD) else _USER
 
 
 def _source_of(path: str) -> str:

@@ -1,0 +1,115 @@
+"""Facts of an engine's inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from buildsys.backends.interface import Port
+from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
+from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.tensor_layouts import LINEAR, packed, unpacked
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
+
+_PACKED = ("int4", "float4e2m1")  # two elements share a byte on the device
+
+
+class _Types(dict[str, tuple[str, np.dtype[np.generic]]]):
+    """The type of each tensor and of its storage; inferences look them up often."""
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        self._packed = {name: dtype for name, dtype in dtypes.items() if dtype in _PACKED}
+        super().__init__(
+            (name, (dtype, np.dtype(BIT_DTYPES.get(dtype, dtype))))
+            for name, dtype in dtypes.items()
+            if dtype not in _PACKED
+        )
+
+    def __missing__(self, name: str) -> tuple[str, np.dtype[np.generic]]:
+        dtype = self._packed[name]
+        text = f"{name} is a tensor of {dtype}, which cannot be an input or output here"
+        raise StageError(text, "cast it in the network")
+
+
+@dataclass(frozen=True)
+class EngineTensors:
+    """The inputs and outputs of an engine, which they do not keep in memory."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    input_names: frozenset[str]
+    types: Mapping[str, tuple[str, np.dtype[np.generic]]]  # Raises: StageError: of 4 bits
+    shapes: Mapping[str, tuple[int, ...]]  # -1 for a dynamic size
+    layouts: Mapping[str, str]
+    is_linear: bool  # all of them
+    on_host: frozenset[str]  # inputs whose values decide shapes
+
+    @classmethod
+    def of(cls, library: Library, engine: Any) -> EngineTensors:
+        """Read the facts of an engine."""
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        is_input = library.trt.TensorIOMode.INPUT
+        inputs = tuple(name for name in names if engine.get_tensor_mode(name) == is_input)
+        dtypes, formats = DTYPES.words(library), FORMATS.words(library)
+        layouts = {name: formats.get(engine.get_tensor_format(name), LINEAR) for name in names}
+        on_host = library.trt.TensorLocation.HOST
+        return cls(
+            inputs=inputs,
+            outputs=tuple(name for name in names if name not in inputs),
+            input_names=frozenset(inputs),
+            types=_Types({name: dtypes[engine.get_tensor_dtype(name)] for name in names}),
+            shapes={name: tuple(engine.get_tensor_shape(name)) for name in names},
+            layouts=layouts,
+            is_linear=set(layouts.values()) <= {LINEAR},
+            on_host=frozenset(n for n in inputs if engine.get_tensor_location(n) == on_host),
+        )
+
+    def port(self, name: str) -> Port:
+        """Return an input or output as others see it."""
+        return Port(name, self.types[name][0], self.shapes[name])
+
+    def given(self, inputs: Mapping[str, object]) -> tuple[str, ...]:
+        """Return the names of the inputs. Raises: StageError: one is missing."""
+        if inputs.keys() >= self.input_names:
+            return self.inputs
+        missing = [name for name in self.inputs if name not in inputs]
+        raise StageError(
+            f"the engine's input {', '.join(missing)} is not given",
+            "give every input of the engine",
+        )
+
+    def layout_problem(self) -> StageError:
+        """Return the error for arrays in GPU memory, which are linear."""
+        name, layout = next(item for item in self.layouts.items() if item[1] != LINEAR)
+        problem = f"{name} is stored as {layout}, unlike arrays of other libraries"
+        return StageError(problem, "pass arrays in host memory, or build without `io`")
+
+    def converted(self, name: str, value: Tensor) -> Tensor:
+        """Return an input in the engine's type.
+
+        Raises: StageError: it has values beyond this type.
+        """
+        dtype = self.types[name][0]
+        if value.dtype == dtype:
+            return value
+        # TensorRT has no float64, and 8.6 no int64
+        given = value.values()
+        converted = tensor_of(given, dtype)
+        if given.dtype.kind in "iu" and not np.array_equal(converted.array, given):
+            raise StageError(
+                f"the input {name} has values beyond {dtype}, the engine's type for {value.dtype}",
+                "use smaller numbers, or build with a later TensorRT",
+            )
+        return converted
+
+    def packed(self, name: str, value: Tensor) -> Array:
+        """Return an input as the engine stores it."""
+        return np.asarray(packed(value.array, self.layouts[name]), order="C")
+
+    def unpacked(self, name: str, stored: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return an output of a shape from memory of the engine."""
+        return Tensor(unpacked(stored.array, self.layouts[name], shape), stored.dtype)
