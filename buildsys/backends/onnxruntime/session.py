@@ -147,6 +147,8 @@ def session_options(
     options.intra_op_num_threads = intra_op_threads
     options.inter_op_num_threads = inter_op_threads
     options.log_severity_level = severity
+    # unsigned weights of int8 graphs on x86 without VNNI, where signed ones overflow 16-bit sums
+    options.add_session_config_entry("session.x64quantprecision", "1")
     if few_runs:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options

@@ -49,11 +49,18 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
     request.progress(f"quantizing with {len(batches)} batches")
     nncf.set_log_level("ERROR")
     preset = getattr(nncf.QuantizationPreset, _PRESETS[options["quantization_preset"]])
+    # weights of 7 bits: the engine runs on all processors, and those without VNNI overflow at 8
+    advanced = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
     data = nncf.Dataset(batches)
     try:
         with _without_torch():
             quantized: ov.Model = nncf.quantize(
-                model, data, preset=preset, subset_size=len(batches), model_type=kind
+                model,
+                data,
+                preset=preset,
+                subset_size=len(batches),
+                model_type=kind,
+                advanced_parameters=advanced,
             )
             return quantized
     except (RuntimeError, ValueError, nncf.ValidationError) as error:

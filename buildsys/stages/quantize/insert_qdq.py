@@ -194,7 +194,7 @@ def insert_by_onnxruntime(
     quantizer = QDQQuantizer(
         model,
         per_channel,
-        False,  # full int8 range: only CPUs without VNNI overflow
+        False,  # full int8 range: session_options avoids overflow on CPUs without VNNI
         QuantType.QInt8,
         QuantType.QInt8,
         {

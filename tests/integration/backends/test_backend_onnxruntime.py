@@ -168,6 +168,40 @@ def test_every_field_reaches_the_session(tmp_path: Path) -> None:
     backend.unload(session)
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "weight_shape"),
+    [("Conv", (4, 1, 1), (2, 4, 1, 1)), ("MatMul", (4,), (4, 2))],
+)
+def test_int8_sums_do_not_overflow(
+    tmp_path: Path, op: str, shape: tuple[int, ...], weight_shape: tuple[int, ...]
+) -> None:
+    """Processors without VNNI add two products of 8 bits in 16."""
+    node = helper.make_node
+    model = make_model(
+        [
+            node("QuantizeLinear", ["x", "one", "zero"], ["x_int8"]),
+            node("DequantizeLinear", ["x_int8", "one", "zero"], ["x_float"]),
+            node("DequantizeLinear", ["w", "one", "zero"], ["w_float"]),
+            node(op, ["x_float", "w_float"], ["sum"]),
+            node("QuantizeLinear", ["sum", "large", "zero"], ["y_int8"]),
+            node("DequantizeLinear", ["y_int8", "large", "zero"], ["y"]),
+        ],
+        {"x": (TensorProto.FLOAT, ["batch", *shape])},
+        {"y": (TensorProto.FLOAT, ["batch", 2, *shape[1:]])},
+        {
+            "w": np.full(weight_shape, 127, np.int8),
+            "one": np.array(1, np.float32),
+            "large": np.array(600, np.float32),
+            "zero": np.array(0, np.int8),
+        },
+    )
+    engine, facts = build(tmp_path, model)
+    assert any("QLinear" in layer for layer in facts["layers"]), facts["layers"]
+    inputs = {"x": tensor_of(np.full((2, *shape), 127, np.float32))}
+    expected = OrtGraph(model.SerializeToString(), session_options()).run(inputs)
+    assert np.array_equal(run(engine, inputs)["y"].array, expected["y"].array)
+
+
 def test_no_number_of_threads_is_one_per_core(tmp_path: Path) -> None:
     engine, facts = build(tmp_path, one_node("Relu"))
     assert facts["settings"]["intra_op_threads"] == usable_cores() >= 1
