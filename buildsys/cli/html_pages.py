@@ -22,7 +22,9 @@ from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.environment_parts import FILES
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
+from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
+from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
 from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.environment import INDEX, load_templates
@@ -229,12 +231,26 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
 
 def _engine_history(history: History, model: str, engine: str) -> EngineHistory:
     def builds(stage: str, limit: int) -> tuple[PastBuild, ...]:
-        target = f"{stage}:{model}:{engine}"
-        return tuple(_past_builds(history, history.builds(target=target, limit=limit)))
+        found = _comparable_builds(history, f"{stage}:{model}:{engine}", limit)
+        return tuple(_past_builds(history, found))
 
     return EngineHistory(
         engine, builds("engine", 4), builds("verify", 4), builds("bench", _MOST_BUILDS)
     )
+
+
+def _comparable_builds(history: History, target: str, limit: int) -> list[Build]:
+    """Return builds of one machine and its present hardware, newest first.
+
+    It is this machine, or the last one if this has built nothing: others may have been imported.
+    """
+    found = history.builds(target=target, machine_id=machine_id(), limit=limit)
+    if not found and (newest := history.builds(target=target, limit=1)):
+        found = history.builds(target=target, machine_id=newest[0].machine_id, limit=limit)
+    environments = {one.environment: history.environment(one) for one in found}
+    newer = environments[found[0].environment] if found else {}
+    other = {digest for digest, parts in environments.items() if machine_differences(parts, newer)}
+    return [one for one in found if one.environment not in other]
 
 
 def _past_builds(history: History, builds: Sequence[Build]) -> Iterator[PastBuild]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,24 @@ def open_pool(state: Path) -> WorkerPool:
 def run_job(pool: WorkerPool, job: Job) -> dict[str, Any]:
     """Run a job of a command, with its progress on a terminal; return its result file.
 
-    Its log is next to the result file.
+    Its log is kept in the state folder if the error names it.
     Raises: StageError: raised by the stage, or it has not passed.
     """
-    result = job.outputs["result"]
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{job.target.replace(':', '-')}-{os.getpid()}.log"
+    log, is_named = pool.state / "logs" / name, False
     try:
-        reply = pool.run(job, log=result.with_suffix(".log"), on_event=_show_progress)
+        reply = pool.run(job, log=log, on_event=_show_progress)
+        if reply.status != "passed":
+            raise StageError(reply.reason, reply.hint)
+    except StageError as error:
+        is_named = name in error.hint
+        raise
     finally:
         _show_progress({})
-    if reply.status != "passed":
-        raise StageError(reply.reason, reply.hint)
-    found: dict[str, Any] = json.loads(result.read_bytes())  # replies are without long lists
+        if not is_named:
+            log.unlink(missing_ok=True)
+    # replies are without long lists
+    found: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
     return found
 
 

@@ -30,7 +30,7 @@ def run_in_foreground(job: Job, folder: Path, *, debugger: bool = False) -> Mess
     KeyboardInterrupt: Ctrl-C ended it.
     """
     if job.toolchain is not None:
-        problem = check_toolchain(job, job.toolchain, folder / "toolchain.log")
+        problem = check_toolchain(job, job.toolchain, None)
         if problem is not None:
             return {"status": "unavailable", "reason": problem.problem, "hint": problem.hint}
     kind, toolchain = server_kind_of(job), toolchain_of(job)

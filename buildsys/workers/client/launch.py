@@ -16,6 +16,7 @@ from pathlib import Path
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.interpreters.interpreter import Interpreter, check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.printable import printable
 from buildsys.system.processes import Process
 from buildsys.system.text_cache import TextCache
 from buildsys.workers import registry
@@ -141,9 +142,10 @@ class _Launch:
             os.close(output)
 
 
-def check_toolchain(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | None:
+def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavailable | None:
     """Write the result file of ``job`` if its toolchain is unusable. Return the reason, or None.
 
+    Without ``log``, output of the interpreter is printed.
     Raises: StageError: the interpreter hangs or crashes; the next attempt may succeed.
     """
     check = check_interpreter(toolchain)
@@ -153,11 +155,15 @@ def check_toolchain(job: Job, toolchain: Toolchain, log: Path) -> Unavailable | 
             problem = f"the toolchain {toolchain.name} has no numpy"
             raise Unavailable(problem, f"{toolchain.pip} numpy")
     except StageError as error:
-        with contextlib.suppress(OSError):  # the error itself says what matters
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(f"# {job.target}\n{check.output}\n{error}\n", encoding="utf-8")
+        if log is None:
+            sys.stderr.write(printable(check.output))
+        else:
+            with contextlib.suppress(OSError):  # the error itself says what matters
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text(f"# {job.target}\n{check.output}\n{error}\n", encoding="utf-8")
         if not isinstance(error, Unavailable):
-            error.hint = f"{error.hint}; full log: {job.display_path(log)}"
+            if log is not None:
+                error.hint = f"{error.hint}; full log: {job.display_path(log)}"
             raise
         result = StageResult("unavailable", error.problem, error.hint)
         now = datetime.now(timezone.utc)

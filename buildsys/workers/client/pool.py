@@ -46,7 +46,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         self, state: Path, texts: TextCache | None = None, *, python: str = sys.executable
     ) -> None:
         self.texts = texts
-        self._folder = state / "workers"
+        self.state = state
         self._python = python
         self._servers: dict[tuple[object, ...], ServerHandle] = {}
         self._lock = threading.Lock()
@@ -137,7 +137,11 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             python = self._python if toolchain is None else str(toolchain.python)
             try:
                 server = start_server(
-                    kind, python=python, folder=self._folder, toolchain=toolchain, texts=self.texts
+                    kind,
+                    python=python,
+                    folder=self.state / "workers",
+                    toolchain=toolchain,
+                    texts=self.texts,
                 )
             except OSError as error:
                 file = f": {error.filename}" if error.filename else ""

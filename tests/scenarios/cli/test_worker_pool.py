@@ -16,7 +16,12 @@ def test_long_lists_are_complete_and_a_failed_job_is_an_error(tmp_path: Path) ->
     with project.pool as pool:
         job = project.job("echo", numbers=numbers)
         assert run_job(pool, job)["options"]["numbers"] == numbers
-        assert job.outputs["result"].with_suffix(".log").is_file()
         with pytest.raises(StageError, match="it is wrong") as failed:
             run_job(pool, project.job("fail_check"))
-    assert failed.value.hint == "look at it"
+        assert failed.value.hint == "look at it"
+        assert list((tmp_path / ".buildsys/logs").iterdir()) == []
+        with pytest.raises(StageError, match="unexpected") as unexpected:
+            run_job(pool, project.job("raise_unexpected"))
+    log = tmp_path / unexpected.value.hint.removeprefix("full log: ")
+    assert log.parent == tmp_path / ".buildsys/logs"
+    assert "Traceback" in log.read_text()

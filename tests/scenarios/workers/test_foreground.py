@@ -10,6 +10,7 @@ import pytest
 from pool_project import STAGES
 
 from buildsys.errors import StageError, WorkerDied
+from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.client.foreground import run_in_foreground
 from buildsys.workers.job import Job
 
@@ -47,3 +48,19 @@ def test_an_exception_opens_the_debugger_where_it_was_raised(
 def test_a_crash_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(WorkerDied, match=r"the worker of export:m was killed by signal 9"):
         run(tmp_path, "kill_itself")
+
+
+def test_the_output_of_a_broken_interpreter_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho loading plugins\nkill -SEGV $$\n")
+    python.chmod(0o755)
+    outputs, toolchain = {"result": tmp_path / "result.json"}, Toolchain("ill", python, {})
+    job = Job(
+        "engine:m:e", STAGES, "m", "e", {"do": "echo"}, {}, outputs, tmp_path, toolchain=toolchain
+    )
+    with pytest.raises(StageError, match="crashed with a segmentation fault") as crashed:
+        run_in_foreground(job, tmp_path)
+    assert "full log" not in str(crashed.value)
+    assert "loading plugins" in capfd.readouterr().err

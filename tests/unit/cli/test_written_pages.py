@@ -81,6 +81,29 @@ def test_a_page_shows_the_history(session: Session) -> None:
     assert "no significant change: 2.00 → 2.00 ms" in text
 
 
+def test_a_page_shows_builds_of_one_machine(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        add_build(session, number)
+    for number in (4, 5):
+        add_build(session, number, machine_id="other", figures={"latency_p50_ms": 9.0})
+    monkeypatch.setattr(html_pages, "machine_id", lambda: "m")
+    assert "p50, last 3 builds" in page(session)
+    monkeypatch.setattr(html_pages, "machine_id", lambda: "new")
+    assert "p50, last 2 builds" in page(session)
+
+
+def test_a_page_shows_builds_with_the_same_hardware(session: Session) -> None:
+    history = History(history_file(session.project.state))
+    for number, cores in enumerate(("4", "8", "8"), 1):
+        text = json.dumps({"device:cpu.cores": cores})
+        add_build(session, number, environment=digest_of(text))
+        history.add(history.builds()[0], texts=(text,))
+    history.close()
+    assert "p50, last 2 builds" in page(session)
+
+
 def test_damaged_results_and_history_leave_a_page(session: Session) -> None:
     history_file(session.project.state).write_bytes(b"no database")
     for path in session.project.build.rglob("*.json"):
