@@ -71,7 +71,7 @@ def _device_fact(title: str, fact: object) -> str:
 
 
 def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
-    """Return the slowest layers of every engine, the slowest first."""
+    """Return the known layers of every engine, the slowest first."""
     timed = {
         one.variant: one.content.get("slowest_layers", []) for one in of_type(results, BenchResult)
     }
@@ -86,8 +86,15 @@ def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
             nodes=tuple(layer.get("nodes", []) or _sources(layer, result.content)),
         )
         for result in of_type(results, EngineResult)
-        for layer in result.content.get("slowest_layers", []) or timed.get(result.variant, [])
+        for layer in _slowest_first(result.content) or timed.get(result.variant, [])
     )
+
+
+def _slowest_first(engine: EngineResult) -> list[SlowLayer]:
+    layers = engine.get("layer_nodes", [])
+    if any("time_ms" in layer for layer in layers):
+        return sorted(layers, key=lambda layer: -layer.get("time_ms", 0.0))
+    return engine.get("slowest_layers", []) or layers
 
 
 def _sources(layer: SlowLayer, engine: EngineResult) -> list[str]:

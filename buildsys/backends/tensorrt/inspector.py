@@ -38,8 +38,10 @@ _COMPUTES_NOTHING = re.compile(
     r"reformat|noop|no_?op|constant|shape|signal|wait|assert|copy|host|device", re.I
 )
 _MOST_OF_THE_TIME = 0.5
-_MOST_NODES = 50  # of a layer in the result file
+_MOST_NODES = 50  # of a slow layer in the result file
 _NODE = re.compile(r"\[ONNX Layer: ([^\x1e]*)\]")  # in a layer's metadata
+_POINTWISE = re.compile(r"PWN\(|\)(?=,|\)|$)")  # around fused element-wise nodes
+_NAMELESS = ("Reformatting CopyNode", "(Unnamed Layer", "{ForeignNode[")  # of no single node
 
 
 class EngineLayer(NamedTuple):
@@ -96,6 +98,8 @@ def precision_facts(
         facts["precision_of"] = "engine"
     if times_ms:
         facts["slowest_layers"] = list(_slowest(layers, times_ms))
+    if any(each.nodes for each in layers):
+        facts["layer_nodes"] = list(_with_nodes(layers, times_ms))
     if layers and (not by_layer or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
         much = (
             f"{timed['unknown']:.0%} of the engine's time is" if by_layer else "the whole engine is"
@@ -122,12 +126,36 @@ def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterat
         }  # fmt: skip
 
 
+def _with_nodes(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[Any]:
+    """Yield every layer with its ONNX nodes, in the engine's order."""
+    total = sum(times_ms.values())
+    for each in layers:
+        time_ms = times_ms.get(each.name)
+        timed = {"time_ms": round(time_ms, 6)} if time_ms is not None else {}
+        if time_ms is not None and total:
+            timed["share"] = round(time_ms / total, 4)
+        yield {
+            "name": each.name, "kind": each.kind, "precision": each.dtype, **timed,
+            "nodes": list(each.nodes),
+        }  # fmt: skip
+
+
+def _nodes_of(name: str, metadata: str) -> tuple[str, ...]:
+    """Return the nodes of a layer from its metadata, else from a name such as ``A + B``."""
+    if found := _NODE.findall(metadata):
+        return tuple(dict.fromkeys(found))
+    if name.startswith("Reformatting CopyNode"):
+        return ()
+    parts = re.split(r" \+ |, ", _POINTWISE.sub("", name) if "PWN(" in name else name)
+    return tuple(part for part in parts if part and not part.startswith(_NAMELESS))
+
+
 def _read_layer(entry: Any, wanted: str) -> EngineLayer:
     if not isinstance(entry, dict):
-        return EngineLayer(str(entry), "layer", None)
+        return EngineLayer(str(entry), "layer", None, nodes=_nodes_of(str(entry), ""))
     kind = str(entry.get("LayerType", "layer"))
     name = str(entry.get("Name", ""))
-    nodes = tuple(_NODE.findall(str(entry.get("Metadata", ""))))
+    nodes = _nodes_of(name, str(entry.get("Metadata", "")))
     if _COMPUTES_NOTHING.search(kind) or _COMPUTES_NOTHING.search(str(entry.get("Origin", ""))):
         return EngineLayer(name, kind, None, nodes=nodes)
     ports = [port for side in ("Inputs", "Outputs") for port in entry.get(side) or ()]

@@ -18,6 +18,7 @@ from buildsys.cli.command import (
     unknown_name,
 )
 from buildsys.cli.console.rows import format_table, titled_lines
+from buildsys.cli.engine_layers import layer_lines, node_lines, nodes_with_layers
 from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph, target_of
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
@@ -138,18 +139,43 @@ def _describe_nodes(
 def _describe_engine(
     session: Session, graph: GraphFile, head: Document, options: Options
 ) -> tuple[Document, Sequence[str]]:
-    if options["node"] or options["tensor"] or options["nodes"]:
+    """Return the record of a TensorRT engine, or the layers of the ONNX nodes."""
+    if options["tensor"]:
         hint = "inspect the graph of an earlier stage"
-        raise UsageError(f"{graph.target} is a TensorRT engine without readable nodes", hint)
-    result = {} if graph.state == STORED else session.result(graph.target)
+        raise UsageError(f"{graph.target} is a TensorRT engine without readable tensors", hint)
+    result = {} if graph.state == STORED else dict(session.result(graph.target))
+    layers = result.get("layer_nodes", [])
+    if options["node"] or options["nodes"]:
+        if not layers:
+            hint = "build it on a GPU with profiling_verbosity: detailed, or inspect its ONNX graph"
+            raise UsageError(f"engine.json of {graph.target} does not name its nodes", hint)
+        nodes = nodes_with_layers(_built_from(session, graph), layers)
+        if options["node"]:
+            nodes = [node for node in nodes if node["name"] == options["node"]]
+            if not nodes:
+                known = [name for layer in layers for name in layer["nodes"]]
+                raise _unknown("node", options["node"], known)
+        return {**head, "nodes": nodes}, node_lines(nodes)
     lines = [
         f"{graph.target}: {shown_path(graph.file)}, {size(graph.bytes)}",
         "TensorRT engines have no readable graph; from engine.json:",
     ]
     for name, value in result.items():
-        if name not in _ENGINE_HEADER and value not in (None, "", [], {}):
+        if name not in (*_ENGINE_HEADER, "layer_nodes") and value not in (None, "", [], {}):
             lines.append(f"  {name:<18}{plain(value)}")
-    return {**head, "engine": result}, lines
+    table = ["", *layer_lines(layers)] if layers else []
+    return {**head, "engine": result}, [*lines, *table]
+
+
+def _built_from(session: Session, graph: GraphFile) -> Sequence[Document]:
+    """Return the nodes of the graph that an engine was built from."""
+    action = session.actions[graph.target]
+    refs = {role: ref for role, ref in action.inputs.items() if role in ("model", "model.data")}
+    files = {role: str(session.project.build / ref.path) for role, ref in refs.items()}
+    data = files.get("model.data", "")
+    request = {"file": files["model"], "data": data if Path(data).is_file() else ""}
+    nodes: Sequence[Document] = ask_inspection("describe", {"graph": request, "dims": {}})["nodes"]
+    return nodes
 
 
 def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document, Sequence[str]]:

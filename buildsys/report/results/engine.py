@@ -55,7 +55,7 @@ class TimingCache(TypedDict, total=False):
 
 
 class SlowLayer(TypedDict, total=False):
-    """One of the slowest layers, in the result of engine or bench."""
+    """A layer with its time, in the result of engine or bench."""
 
     name: str
     kind: str
@@ -93,6 +93,7 @@ class EngineResult(ResultHeader, total=False):
     engine_layers: dict[str, int]
     precision_shares: PrecisionShares
     slowest_layers: list[SlowLayer]  # of TensorRT; bench times those of ONNX Runtime
+    layer_nodes: list[SlowLayer]  # of TensorRT: all layers with all their nodes
     source_nodes: dict[str, list[str]]  # changed node of the engine -> nodes of the ONNX graph
     precision_unknown: str
     precision_of: str

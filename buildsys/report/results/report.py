@@ -372,7 +372,7 @@ class Report:
     warnings: tuple[str, ...]
     provenance: Provenance
     notice: str = ""  # explains a report on a run that failed
-    layers: tuple[LayerLine, ...] = ()  # the slowest of each engine
+    layers: tuple[LayerLine, ...] = ()  # of each engine, the slowest first
     recommendation: Recommendation | None = None
     gates: tuple[GateLine, ...] = ()
     ranking: Ranking | None = None

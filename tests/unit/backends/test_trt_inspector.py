@@ -199,6 +199,7 @@ def test_an_engine_of_unknown_types_has_a_warning(precision: str, *, warns: bool
 
 def test_an_engine_of_known_types_has_no_warning() -> None:
     facts = precision_facts(read_layers(answer("fp16"), "fp16"), {}, "fp16")
+    assert facts.pop("layer_nodes")
     assert facts == {
         "engine_layers": {"CaskConvolution": 5, "Reformat": 2},
         "precision_shares": {"layers": {"float16": 1.0}},
@@ -220,3 +221,31 @@ def test_the_slowest_layers_name_their_nodes_and_share() -> None:
         "nodes": ["/conv1", "/relu1"],
     }
     assert (last["name"], last["precision"], last["nodes"]) == ("unknown", None, [])
+
+
+def test_every_layer_names_the_nodes_that_it_computes() -> None:
+    layers = read_layers(answer("fp16"), "fp16")
+    facts = precision_facts(layers, {"/conv1 + /relu1": 3.0, "/conv0 + /relu0": 1.0}, "fp16")
+    copy, first, second, *_ = facts["layer_nodes"]
+    assert (copy["kind"], copy["nodes"]) == ("Reformat", [])
+    assert (first["nodes"], first["precision"]) == (["/conv0", "/relu0"], "float16")
+    assert (second["time_ms"], second["share"]) == (3.0, 0.75)
+    assert len(facts["layer_nodes"]) == len(layers)
+    assert "time_ms" not in copy
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("/conv + /relu", ("/conv", "/relu")),
+        ("PWN(PWN(/a/Sigmoid), /a/Mul)", ("/a/Sigmoid", "/a/Mul")),
+        ("weight + (Unnamed Layer* 3) [Shuffle] + /MatMul", ("weight", "/MatMul")),
+        ("Reformatting CopyNode for Input Tensor 0 to /conv + /relu", ()),
+        ("{ForeignNode[a...b]}", ()),
+    ],
+)
+def test_the_nodes_of_a_layer_without_metadata(name: str, nodes: tuple[str, ...]) -> None:
+    (layer,) = read_layers(json.dumps({"Layers": [name]}), "fp16")
+    assert layer.nodes == nodes
+    (layer,) = read_layers(json.dumps({"Layers": [{"Name": name, "Metadata": ""}]}), "fp16")
+    assert layer.nodes == nodes

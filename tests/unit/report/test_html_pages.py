@@ -269,3 +269,15 @@ def test_a_noisy_latency_is_in_no_sparkline(results: Results) -> None:
     assert [one.trusted_latency for one in history.timed] == [None, 2.1, 2.2]
     results.without_gpu()
     assert index_row(page(results, history=(history,))).trend == (2.2, 2.1, None)
+
+
+def test_every_layer_of_an_engine_is_listed_with_its_nodes(results: Results) -> None:
+    layers = [
+        {"name": f"layer {n}", "kind": "conv", "precision": "float16", "time_ms": float(n),
+         "share": 0.01, "nodes": [f"/node {n}"]}
+        for n in range(30)
+    ]  # fmt: skip
+    results.passed("engine:tiny:rtx-fp16", layer_nodes=layers)
+    found = [row[0] for row in shown(page(results)).rows if row[-1].startswith("/node")]
+    assert found == [f"layer {n}" for n in reversed(range(30))]
+    assert "10 more layers" in shown(page(results)).text
