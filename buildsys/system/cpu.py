@@ -7,7 +7,7 @@ import platform
 import re
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import takewhile
@@ -21,7 +21,8 @@ _INSTRUCTION_SETS = re.compile(
 )
 # ONNX Runtime selects weight layouts and kernels by these
 _ENGINE_INSTRUCTIONS = (
-    "avx", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_vnni", "amx_tile", "asimd", "sve",
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_vnni", "avx_vnni", "amx_tile",
+    "asimd", "sve",
 )  # fmt: skip
 
 
@@ -51,6 +52,11 @@ def engine_instructions() -> list[str]:
     """Return the instruction sets relevant to ONNX Runtime engines."""
     present = set(cpu_flags().split())
     return [name for name in _ENGINE_INSTRUCTIONS if name in present]
+
+
+def overflows_in_int8(instructions: Collection[str]) -> bool:
+    """Return True for x86 without VNNI: it adds products of uint8 and int8 in 16 bits."""
+    return "avx" in instructions and not {"avx512_vnni", "avx_vnni"} & set(instructions)
 
 
 @cache

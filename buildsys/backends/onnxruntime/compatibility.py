@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.system.compatibility.engine_files import Header, Reason, Record
 from buildsys.system.compatibility.rules import built_version, install_command, needs_gpu
-from buildsys.system.cpu import engine_instructions
+from buildsys.system.cpu import engine_instructions, overflows_in_int8
 from buildsys.system.engine_environment import version_numbers, visible_gpus, why_no_gpu
 from buildsys.system.protobuf import Content, varint
 
@@ -43,10 +43,23 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
 
 
 def _check_processor(record: Record) -> Iterator[Reason]:
+    here, recorded = engine_instructions(), record.map("built_with").get("instructions")
+    names = [str(name) for name in recorded] if isinstance(recorded, list) else []
+    shares = record.map("precision_shares").get("weights")
+    if (
+        names
+        and overflows_in_int8(here)
+        and not overflows_in_int8(names)
+        and isinstance(shares, Mapping)
+        and "int8" in shares
+    ):
+        problem = (
+            "it computes in int8 and was built on a processor with VNNI instructions; on this one,"
+            " which has none, its products would overflow"
+        )
+        yield Reason("processor", problem, "build it here")
     if record.map("settings").get("graph_optimization_level", "all") != "all":
         return
-    here, recorded = engine_instructions(), record.map("built_with").get("instructions")
-    names = recorded if isinstance(recorded, list) else []
     missing = [name for name in names if name in _LAYOUTS and name not in here]
     if missing:
         problem = (

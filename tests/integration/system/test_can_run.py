@@ -263,6 +263,31 @@ def test_a_processor_without_the_instructions(
     assert can_run(file)
 
 
+def test_int8_products_that_overflow_on_this_processor(
+    ort_built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def with_weights(figures: dict[str, Any], **shares: float) -> None:
+        figures["built_with"].update(instructions=["avx", "avx2", "avx_vnni"])
+        figures["settings"].update(graph_optimization_level="extended")
+        figures["precision_shares"]["weights"] = shares
+
+    def instructions(*names: str) -> None:
+        module = "buildsys.backends.onnxruntime.compatibility"
+        monkeypatch.setattr(f"{module}.engine_instructions", lambda: list(names))
+
+    file = copied(ort_built, tmp_path)
+    instructions("avx", "avx2")
+    edit(file, lambda figures: with_weights(figures, float32=1.0))
+    assert can_run(file)
+    edit(file, lambda figures: with_weights(figures, int8=0.9, float32=0.1))
+    (reason,) = can_run(file).reasons
+    assert (reason.kind, reason.remedy) == ("processor", "build it here")
+    instructions("avx", "avx2", "avx512_vnni")
+    assert can_run(file)
+    instructions("asimd")
+    assert can_run(file)
+
+
 def test_only_the_standard_library_is_imported(ort_built: Path) -> None:
     code = "import sys\nimport buildsys.system.compatibility.check\nfrom buildsys import can_run\n"
     code += "print(*sys.modules)"
