@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.system.files import open_regular
+from buildsys.system.suggestions import nearest
 
 _LOCAL = ("file", "local")
 # these show a file while it is written, so it needs a temporary name
 _NEED_RENAME = (*_LOCAL, "sftp", "ssh")
+_REQUIREMENTS = {  # of modules in our extras, or with another name than their package
+    "fsspec": "'buildsys[remote]'",
+    "paramiko": "'buildsys[remote]'",
+    "s3fs": "'buildsys[s3]'",
+    "smbclient": "smbprotocol",
+}
 # without folders: making one would create the bucket of a mistyped URL
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss")
 
@@ -139,12 +146,12 @@ def connect(
     """Return a connection to the folder at a URL.
 
     ``known_hosts`` is a file with the host keys of SFTP servers besides the user's own.
-    Raises: RuntimeError: a package is missing. Exception: each protocol has its own.
+    Raises: ImportError: a package is missing. Exception: each protocol has its own.
     """
     try:
         import fsspec  # slow to import: only a run that builds needs it
     except ImportError as error:
-        raise RuntimeError("fsspec is not installed: pip install 'buildsys[remote]'") from error
+        raise ImportError("fsspec is not installed") from error
     # no protocol may cache the listing of a folder
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if url.partition("://")[0] in ("sftp", "ssh"):
@@ -157,3 +164,22 @@ def connect(
     else:
         system, root = fsspec.core.url_to_fs(url, **options)
     return RemoteFolder(system, str(root).rstrip("/"))
+
+
+def remedy_of(url: str, error: Exception) -> str:
+    """Return the remedy for an error of a URL, "" if none is known."""
+    if isinstance(error, ImportError):
+        # fsspec names in words what it needs, and keeps the error of the import as the cause
+        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        module = (cause.name or "").partition(".")[0]
+        return f"pip install {_REQUIREMENTS.get(module, module)}" if module else ""
+    if isinstance(error, ValueError) and str(error).startswith("Protocol not known"):
+        from fsspec import available_protocols
+
+        scheme = url.partition(":")[0]
+        near = nearest(scheme, available_protocols(), count=1)
+        known = "write a folder, or a URL such as sftp://host/dir or s3://bucket/dir"
+        return f"did you mean {near[0]}://?" if near else known
+    if isinstance(error, NotImplementedError):
+        return "use a folder, sftp:// or an object storage"
+    return ""

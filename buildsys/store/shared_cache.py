@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from buildsys.errors import joined
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
 from buildsys.store.object_store import Store, StoreWriteError, action_name, object_name
 from buildsys.store.record_file import (
@@ -22,7 +23,7 @@ from buildsys.store.record_file import (
     decode_record,
     encode_record,
 )
-from buildsys.store.remote_folder import RemoteFolder, connect
+from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
 from buildsys.system.urls import mask_secrets, mask_text
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
@@ -163,6 +164,7 @@ class SharedCache:
                 self._idle.append(place)
             except Exception as error:  # each protocol has its own
                 found = " ".join(f"{type(error).__name__}: {error}".split())
+                found = joined(found, remedy_of(self._url, error))
                 problems.append(f"could not {attempt}: {found}")
 
         thread = threading.Thread(target=run, daemon=True, name="shared cache")

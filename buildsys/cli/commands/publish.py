@@ -28,7 +28,7 @@ from buildsys.store.engine_versions import (
     publish_version,
 )
 from buildsys.store.ledger import ActionRecord
-from buildsys.store.remote_folder import RemoteFolder, connect
+from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
 from buildsys.system.urls import mask_secrets, mask_text
 
 SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
@@ -122,6 +122,9 @@ class _Place(NamedTuple):
         if "/" not in typed:
             hint = f"write ./{typed} for a folder" if typed else "s3://bucket/engines, ./releases"
             raise UsageError("publish takes a URL or a folder as its last argument", hint)
+        if typed.startswith("memory:"):
+            hint = "name a folder or a URL that lasts, such as ./releases or s3://bucket/engines"
+            raise UsageError("memory:// is gone when the command ends", hint)
         path = typed.partition("://")[2].partition("/")[2]  # a host may be [::1]
         if not _PATTERN.isdisjoint(path):
             raise UsageError("the URL has one of *?[]", "fsspec reads them as a pattern")
@@ -145,8 +148,9 @@ class _Place(NamedTuple):
         found = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, OSError) and error.strerror:
             found = ": ".join(filter(None, (error.filename, error.strerror)))
-        is_missing = isinstance(error, ImportError) and self.url.startswith("s3:")
-        hint = "pip install 'buildsys[s3]'" if is_missing else ""
+        if isinstance(error, NotImplementedError):
+            found = "this protocol is read-only"
+        hint = remedy_of(self.url, error) or "check the URL, its credentials and its permissions"
         return StageError(f"{attempt} {self.shown}: {mask_text(found)}", hint)
 
     def publish(self, engines: Sequence[_Engine], version: str) -> Iterator[_Engine]:

@@ -202,7 +202,8 @@ class Server:
         # at once: while it is open here, nobody learns of the child's end should this process hang
         os.close(events)
         if problem:
-            refusal = StageError(problem, f"full log: {server_log}")
+            hint = f"`doit doctor` names the next step; full log: {server_log}"
+            refusal = StageError(problem, hint)
             _send_status(status, {"event": "refused", "error": error_to_json(refusal)})
             return
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
@@ -368,8 +369,8 @@ def _load(name: str) -> str:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             log(f"{name} is not installed")
-        else:
-            traceback.print_exc()
+            return f"{name} is not installed"
+        traceback.print_exc()
         return f"cannot import {name}: {type(error).__name__}: {error}"
     return ""
 

@@ -26,6 +26,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_gpus,
     check_toolchain,
 )
+from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.manifest.project import Project, load_project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
 from buildsys.system.gpus.nvml import GpuDetails, GpuError
@@ -259,13 +260,13 @@ def test_a_shared_cache_shows_how_many_keys_it_trusts(
 
 
 def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = machine.declared_extras()
-    assert {"rtx", "tensorrt", "slim", "remote"} <= declared.keys()
-    assert "test" not in declared
+    declared = {finding.name for finding in check_extras(Gpus())}
+    assert {"rtx", "tensorrt", "slim", "remote"} <= declared
+    assert declared.isdisjoint({"", "breadth", "dev", "docs", "mutation", "test"})  # of developers
     monkeypatch.setattr(
         machine,
-        "declared_extras",
-        lambda: {"tensorrt": ["none-such>=1.4"], "odd": ["none-such", "numpy"]},
+        "declared_requirements",
+        lambda: {"": ["doit"], "tensorrt": ["none-such>=1.4"], "odd": ["none-such", "numpy"]},
     )
     install = "pip install 'buildsys[tensorrt]'"
     for gpus, remedy in (
@@ -277,6 +278,21 @@ def test_extras_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -
     assert findings["odd"].state == MISSING
     assert findings["odd"].text == "none-such is not installed"
     assert findings["odd"].remedy == "pip install 'buildsys[odd]'"
+
+
+def test_missing_libraries_are_installed_in_one_command_with_their_versions(
+    tmp_path: Path,
+) -> None:
+    found = {name: Library(name, missing=True) for name in machine.LIBRARIES}
+    found["numpy"] = Library("numpy", "2.0")
+    checks = list(machine.check_libraries_here(found))
+    torch = next(check for check in checks if check.name == "torch")
+    assert torch.remedy.startswith(f"{sys.executable} -m pip install 'torch")
+    assert "<" in torch.remedy
+    step = next_step(tmp_path, checks, "buildsys")
+    assert step.startswith(f"{sys.executable} -m pip install 'torch")
+    assert step.endswith("'onnxsim>=0.6' 'ml_dtypes>=0.5'")
+    assert "numpy" not in step
 
 
 def test_our_libraries_are_imported_in_separate_processes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_a_mistake_is_one_sentence(
 def test_unavailable_engines_are_skipped_unless_they_are_named(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root, url = session.project.root, f"memory://{uuid.uuid4().hex}"
+    root, url = session.project.root, str(session.project.root / "releases")
     assert Publish().run(root, ["a", url], OPTIONS) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "1 published, 1 skipped"
@@ -159,35 +159,61 @@ def test_a_gate_without_a_baseline_keeps_no_engine_back(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nowhere://x/y", "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere"),
+        (
+            "nowhere://x/y",
+            "cannot use nowhere://x/y: ValueError: Protocol not known: nowhere; wri",
+        ),
+        ("sfpt://x/y", "Protocol not known: sfpt; did you mean sftp://?"),
         (
             "/proc/nothing/x",
             "not published to /proc/nothing/x: /proc/nothing: No such file",
         ),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
+        ("http://127.0.0.1:1/x", "/x: this protocol is read-only; use a folder, sftp:// or"),
+        ("memory://x", "memory:// is gone when the command ends; name a folder"),
     ],
 )
 def test_an_unusable_place_is_one_sentence(session: Session, url: str, message: str) -> None:
-    with pytest.raises(StageError) as caught:
+    with pytest.raises((StageError, UsageError)) as caught:
         Publish().run(session.project.root, ["a", url], OPTIONS)
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "module", "command"),
+    [
+        ("s3://bucket/x", "s3fs", "pip install 'buildsys[s3]'"),
+        ("sftp://host/x", "paramiko", "pip install 'buildsys[remote]'"),
+        ("./x", "fsspec", "pip install 'buildsys[remote]'"),
+        ("gs://bucket/x", "gcsfs", "pip install gcsfs"),
+        ("az://container/x", "adlfs", "pip install adlfs"),
+        ("hdfs://host/x", "pyarrow", "pip install pyarrow"),
+        ("smb://host/x", "smbclient", "pip install smbprotocol"),
+        ("http://host/x", "aiohttp", "pip install aiohttp"),
+    ],
+)
 def test_a_missing_package_names_the_pip_command(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch, url: str, module: str, command: str
 ) -> None:
-    def fail(*_: object, **options: object) -> None:
-        raise ImportError("Install s3fs to access S3")
+    import fsspec
 
-    monkeypatch.setattr(publish, "connect", fail)
-    with pytest.raises(StageError, match=r"S3; pip install .buildsys\[s3\]"):
-        Publish().run(session.project.root, ["a", "s3://bucket/x"], OPTIONS)
+    users = ("buildsys.store.sftp", "fsspec.implementations")  # they may have imported it
+    for name in [name for name in sys.modules if name.startswith(users)]:
+        monkeypatch.delitem(sys.modules, name)
+    registry = sys.modules[fsspec.register_implementation.__module__]
+    imported: dict[str, type] = {}
+    monkeypatch.setattr(registry, "_registry", imported)
+    monkeypatch.setattr(registry, "registry", imported)
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]  # as if missing
+    with pytest.raises(StageError) as caught:
+        Publish().run(session.project.root, ["a", url], OPTIONS)
+    assert str(caught.value).endswith(f"; {command}")
 
 
 def test_an_empty_place_has_no_versions(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"memory://{uuid.uuid4().hex}"
+    url = str(session.project.root / "releases")
     assert Publish().run(session.project.root, [url], {**OPTIONS, "list": True, "version": ""}) == 0
     assert capsys.readouterr().out == f"{url} has no published engines\n"

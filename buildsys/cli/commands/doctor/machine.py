@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import buildsys
@@ -38,7 +39,7 @@ LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
-_DEVELOPMENT_EXTRAS = ("test",)
+_DEVELOPMENT_EXTRAS = ("breadth", "dev", "docs", "mutation", "test")
 _LOW_SPACE_BYTES = 2 << 30
 _ON_A_GPU = "on a machine with an NVIDIA GPU"
 _AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows more time"
@@ -73,6 +74,11 @@ class Check:
 
 def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
     """Yield the state of the libraries needed by every project."""
+    requirements = {
+        normalized(match[1]): line.strip()
+        for line in declared_requirements().get("", ())
+        if (match := _REQUIREMENT.match(line))
+    }
     for name in LIBRARIES:
         library = found[name]
         if library.is_usable:
@@ -82,9 +88,11 @@ def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
             yield Check("library", name, UNKNOWN, library.problem, _AGAIN)
             continue
         text = "is not installed" if library.missing else f"cannot be imported: {library.problem}"
+        requirement = quote(requirements.get(normalized(name), name))
         again = "" if library.missing else "--force-reinstall "
-        remedy = f"{sys.executable} -m pip install {again}{name}"
-        yield Check("library", name, BROKEN, text, remedy)
+        remedy = f"{sys.executable} -m pip install {again}{requirement}"
+        facts = {"requirement": requirement} if library.missing else {}
+        yield Check("library", name, BROKEN, text, remedy, facts)
 
 
 def check_extras(gpus: Gpus) -> Iterator[Check]:
@@ -92,7 +100,9 @@ def check_extras(gpus: Gpus) -> Iterator[Check]:
     backends = [describe_backend(name) for name in backend_names()]
     only_with_gpu = {each.install for each in backends if each.needs_gpu_library}
     installed = installed_versions(tuple(sys.path))
-    for extra, requirements in declared_extras().items():
+    for extra, requirements in declared_requirements().items():
+        if extra in ("", *_DEVELOPMENT_EXTRAS):
+            continue
         matches = (_REQUIREMENT.match(line) for line in requirements)
         names = [normalized(match[1]) for match in matches if match]
         found = {name: installed[name] for name in names if name in installed}
@@ -110,8 +120,8 @@ def check_extras(gpus: Gpus) -> Iterator[Check]:
             yield Check("extra", extra, OK, text, facts=facts)
 
 
-def declared_extras() -> dict[str, list[str]]:
-    """Return extra -> requirements of the package or of a clone."""
+def declared_requirements() -> dict[str, list[str]]:
+    """Return extra -> requirements of the package or of a clone; those of all users under ""."""
     from importlib import metadata
 
     found: dict[str, list[str]] = {}
@@ -122,13 +132,13 @@ def declared_extras() -> dict[str, list[str]]:
         with contextlib.suppress(ImportError, OSError, ValueError, KeyError):
             reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
             project = reader.loads(file.read_text(encoding="utf-8"))["project"]
-            found = {name: list(lines) for name, lines in project["optional-dependencies"].items()}
+            found = {"": project["dependencies"], **project["optional-dependencies"]}
     else:
         for line in lines:
             extra = _EXTRA.search(line)
-            if extra is not None:
-                found.setdefault(extra[1], []).append(line.partition(";")[0])
-    return {name: lines for name, lines in found.items() if name not in _DEVELOPMENT_EXTRAS}
+            name = extra[1] if extra else ""
+            found.setdefault(name, []).append(line.partition(";")[0])
+    return found
 
 
 def check_gpus() -> tuple[Gpus, list[Check]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from buildsys.report.formatting import plural
 def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
     """Return what to do first: a repair, a build, an installation, or nothing."""
     broken = [check for check in checks if check.state == BROKEN]
+    missing = [one.facts["requirement"] for one in broken if "requirement" in one.facts]
+    if len(missing) > 1:  # in one command
+        return f"{sys.executable} -m pip install {' '.join(missing)}"
     if broken:
         return next((check.remedy for check in broken if check.remedy), broken[0].text)
     changed = [one for one in checks if one.state == DIFFERS and one.facts["software"]]
