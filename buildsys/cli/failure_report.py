@@ -13,6 +13,7 @@ from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
+from buildsys.execution.outcome import why_stopped
 from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
@@ -113,6 +114,7 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
             failed[target] = with_hint(finished.reason, finished.hint)
         elif known.failed_with_this_key and known.failure is not None and not upstream:
             failed[target] = known.failure  # in an earlier run, with the same inputs
+    stopped = "interrupted" if session.interrupted else why_stopped(session.finished)
     problems: dict[str, TargetProblem] = {}
     measured_again: set[str] = set()  # noisy benchmarks, and what only waits for them
     for target in actions:
@@ -128,7 +130,7 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
             measured_again.add(target)  # its result says so
         elif explained[target].state != FRESH:
             needed = [name for name in session.needed([target]) if name in failed]
-            why = f"it needs {', '.join(needed)}" if needed else "the run ended before"
+            why = f"it needs {', '.join(needed)}" if needed else stopped
             is_new = NEVER_BUILT in own and not session.is_run
             problems[target] = TargetProblem("never built" if is_new else f"not run: {why}")
     results = {target: session.result(target) for target in problems}

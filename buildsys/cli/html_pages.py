@@ -21,7 +21,7 @@ from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.environment_parts import FILES
-from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
+from buildsys.execution.stale_reasons import FOLLOWING, decode_reasons, summarize_reasons
 from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
@@ -39,7 +39,7 @@ from buildsys.report.html.model_page import (
 )
 from buildsys.report.results.reader import load_types
 from buildsys.report.results.report import Report
-from buildsys.store.ledger import RESTORED, Ledger, utc_now
+from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
 from buildsys.system.file_locks import locked
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
@@ -52,6 +52,7 @@ CANNOT_WRITE = "the pages cannot be written"
 FOLDER = "report"  # in the build folder
 _ROWS = "index_rows.json"  # in the state folder: the index without reading all reports
 _MOST_BUILDS = 100
+_LAST_BUILDS = 64  # of a model, for the causes of its last run
 _SHOWN_REASONS = 2
 _SHOWN_DIFFERENCES = 3
 _LARGEST_PICTURE = 40_000  # bytes inside a page
@@ -177,7 +178,8 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
             past = ledger.history(line.target, 1)
             how = "from the cache" if past and past[0].status == RESTORED else ""
             files = [link(build / model / name) if name else "" for name in (line.log, line.file)]
-            if line.target == f"report:{model}" and past:  # it cannot say how long it took
+            # the report cannot say how long it took
+            if line.target == f"report:{model}" and line.status == PASSED and past:
                 line = dataclasses.replace(line, seconds=past[0].seconds)
             yield PipelineRow(line, how, *files)
 
@@ -187,7 +189,7 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
         generated=utc_now(),
         pipeline=tuple(rows(report)),
         samples_ms=_samples(actions, build),
-        history=tuple(_engine_history(history, model, one.name) for one in report.engines),
+        history=tuple(_engine_histories(history, model, [one.name for one in report.engines])),
         # those of another run may show another graph
         pictures=tuple(_pictures(actions[f"report:{model}"], build, folder)) if is_current else (),
         tags=tuple(map(str, data.get("tags") or ())),
@@ -229,14 +231,22 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
             yield GraphPicture(f"Picture of the {name} graph", **place)
 
 
-def _engine_history(history: History, model: str, engine: str) -> EngineHistory:
-    def builds(stage: str, limit: int) -> tuple[PastBuild, ...]:
-        found = _comparable_builds(history, f"{stage}:{model}:{engine}", limit)
-        return tuple(_past_builds(history, found))
+def _engine_histories(
+    history: History, model: str, engines: Iterable[str]
+) -> Iterator[EngineHistory]:
+    last = history.builds(model=model, limit=_LAST_BUILDS)
 
-    return EngineHistory(
-        engine, builds("engine", 4), builds("verify", 4), builds("bench", _MOST_BUILDS)
-    )
+    def builds(stage: str, engine: str, limit: int) -> tuple[PastBuild, ...]:
+        found = _comparable_builds(history, f"{stage}:{model}:{engine}", limit)
+        return tuple(_past_builds(history, found, last))
+
+    for engine in engines:
+        yield EngineHistory(
+            engine,
+            builds("engine", engine, 4),
+            builds("verify", engine, 4),
+            builds("bench", engine, _MOST_BUILDS),
+        )
 
 
 def _comparable_builds(history: History, target: str, limit: int) -> list[Build]:
@@ -253,7 +263,9 @@ def _comparable_builds(history: History, target: str, limit: int) -> list[Build]
     return [one for one in found if one.environment not in other]
 
 
-def _past_builds(history: History, builds: Sequence[Build]) -> Iterator[PastBuild]:
+def _past_builds(
+    history: History, builds: Sequence[Build], last: Sequence[Build]
+) -> Iterator[PastBuild]:
     for one, earlier in pairwise([*builds, None]):
         assert one is not None
         mark = ""
@@ -264,9 +276,17 @@ def _past_builds(history: History, builds: Sequence[Build]) -> Iterator[PastBuil
             status=one.status,
             figures=one.figures,
             commit=one.revision[:8] + ("+" if one.dirty else ""),
-            why=summarize_reasons(decode_reasons(one.why), _SHOWN_REASONS) if one.why else "",
+            why=_why(one, last) if one is builds[0] else "",
             mark=mark,
         )
+
+
+def _why(build: Build, last: Sequence[Build]) -> str:
+    """Return the causes of the run of a build, without those that follow from others."""
+    of_run = [one for one in reversed(last) if one.run == build.run and one.stage != "report"]
+    reasons = [reason for one in of_run for reason in decode_reasons(one.why)]
+    causes = [one for one in dict.fromkeys(reasons) if one.kind not in FOLLOWING]
+    return summarize_reasons(causes or decode_reasons(build.why), _SHOWN_REASONS)
 
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:

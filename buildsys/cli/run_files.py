@@ -14,6 +14,7 @@ from doit.exceptions import InvalidCommand
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, StageError, with_hint
+from buildsys.execution.outcome import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report.junit import junit_xml
 from buildsys.report.key_figures import key_figure
@@ -189,7 +190,8 @@ class _Results:
         if failed:
             reason = f"needs {failed[0]}, which failed"
         else:
-            reason = "interrupted" if session.interrupted else "the run ended before"
+            stopped = why_stopped(session.finished)
+            reason = "interrupted" if session.interrupted else stopped
         return {"status": NOT_RUN, "reason": reason}
 
     def _runs(self, target: str) -> list[HistoryEntry]:

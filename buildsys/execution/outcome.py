@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from buildsys.store.ledger import ActionRecord
+from buildsys.store.ledger import FAILED, ActionRecord
 
 
 class Outcome(NamedTuple):
@@ -26,3 +27,9 @@ class Outcome(NamedTuple):
         """Return the outcome of a recorded build."""
         ended = (record.target, record.status, record.seconds, record.reason, record.hint)
         return cls(*ended, waited, restored)
+
+
+def why_stopped(ended: Mapping[str, Outcome]) -> str:
+    """Return why a run has left out targets that need no failed one."""
+    failed = next((target for target, end in ended.items() if end.status == FAILED), "")
+    return f"the run stopped when {failed} failed" if failed else "the run ended before"

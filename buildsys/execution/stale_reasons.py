@@ -21,6 +21,7 @@ NOISY = "noisy"
 ASKED_FOR, UPSTREAM, UNDECLARED = "asked-for", "upstream", "undeclared-read"
 UNTRUSTED, REBUILD = "untrusted", "rebuild"
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
+FOLLOWING = (UPSTREAM, "input")  # kinds that follow from a change of another target
 _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
 _SHOWN_NAMES = 3  # upstream targets on one line

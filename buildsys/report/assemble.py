@@ -14,7 +14,7 @@ from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, tim
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import first_names
-from buildsys.report.gates import gate_lines
+from buildsys.report.gates import gate_lines, is_compared
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, worst_error
 from buildsys.report.ranking import rank_engines
@@ -204,16 +204,18 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
     total = len(results) + 1
     failed = [result for result in results if result.status == FAILED]
     noisy = [result.target for result in results if result.status == NOISY]
-    missing = [r.target for r in results if r.status not in (FAILED, NOISY, PASSED)]
-    passed = total - len(failed) - len(noisy) - len(missing)
+    other = [r for r in results if r.status not in (FAILED, NOISY, PASSED)]
+    uncompared = [result.target for result in other if not is_compared(result)]
+    missing = [result.target for result in other if is_compared(result)]
+    passed = total - len(failed) - len(noisy) - len(other)
     causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
     causes += contradictions
     if causes:
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
-    if missing or noisy:
+    if other or noisy:
         counted = f"{passed} of {total} targets passed"
-        groups = ((missing, "did not run"), (noisy, "noisy"))
+        groups = ((missing, "did not run"), (uncompared, "not compared"), (noisy, "noisy"))
         named = [
             f"{len(targets)} {what}: {first_names(targets, _MOST_NAMES)}"
             for targets, what in groups
@@ -259,6 +261,7 @@ def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> Ta
         hint=result.hint,
         file=result.file,
         log=result.log,
+        is_compared=is_compared(result),
     )
 
 

@@ -114,7 +114,8 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
         for name, reason in content.get("left_out", {}).items():
             notes.append(f"{contender_title(name)} was not timed: {reason}")
         settings = {n: value for n, value in content.get("settings", {}).items() if n != "device"}
-        notes += [f"Settings: {plain(settings, between=' ')}"] if settings else []
+        text = plain(settings, between=" ")
+        notes += [f"Settings of {result.variant}: {text}"] if settings else []
         counts = [line.samples for line in timings([result]) if line.samples]
         if counts and min(counts) < _FEW_SAMPLES:
             notes.append(

@@ -58,7 +58,8 @@ def _check_of(result: AnyResult) -> Check:
         subject = f"golden outputs against the rounded {variant} graph"
         compared = [(variant, content.get("cases", {}))]
     else:
-        subject, dims = "PyTorch against ONNX Runtime", content.get("dims", {})
+        subject = "golden outputs against the graphs in ONNX Runtime"
+        dims = content.get("dims", {})
         compared = list(content.get("graphs", {}).items())
     tolerance = content.get("tolerance", {})
     lines = [line for one in compared for line in _lines(*one, dims)]

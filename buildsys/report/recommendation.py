@@ -120,7 +120,8 @@ def _why_none(report: Report, ranking: Ranking) -> str:
         names = q.first_names(built, 3)
         return f"No engine has been verified here; built: {names}."
     case = f" in case {ranking.case}" if ranking.case else ""
-    return f"No verified engine{_limit(ranking)} can be ranked by {ranking.by}{case}."
+    left = q.first_names([f"{one.engine} ({one.status})" for one in ranking.unranked], 3)
+    return f"No verified engine{_limit(ranking)} can be ranked by {ranking.by}{case}: {left}."
 
 
 def _why_first(ranking: Ranking) -> str:

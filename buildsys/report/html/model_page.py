@@ -21,7 +21,7 @@ from buildsys.report.html.latency import Samples
 from buildsys.report.html.pareto import pareto
 from buildsys.report.html.svg import sparkline
 from buildsys.report.recommendation import headline
-from buildsys.report.results.reader import FAILED, PASSED
+from buildsys.report.results.reader import ABSENT, FAILED, PASSED, STALE
 from buildsys.report.results.report import Check, Report, TargetLine
 
 _MOST_ERROR_ROWS = 12
@@ -90,7 +90,7 @@ def render_model(page: ModelPage) -> str:
         shipped=shipped,
         engine=next((one for one in report.engines if one.name == engine), None),
         spark=sparkline(_latencies(own.timed[:24]), "spark wide") if own else Markup(""),
-        changes=_changes(page.history, engine),
+        changes=_changes(page, engine),
         problems=_problems(page.pipeline),
         manifest=json.dumps(report.provenance.manifest, indent=2, ensure_ascii=False),
         pipeline=[(row, (row.line.seconds or 0.0) / total if total else 0.0)
@@ -126,7 +126,7 @@ def _problems(
     for row in pipeline:
         line = row.line
         if line.status != PASSED and line.reason:
-            found.setdefault((line.status, line.reason, line.hint), []).append(row)
+            found.setdefault((line.shown_status, line.reason, line.hint), []).append(row)
     ordered = sorted(found.items(), key=lambda item: item[0][0] != FAILED)
     return [(*key, rows) for key, rows in ordered]
 
@@ -175,11 +175,23 @@ def _trend(one: EngineHistory) -> Chart | None:
     return replace(chart, rows=shown, notes=notes if len(shown) < len(chart.rows) else ())
 
 
-def _changes(history: Iterable[EngineHistory], engine: str) -> list[Change]:
-    """Return changes by the last builds, the recommended engine first."""
+def _changes(page: ModelPage, engine: str) -> list[Change]:
+    """Return changes by the last builds, the recommended engine first.
+
+    Earlier builds of stale targets are left out.
+    """
+    current = {
+        (row.line.stage, row.line.variant)
+        for row in page.pipeline
+        if row.line.status not in (STALE, ABSENT)
+    }
     found: dict[str, Change] = {}  # reasons are much the same for several engines
-    for one in sorted(history, key=lambda one: one.engine != engine):
-        for change in changes(one.engine, one.built, one.verified, one.timed):
+    for one in sorted(page.history, key=lambda one: one.engine != engine):
+        builds = {"engine": one.built, "verify": one.verified, "bench": one.timed}
+        for change in changes(
+            one.engine,
+            *(own if (stage, one.engine) in current else () for stage, own in builds.items()),
+        ):
             found.setdefault(change.what, change)
     return list(found.values())
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from buildsys.report.formatting import align, display_width
+from buildsys.report.results.report import UNCOMPARED
 from buildsys.system.printable import printable
 
 _SPECIAL = re.compile(r"([\\`*<|\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;))")
@@ -15,6 +16,7 @@ _STATUS_TEXTS = {
     "unavailable": "not run",
     "noisy": "NOISY",
     "absent": "no result",
+    UNCOMPARED: "not compared",
 }
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from buildsys.report.results.ranking import Ranking
 
+UNCOMPARED = "uncompared"
+
 
 @dataclass(frozen=True)
 class BuildVerdict:
@@ -36,6 +38,12 @@ class TargetLine:
     hint: str
     file: str
     log: str
+    is_compared: bool = True  # False: a gate without anything to compare with
+
+    @property
+    def shown_status(self) -> str:
+        """The status for people: such a gate has run."""
+        return self.status if self.is_compared else UNCOMPARED
 
 
 @dataclass(frozen=True)

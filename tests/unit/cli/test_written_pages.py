@@ -14,6 +14,7 @@ from buildsys.cli import html_pages
 from buildsys.cli.html_pages import remove_pages, update_pages, write_pages
 from buildsys.cli.session import Session
 from buildsys.execution.outcome import Outcome
+from buildsys.execution.stale_reasons import Reason, encode_reasons
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of, history_file
 from buildsys.report.assemble import assemble
@@ -79,6 +80,21 @@ def test_a_page_shows_the_history(session: Session) -> None:
     assert "p50, last 3 builds" in text
     assert "2026-11-03 10:00 abcdef01+" in text
     assert "no significant change: 2.00 → 2.00 ms" in text
+
+
+def test_a_page_names_the_causes_of_a_run(session: Session) -> None:
+    """An input that another target has changed is none."""
+    cause, effect = (
+        encode_reasons([Reason(kind, name, "0" * 32, "1" * 32)])
+        for kind, name in (("source", "plugins/net.py"), ("input", "net/export/model.onnx"))
+    )
+    add_build(session, 1)
+    add_build(session, 2, run="s", target="export:net", stage="export", variant="", why=cause)
+    add_build(session, 3, run="s", why=effect)
+    text = page(session)
+    assert "<b>built because</b> plugins/net.py changed" in text
+    add_build(session, 4, run="t", why=effect)
+    assert "<b>built because</b> input net/export/model.onnx changed" in page(session)
 
 
 def test_a_page_shows_builds_of_one_machine(

@@ -235,6 +235,20 @@ def test_gates_are_a_table_with_both_figures_and_the_interval(results: Results) 
     assert report.verdict.text.startswith(f"FAILED: {target}: latency is worse")
 
 
+def test_a_gate_without_baseline_is_not_compared(results: Results) -> None:
+    target = "gate:tiny:ort-cpu"
+    results.inputs[target] = results.build / "tiny/gate/ort-cpu.json"
+    gate = {"status": "unavailable", "reason": "there is no earlier build", "checks": [{}]}
+    results.write(target, gate)
+    report = report_on(results)
+    expected = f"PARTIAL: 12 of 13 targets passed; 1 not compared: {target}"
+    assert report.verdict.text == expected
+    assert f"- `{target}` — not compared: there is no earlier build." in render(report)
+    assert "not compared" in render_model(page_of(report, results))
+    results.write(target, {**gate, "checks": []})
+    assert "1 did not run" in report_on(results).verdict.text
+
+
 def test_few_samples_are_pointed_out(results: Results) -> None:
     figures = {"dims": {}, "batch": 1, "contenders": {"engine": {"count": 12, "p50_ms": 3.0}}}
     results.passed("bench:tiny:ort-cpu", cases={"opt": figures})

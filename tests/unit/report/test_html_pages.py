@@ -99,6 +99,15 @@ def test_a_failed_build_in_the_history_is_not_compared(results: Results) -> None
     assert "p50 of ort-cpu" not in shown(page(results, history=(history,))).text
 
 
+def test_earlier_builds_of_a_stale_target_are_not_compared(results: Results) -> None:
+    problems = {"bench:tiny:ort-cpu": TargetProblem("not run: the run ended before")}
+    report = assemble_after_failure("tiny", results.manifest, results.inputs, problems, "")
+    made = dataclasses.replace(page_of(report, results), history=(builds(2.2, 2.0),))
+    text = shown(made).text
+    assert "p50 of ort-cpu" not in text
+    assert "There is no earlier build to compare with." in text
+
+
 def test_history_without_figures_is_ignored(results: Results) -> None:
     past = PastBuild("", "passed", {"latency_p50_ms": math.nan, "latency_interval_ms": ["x", None]})
     history = EngineHistory("ort-cpu", (past,) * 2, (past,) * 2, (past,) * 3)
