@@ -54,6 +54,14 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class EarlierBuild:
+    """An engine of the same options and versions, built from another graph or other weights."""
+
+    engine: Path
+    result: Path  # its engine.json
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """An engine to build: graph, options, output file."""
 
@@ -68,6 +76,7 @@ class BuildRequest:
     project: Path = Path()  # root for imports of a network hook
     timing_cache: Path | None = None  # read if it exists, rewritten with new timings
     calibration: Calibration | None = None  # for an int8 engine of a graph without quantizers
+    earlier: tuple[EarlierBuild, ...] = ()  # newest first, only if the options have `refit`
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
     count: Callable[[int, int, str], None] = field(default=lambda *_: None, compare=False)
 

@@ -35,7 +35,7 @@ from buildsys.store.file_digests import DigestCache, stamp_file
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
-from buildsys.store.publish import Background, Publisher
+from buildsys.store.publish import Background, Publisher, make_folders
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, key_name
 from buildsys.store.state_db import StateDb, warn_on_stderr
 
@@ -162,7 +162,7 @@ class Executor:
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
             # not needed with nothing to do
-            from buildsys.execution.stage_job import hold_devices, stage_job
+            from buildsys.execution.stage_job import earlier_builds, hold_devices, stage_job
 
             # devices first: waiting for one must not keep others from an exclusive project
             with (
@@ -171,7 +171,11 @@ class Executor:
                 self._slots,
             ):
                 self._publisher.remove_abandoned()
-                make_job = partial(stage_job, threads=self._threads, environment=variables)
+                known = self.ledger.records(target) if action.refits and not force else ()
+                earlier = earlier_builds(action, key.parts, known, self._store)
+                make_job = partial(
+                    stage_job, threads=self._threads, environment=variables, earlier=earlier
+                )
                 return self._make(action, key, why, make_job)
 
     def replace_by_failure(
@@ -314,14 +318,7 @@ class Executor:
     ) -> JobReply:
         log, begun = self._log(action), time.perf_counter()
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
-        try:
-            for path in (log, *outputs.values()):
-                path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StageError(
-                f"cannot create {error.filename}: {error.strerror}",
-                "check the owner of the folder and the free space",
-            ) from error
+        make_folders(path.parent for path in (log, *outputs.values()))
         caches = self._timing_caches
         job = make_job(action, self._project, self._build, outputs, timing_caches=caches)
         on_event = partial(self._on_event, action.target)

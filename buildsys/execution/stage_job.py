@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from buildsys.plan.action import Action, FileRef
+from buildsys.errors import StageError
+from buildsys.plan.action import RESULT, Action, FileRef
+from buildsys.store.file_digests import hash_file
+from buildsys.store.ledger import ActionRecord
 from buildsys.store.locks import CPU, Locks, OnWait
+from buildsys.store.object_store import Store
 from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import DEFAULT_INTERPRETER_STAGES
+
+_EARLIER_BUILDS = 3  # to refit; older ones rarely have the same graph
 
 
 def stage_job(
@@ -25,6 +31,7 @@ def stage_job(
     threads: int = 0,
     timing_caches: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    earlier: Sequence[Mapping[str, str]] = (),
 ) -> Job:
     """Return the job of ``action`` with inputs from ``build``.
 
@@ -50,7 +57,34 @@ def stage_job(
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
         threads=0 if action.measures else threads,
         environment=environment,
+        earlier=earlier,
     )
+
+
+def earlier_builds(
+    action: Action, parts: Mapping[str, str], records: Iterable[ActionRecord], store: Store
+) -> list[dict[str, str]]:
+    """Return the stored engines and results of builds from other graphs, newest first.
+
+    Everything else in their keys equals ``parts``. The key does not depend on them: an engine with
+    new weights is verified like a new one.
+    """
+    graph = {f"input:{ref.path}" for role, ref in action.inputs.items() if role.startswith("model")}
+    paths = {role: ref.path for role, ref in action.outputs.items() if role in ("engine", RESULT)}
+    found: list[dict[str, str]] = []
+    for record in records:
+        labels = parts.keys() | record.parts.keys()
+        if not {label for label in labels if parts.get(label) != record.parts.get(label)} <= graph:
+            continue
+        files = {role: record.files.get(path) for role, path in paths.items()}
+        places = {r: store.object_path(file.digest) for r, file in files.items() if file}
+        with suppress(StageError):  # no longer stored
+            digests = {role: hash_file(str(place)).digest for role, place in places.items()}
+            if digests == {role: file and file.digest for role, file in files.items()}:
+                found.append({role: str(place) for role, place in places.items()})
+        if len(found) == _EARLIER_BUILDS:
+            break
+    return found
 
 
 @contextmanager

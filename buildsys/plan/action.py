@@ -69,6 +69,8 @@ class Action:
     advisory: Mapping[str, FileRef] = field(default_factory=dict, compare=False)
     required: bool = field(default=False, compare=False)  # fail if unavailable; not in the key
     baseline: BaselineRef | None = None  # a gate: the earlier build is in the key
+    # an engine: may take earlier builds of other weights as a start; verified like a new one
+    refits: bool = field(default=False, compare=False)
     measures: bool = False  # a benchmark: its result is never shared with other machines
     exclusive: bool = False  # runs alone on the machine, as it times a processor
     alone_on_gpu: bool = False  # no other action of this kind uses the GPU meanwhile

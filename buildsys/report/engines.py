@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from buildsys.report import formatting
-from buildsys.report.key_figures import executed_precision
+from buildsys.report.key_figures import executed_precision, refit_origin
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.engine import BuildEnvironment, EngineResult, SlowLayer, TimingCache
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
@@ -137,6 +137,8 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
         "build": ", ".join(
             f"{name.replace('_', ' ')} {formatting.duration(seconds)}" for name, seconds in phases
         ),
+        "refitted from": refit_origin(engine),
+        "not refitted": engine.get("not_refitted", ""),
         "timing cache": _timing_cache(engine.get("timing_cache", {})),
     }
     return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}

@@ -26,6 +26,7 @@ from buildsys.report.results.surgery import SurgeryResult
 
 _CLEARLY_FASTER = 0.98
 _SHOWN_TYPES = 2  # of the layers of an engine
+_SHOWN_DIGITS = 16
 
 
 def key_figure(stage: str, result: Mapping[str, Any]) -> str:
@@ -66,8 +67,20 @@ def executed_precision(engine: EngineResult) -> str:
     return f"{of} {q.shares(found, _SHOWN_TYPES)}" if found else ""
 
 
+def refit_origin(engine: EngineResult) -> str:
+    """Return the earlier build of a refitted engine, "" if it was built."""
+    origin = engine.get("refitted_from")
+    if not origin:
+        return ""
+    digest = origin["engine_sha256"][:_SHOWN_DIGITS]
+    built = q.duration(origin["build_seconds"])
+    return f"the engine {digest}…, built {origin['started']} in {built}"
+
+
 def _engine(result: EngineResult) -> str:
-    return ", ".join(filter(None, (q.size(result["engine_bytes"]), executed_precision(result))))
+    refitted = "refitted" if "refitted_from" in result else ""
+    parts = (q.size(result["engine_bytes"]), executed_precision(result), refitted)
+    return ", ".join(filter(None, parts))
 
 
 def _operators(result: OperatorsResult) -> str:

@@ -72,6 +72,18 @@ class Background:
             piece.result()
 
 
+def make_folders(folders: Iterable[Path]) -> None:
+    """Make folders for outputs. Raises: StageError: one cannot be made."""
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StageError(
+            f"cannot create {error.filename}: {error.strerror}",
+            "check the owner of the folder and the free space",
+        ) from error
+
+
 class Publisher:
     """Puts the outputs of an action into the build folder."""
 

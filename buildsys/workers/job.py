@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +39,8 @@ class Job:
     toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
     timing_caches: Path | None = None  # the builders' timing caches; they affect no result
     baseline: Mapping[str, Any] | None = None  # of a gate: the earlier build, as JSON values
+    # files by role of an engine's earlier builds, for `refit`; newest first
+    earlier: Sequence[Mapping[str, str]] = ()
     # variables of this job only, such as the GPU selected for it
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0  # for computations independent of the thread count; 0: all cores

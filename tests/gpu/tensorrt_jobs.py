@@ -22,13 +22,13 @@ SOURCES = ("edge_mask_convolutions", "jit_convolutions")  # cuBLAS and cuDNN nee
 IMAGE = {"x": {"shape": ["batch", 16, 16, 16], "dtype": "float32"}}
 
 
-def convolutions() -> Any:
+def convolutions(seed: int = 0) -> Any:
     """Five convolutions of 16 channels: enough for tensor cores, and quick to build."""
     nodes = []
     stored = {}
     for index in range(5):
         before, after = f"t{index}" if index else "x", f"t{index + 1}"
-        stored[f"w{index}"] = weights(16, 16, 3, 3, seed=index) * np.float32(0.1)
+        stored[f"w{index}"] = weights(16, 16, 3, 3, seed=seed + index) * np.float32(0.1)
         nodes.append(
             helper.make_node(
                 "Conv", [before, f"w{index}"], [f"c{index}"], name=f"/conv{index}", pads=[1] * 4
@@ -67,7 +67,7 @@ def build(toolchain: Toolchain, folder: Path, model: Any = None, **fields: Any) 
     file = write(folder, model or convolutions())
     given = {
         name: fields.pop(name)
-        for name in ("inputs", "timing_cache", "calibration", "project")
+        for name in ("inputs", "timing_cache", "calibration", "project", "earlier")
         if name in fields
     }
     answer = toolchain.ask("build", request=request(file, options(toolchain, **fields), **given))

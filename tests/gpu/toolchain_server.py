@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends.cuda.device import Device
-from buildsys.backends.interface import BuildRequest, Calibration
+from buildsys.backends.interface import BuildRequest, Calibration, EarlierBuild
 from buildsys.backends.load import load_backend
 from buildsys.errors import BuildsysError
 from buildsys.onnx_graphs.tensors import load_tensors, save_tensors
@@ -48,6 +48,9 @@ def build(request: dict[str, Any]) -> Any:
         fields["calibration"] = Calibration(
             Path(given["batches"]), given["algorithm"], Path(given["cache"])
         )
+    fields["earlier"] = tuple(
+        EarlierBuild(Path(engine), Path(result)) for engine, result in fields.get("earlier", ())
+    )
     said: list[str] = []
     counted: list[tuple[int, int, str]] = []
     fields["progress"], fields["count"] = said.append, lambda *found: counted.append(found)

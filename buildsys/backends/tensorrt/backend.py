@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import tensorrt
 
 from buildsys.backends.tensorrt import timing_cache
-from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
+from buildsys.backends.tensorrt.refit import build_or_refit
+from buildsys.backends.tensorrt.version_adapter import check_refit
 
 if TYPE_CHECKING:
     from buildsys.backends.interface import Backend, Options
@@ -22,9 +23,15 @@ RUN_OPTIONS: Options = {"cuda_graphs": True}
 _LIBRARY = library_of(tensorrt)
 _BACKEND = TensorRtBackend(_LIBRARY)
 
-prepare = _BACKEND.prepare
+
+def prepare(options: Options) -> None:
+    """Check the engine's fields, as the interface describes."""
+    check_refit(_LIBRARY, options)
+    _BACKEND.prepare(options)
+
+
 unsupported = _BACKEND.unsupported
-build = partial(build_engine, _LIBRARY)
+build = partial(build_or_refit, _LIBRARY)
 describe = _BACKEND.describe
 load = _BACKEND.load
 slowest_layers = _BACKEND.slowest_layers

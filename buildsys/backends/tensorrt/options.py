@@ -56,7 +56,9 @@ class TensorRtEngine(TensorRtBase):
         None, description="Allowed sources of tactics; default: TensorRT's."
     )
     sparsity: bool = Field(False, description="Use sparse kernels for 2:4 sparse weights.")
-    refit: bool = Field(False, description="Allow replacing the weights later.")
+    refit: bool = Field(
+        False, description="Give an earlier engine new weights if nothing else has changed."
+    )
     refit_identical: bool = Field(False, description="By equal values only; not on 8.6.")
     refit_individual: bool = Field(False, description="Only those marked by the hook; not on 8.6.")
     strip_plan: bool = Field(False, description="Leave the weights out of the engine; not on 8.6.")

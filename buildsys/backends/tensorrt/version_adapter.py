@@ -9,7 +9,7 @@ libraries.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -22,10 +22,14 @@ from buildsys.backends.tensorrt.library import (
     SINCE_10,
     TRT_8,
     TRT_10,
+    TRT_11,
     UNTIL_10,
     Library,
 )
 from buildsys.backends.tensorrt.log import log_of
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Array
+from buildsys.onnx_graphs.weight_files import Weight
 from buildsys.system.files import replace_file
 
 _TIMED_LAYER = re.compile(r"(?:-+ )?Timing Runner: (?P<layer>.+?)(?: \([^()]*\))?$")
@@ -175,6 +179,62 @@ def _set_monitor(library: Library, config: Any, request: BuildRequest) -> Any:
     monitor = Monitor()
     config.progress_monitor = monitor
     return monitor
+
+
+def check_refit(library: Library, options: Options) -> None:
+    """Refuse refittable engines of TensorRT 11.3.
+
+    Source: TensorRT 11.3.0 release notes, "Known Issues": with the flag REFIT, the bias of a matrix
+    product can be dropped, even if nothing is refitted.
+    """
+    if options["refit"] and library.generation == TRT_11 and library.version[:2] == (11, 3):
+        text = f"refit: {library.release} may drop biases of refittable engines"
+        raise StageError(text, "remove refit, or use another version of TensorRT (toolchain)")
+
+
+def set_weights(
+    library: Library,
+    refitter: Any,
+    onnx: Path,
+    weights: Mapping[str, Weight],
+    changed: Collection[str],
+) -> list[Array]:
+    """Give a refitter the weights of an ONNX file; return arrays to keep until it is done.
+
+    TensorRT 8.6 has no parser for it: its own parser named weights like the initializers that it
+    used without a change, so those are given by name.
+    Raises: StageError: it refuses one.
+    """
+    log = log_of(library)
+    if library.generation in SINCE_10:
+        parser_refitter = library.trt.OnnxParserRefitter(refitter, log.logger)
+        if not parser_refitter.refit_from_file(str(onnx)):
+            count = parser_refitter.num_errors
+            reasons = [parser_refitter.get_error(number).desc() for number in range(count)]
+            reason = "; ".join(reasons) or log.messages.error_text("without a reason")
+            raise StageError(f"the parser cannot refit the engine: {reason}")
+        return []
+    if other := sorted(name for name in changed if not weights[name].dtype):
+        raise StageError(f"{other[0]} has changed and is no weight of float32 or float16")
+    arrays = []
+    for name in refitter.get_all_weights():
+        if name in weights and weights[name].dtype:
+            arrays.append(weights[name].array())
+            if not refitter.set_named_weights(name, library.trt.Weights(arrays[-1])):
+                reason = log.messages.error_text("without a reason")
+                raise StageError(f"TensorRT refuses the weights {name}: {reason}")
+    return arrays
+
+
+def serialize_refitted(library: Library, engine: Any) -> Any:
+    """Return an engine as bytes that can be refitted again."""
+    if library.generation in SINCE_10:
+        serialization_config = engine.create_serialization_config()
+        include_refit = getattr(library.trt.SerializationFlag, "INCLUDE_REFIT", None)
+        if include_refit is not None:  # before 10.14, without a flag
+            serialization_config.set_flag(include_refit)
+        return engine.serialize_with_config(serialization_config)
+    return engine.serialize()
 
 
 def refused_node(library: Library, error: Any) -> UnsupportedNode:

@@ -20,6 +20,9 @@ from buildsys.execution.stale_reasons import (
     summarize_reasons,
 )
 from buildsys.report.formatting import duration
+from buildsys.report.key_figures import refit_origin
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.reader import parse
 from buildsys.store.ledger import UNAVAILABLE
 
 SCHEMA = "buildsys/explain/1"
@@ -69,6 +72,17 @@ def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
     return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
 
 
+def _refitted(session: Session, target: str) -> str:
+    """Return how an engine got its weights, if not by a build."""
+    if not session.actions[target].refits:
+        return ""
+    result: EngineResult = parse(session.result(target), EngineResult)
+    if reason := result.get("not_refitted"):
+        return f"; not refitted: {reason}"
+    origin = refit_origin(result)
+    return f"; refitted from {origin}" if origin else ""
+
+
 def _word(one: Explanation) -> str:
     """Return the state of a target as printed."""
     return one.state if one.unavailable is None else UNAVAILABLE
@@ -102,6 +116,7 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
                     built = f": {how.get(last.status, last.status)} {time_ago(last.started)}"
                     built += f" in {duration(last.seconds)}"
                     built += f" ({last.reason})" if last.reason else ""
+                    built += _refitted(session, one.target)
                     if reasons := decode_reasons(last.why):
                         built += f"; reason: {summarize_reasons(reasons, _SHOWN_CAUSES)}"
                 yield Row(FRESH, one.target + built)

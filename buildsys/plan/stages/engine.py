@@ -52,6 +52,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         environment=engine.environment,
         advisory=model.origins,
         required=engine.spec["required"],
+        refits=bool(engine.spec.get("refit")),
         alone_on_gpu=engine.on_gpu,  # builders time tactics
         doc=f"build the engine {engine.name} of {name}",
     )

@@ -65,6 +65,14 @@ class SlowLayer(TypedDict, total=False):
     nodes: list[str]  # of the ONNX graph
 
 
+class RefittedFrom(TypedDict):
+    """The earlier build whose engine got new weights."""
+
+    engine_sha256: str
+    started: str
+    build_seconds: float
+
+
 class EngineFile(TypedDict):
     """A file of the engine's folder."""
 
@@ -107,6 +115,9 @@ class EngineResult(ResultHeader, total=False):
     timing_cache: TimingCache
     built_with: BuildEnvironment
     portability: dict[str, Any]
+    refitted_from: RefittedFrom  # instead of a build
+    not_refitted: str  # why earlier engines could not be refitted
+    refit_basis: dict[str, Any]  # digests of the graph's skeleton and of its weights
     files: dict[str, EngineFile]
     engine_sha256: str
     engine_bytes: int

@@ -18,6 +18,7 @@ from buildsys.backends.interface import (
     Backend,
     BuildRequest,
     Calibration,
+    EarlierBuild,
     Figures,
     GraphRefusedError,
 )
@@ -97,6 +98,9 @@ def _build(job: Job, backend: Backend) -> Figures:
             project=job.project,
             timing_cache=timing_cache.path,
             calibration=_calibration(job),
+            earlier=tuple(
+                EarlierBuild(Path(files["engine"]), Path(files["result"])) for files in job.earlier
+            ),
             progress=job.progress,
             count=job.count,
         )
@@ -126,10 +130,11 @@ def _build(job: Job, backend: Backend) -> Figures:
         flags = options.get("flags") or {}
         settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
         portability = {n: v for n, v in settings.items() if v not in (None, False, "none")}
+        messages = list(built.get("messages", ()))
         uses = {use.op: f"{use.kind} {use.path.name}" for use in request.operators}
         return {
             **built,
-            **timing_cache.figures(list(built.get("messages", ()))),
+            **({} if "refitted_from" in built else timing_cache.figures(messages)),
             **described,
             **({"operators": uses} if uses else {}),
             **_calibration_figures(request.calibration),

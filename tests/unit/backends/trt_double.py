@@ -6,6 +6,7 @@ real bindings do.
 
 from __future__ import annotations
 
+import json
 from enum import IntEnum
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from trt_names import API
 from buildsys.backends.interface import BuildRequest
 from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library, library_of
 from buildsys.manifest.schema.model import ModelSpec
+from buildsys.onnx_graphs.weight_files import read_weights
 from buildsys.plan.engine_typing import unknown_version, with_typing
 
 VERSIONS = {TRT_8: "8.6.0", TRT_10: "10.16.1", TRT_11: "11.4.0", RTX: "1.7.1"}
@@ -214,7 +216,83 @@ class _Builder(Listed):
             while calibrator.get_batch(["x"]) is not None:
                 pass
             calibrator.write_calibration_cache(b"ranges")
-        return b"engine"
+        return self._made.built
+
+
+class _Engine(Listed):
+    """An engine with the names and contents of its weights as its bytes."""
+
+    owner = "ICudaEngine"
+
+    def serialize(self) -> bytes:
+        return json.dumps(self._weights).encode()
+
+    def create_serialization_config(self) -> _Serialization:
+        return _Serialization(self._made)
+
+    def serialize_with_config(self, config: _Serialization) -> bytes:
+        assert config._flags == {"INCLUDE_REFIT"}
+        return self.serialize()
+
+
+class _Serialization(Listed):
+    owner = "ISerializationConfig"
+    _flags: frozenset[str] = frozenset()
+
+    def set_flag(self, flag: Any) -> None:
+        self._flags |= {flag.name}
+
+
+class _Refitter(Listed):
+    owner = "Refitter"
+
+    def __init__(self, made: RecordingTensorRt, engine: _Engine) -> None:
+        super().__init__(made)
+        self._engine = engine
+        self._given: dict[str, list[float]] = {}
+
+    def get_all_weights(self) -> list[str]:
+        return list(self._engine._weights)
+
+    def get_missing_weights(self) -> list[str]:
+        return [name for name in self._engine._weights if name not in self._given]
+
+    def set_named_weights(self, name: str, weights: Any) -> bool:
+        if len(weights) != len(self._engine._weights[name]):
+            self._made.logger.log(self._made.module.ILogger.ERROR, "the count differs")
+            return False
+        self._given[name] = weights.tolist()
+        return True
+
+    def refit_cuda_engine(self) -> bool:
+        self._engine._weights.update(self._given)
+        return True
+
+
+class _ParserRefitter(Listed):
+    owner = "OnnxParserRefitter"
+
+    def __init__(self, made: RecordingTensorRt, refitter: _Refitter) -> None:
+        super().__init__(made, num_errors=0)
+        self._refitter = refitter
+
+    def refit_from_file(self, file: str) -> bool:
+        weights = read_weights(Path(file)).weights
+        return all(
+            self._refitter.set_named_weights(name, weights[name].array())
+            for name in self._refitter.get_all_weights()
+            if name in weights
+        )
+
+
+class _Runtime(Listed):
+    owner = "Runtime"
+    engine_host_code_allowed = False
+
+    def deserialize_cuda_engine(self, content: bytes) -> _Engine | None:
+        engine = _Engine(self._made)
+        engine._weights = json.loads(content)
+        return engine
 
 
 class RecordingTensorRt:
@@ -228,6 +306,7 @@ class RecordingTensorRt:
         self.generation = generation
         self.deaf_flags: set[str] = set()
         self.logged_error = ""
+        self.built = b"engine"
         self.network_flags = -1
         self.config: Any = None
         self.logger: Any = None
@@ -259,6 +338,11 @@ class RecordingTensorRt:
                 setattr(module, name, type(name, (), {}))
         module.Builder = lambda _: _Builder(self, num_DLA_cores=0, max_threads=1)
         module.OnnxParser = lambda *_: _Parser(self, num_errors=0)
+        module.Runtime = lambda _: _Runtime(self)
+        module.Refitter = lambda engine, _: _Refitter(self, engine)
+        module.Weights = lambda array: array
+        if "OnnxParserRefitter" in API[self.generation]:
+            module.OnnxParserRefitter = lambda refitter, _: _ParserRefitter(self, refitter)
         module.init_libnvinfer_plugins = lambda *_: True
         return module
 

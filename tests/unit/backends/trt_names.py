@@ -34,14 +34,15 @@ API: dict[str, dict[str, list[str]]] = {
 # name of a variable or attribute anywhere in the package -> TensorRT class of its value
 CLASS_OF_VARIABLE = {
     "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition",
-    "parser": "OnnxParser",
+    "parser": "OnnxParser", "refitter": "Refitter", "parser_refitter": "OnnxParserRefitter",
     "error": "ParserError", "layer": "ILayer", "tensor": "ITensor",
     "profile": "IOptimizationProfile",
     "inspector": "EngineInspector", "engine": "ICudaEngine", "context": "IExecutionContext",
     "runtime": "Runtime",
     "registry": "IPluginRegistry", "creator": "IPluginCreator", "timing_cache": "ITimingCache",
     "total": "ITimingCache",
-    "empty_cache": "ITimingCache", "runtime_config": "IRuntimeConfig", "kernels": "IRuntimeCache",
+    "empty_cache": "ITimingCache", "runtime_config": "IRuntimeConfig",
+    "serialization_config": "ISerializationConfig", "kernels": "IRuntimeCache",
     "trt": "",
 }  # fmt: skip
 # expressions with such a name, but of our own or Python's classes

@@ -1,0 +1,205 @@
+"""Engines with new weights, refitted by each version of TensorRT without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trt_double import RecordingTensorRt, options, planned
+
+from buildsys.backends.interface import Calibration, EarlierBuild
+from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library
+from buildsys.backends.tensorrt.refit import build_or_refit
+from buildsys.backends.tensorrt.version_adapter import check_refit
+from buildsys.errors import StageError
+
+VERSIONS = (TRT_8, TRT_10, TRT_11)
+BEFORE = {"w": np.arange(4, dtype=np.float32), "b": np.ones(2, np.float32)}
+AFTER = {"w": np.arange(4, dtype=np.float32) * 3, "b": np.ones(2, np.float32)}
+
+
+def varint(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def field(number: int, content: bytes | str) -> bytes:
+    content = content.encode() if isinstance(content, str) else content
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def onnx_file(folder: Path, weights: dict[str, np.ndarray], node: str = "conv") -> Path:
+    """Write a graph of one node and its weights, the last one as external data."""
+    graph = field(1, field(3, node))
+    *inline, last = weights
+    for name in inline:
+        types = varint(2 << 3) + varint({"f4": 1, "i8": 7}[weights[name].dtype.str[1:]])
+        graph += field(5, types + field(8, name) + field(9, weights[name].tobytes()))
+    data = folder / "model.onnx.data"
+    data.write_bytes(b"0123" + weights[last].tobytes())
+    places = {"location": data.name, "offset": "4", "length": str(weights[last].nbytes)}
+    entries = [field(13, field(1, key) + field(2, value)) for key, value in places.items()]
+    graph += field(5, varint(2 << 3) + varint(1) + field(8, last) + b"".join(entries))
+    file = folder / "model.onnx"
+    file.write_bytes(field(7, graph))
+    return file
+
+
+def build(
+    made: RecordingTensorRt, folder: Path, earlier: tuple[EarlierBuild, ...] = (), **fields: Any
+) -> dict[str, Any]:
+    request = made.request(folder, planned(made.generation, **{"refit": True, **fields}))
+    return build_or_refit(made.library, replace(request, earlier=earlier))
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the folders of an earlier build and of a new one."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    onnx_file(before, BEFORE)
+    onnx_file(after, AFTER)
+    return before, after
+
+
+def earlier_build(
+    made: RecordingTensorRt, folder: Path, names: tuple[str, ...] = ("w", "b")
+) -> Any:
+    """Return a build whose engine has the weights ``names``."""
+    made.built = json.dumps(
+        {name: BEFORE[name].tolist() for name in names if name in BEFORE}
+        | {name: [0.0] for name in names if name not in BEFORE}
+    ).encode()
+    facts = build(made, folder)
+    engine, result = folder / "e.engine", folder / "engine.json"
+    digest = hashlib.sha256(engine.read_bytes()).hexdigest()
+    header = {"engine_sha256": digest, "started": "2026-01-01T00:00:00Z", "build_seconds": 30.0}
+    result.write_text(json.dumps({**facts, **header}))
+    return EarlierBuild(engine, result)
+
+
+@pytest.mark.parametrize("generation", VERSIONS)
+def test_an_engine_gets_the_weights_of_the_same_graph(
+    folders: tuple[Path, Path], generation: str
+) -> None:
+    made = RecordingTensorRt(generation)
+    earlier = earlier_build(made, folders[0])
+    made.config = None
+    facts = build(made, folders[1], (earlier,))
+    assert made.config is None, "it was built"
+    engine = folders[1] / "e.engine"
+    assert json.loads(engine.read_bytes()) == {name: a.tolist() for name, a in AFTER.items()}
+    assert facts["refitted_from"]["started"] == "2026-01-01T00:00:00Z"
+    assert facts["layers"] == {"activation": 1}
+    assert facts["profiles"]
+    assert "not_refitted" not in facts
+    # and can be refitted itself
+    header = {"started": "later", "build_seconds": 1.0,
+              "engine_sha256": hashlib.sha256(engine.read_bytes()).hexdigest()}  # fmt: skip
+    (folders[1] / "engine.json").write_text(json.dumps({**facts, **header}))
+    onnx_file(folders[0], BEFORE)
+    again = EarlierBuild(engine, folders[1] / "engine.json")
+    assert build(made, folders[0], (again,))["refitted_from"]["started"] == "later"
+
+
+@pytest.mark.parametrize("generation", VERSIONS)
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("b",), "the earlier engine cannot replace w"),
+        (("w", "b", "folded"), "the graph has no weights folded"),
+    ],
+)
+def test_weights_that_do_not_match_need_a_build(
+    folders: tuple[Path, Path], generation: str, names: tuple[str, ...], reason: str
+) -> None:
+    made = RecordingTensorRt(generation)
+    earlier = earlier_build(made, folders[0], names)
+    made.built = b"built"
+    facts = build(made, folders[1], (earlier,))
+    assert (folders[1] / "e.engine").read_bytes() == b"built"
+    assert facts["not_refitted"] == reason
+    assert "refitted_from" not in facts
+
+
+def test_another_count_or_type_needs_a_build(folders: tuple[Path, Path]) -> None:
+    made = RecordingTensorRt(TRT_8)
+    earlier = earlier_build(made, folders[0])
+    content = json.loads(earlier.engine.read_bytes())
+    earlier.engine.write_bytes(json.dumps({**content, "w": [0.0]}).encode())
+    record = json.loads(earlier.result.read_text())
+    digest = hashlib.sha256(earlier.engine.read_bytes()).hexdigest()
+    earlier.result.write_text(json.dumps({**record, "engine_sha256": digest}))
+    facts = build(made, folders[1], (earlier,))
+    assert facts["not_refitted"] == "TensorRT refuses the weights w: the count differs"
+    for folder, factor in zip(folders, (1, 2), strict=True):
+        onnx_file(folder, {"w": np.arange(4) * factor, "b": BEFORE["b"]})
+    earlier = earlier_build(made, folders[0])
+    facts = build(made, folders[1], (earlier,))
+    assert facts["not_refitted"] == "w has changed and is no weight of float32 or float16"
+
+
+def test_another_graph_or_a_changed_engine_needs_a_build(folders: tuple[Path, Path]) -> None:
+    made = RecordingTensorRt(TRT_10)
+    earlier = earlier_build(made, folders[0])
+    none = "no earlier engine was built from this graph with other weights"
+    onnx_file(folders[1], AFTER, node="other")
+    assert build(made, folders[1], (earlier,))["not_refitted"] == none
+    onnx_file(folders[1], AFTER)
+    missing = EarlierBuild(folders[0] / "gone", folders[0] / "gone.json")
+    assert "refitted_from" in build(made, folders[1], (missing, earlier))
+    earlier.engine.write_bytes(b"{}")  # must not be loaded, as it is code
+    assert build(made, folders[1], (earlier,))["not_refitted"] == none
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"network": "hook.py:change"}, "its network hook may use the weights"),
+        ({"sparsity": True}, "its sparse kernels depend on the weights"),
+        ({"strip_plan": True}, "strip_plan leaves the weights out of it"),
+    ],
+)
+def test_fields_that_depend_on_weights_need_a_build(
+    folders: tuple[Path, Path], fields: dict[str, Any], reason: str
+) -> None:
+    made = RecordingTensorRt(TRT_10)
+    earlier = earlier_build(made, folders[0])
+    (folders[1] / "hook.py").write_text("def change(network, config): pass\n")
+    request = made.request(
+        folders[1], planned(TRT_10, refit=True, **fields), project=folders[1], earlier=(earlier,)
+    )
+    assert build_or_refit(made.library, request)["not_refitted"] == reason
+
+
+def test_calibrated_ranges_need_a_build(folders: tuple[Path, Path]) -> None:
+    made = RecordingTensorRt(TRT_11)
+    earlier = earlier_build(made, folders[0])
+    calibration = Calibration(folders[1] / "batches.npz", "entropy", folders[1] / "cache")
+    request = made.request(
+        folders[1], planned(TRT_11, refit=True), earlier=(earlier,), calibration=calibration
+    )
+    reason = "its calibrated ranges depend on the weights"
+    assert build_or_refit(made.library, request)["not_refitted"] == reason
+
+
+def test_without_refit_nothing_is_recorded(folders: tuple[Path, Path]) -> None:
+    made = RecordingTensorRt(TRT_10)
+    assert "refit_basis" not in build(made, folders[0], refit=False)
+
+
+def test_the_defective_version_is_refused() -> None:
+    made = RecordingTensorRt(TRT_11)
+    fields = options(TRT_11, refit=True)
+    check_refit(made.library, fields)
+    library = Library(made.module, (11, 3, 0))
+    with pytest.raises(StageError, match=r"refit: TensorRT 11\.3\.0 may drop biases"):
+        check_refit(library, fields)
+    check_refit(library, options(TRT_11))
+    assert RTX not in VERSIONS  # it has no field `refit`
