@@ -9,7 +9,13 @@ from typing import Any
 from buildsys.report import formatting
 from buildsys.report.key_figures import executed_precision, refit_origin
 from buildsys.report.results.bench import BenchResult
-from buildsys.report.results.engine import BuildEnvironment, EngineResult, SlowLayer, TimingCache
+from buildsys.report.results.engine import (
+    BuildEnvironment,
+    EngineResult,
+    ProviderNodes,
+    SlowLayer,
+    TimingCache,
+)
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.report.results.report import EngineLine, EngineProvenance, LayerLine
 from buildsys.system.backend_registry import describe_backend, find_package, our_backends
@@ -84,6 +90,7 @@ def layer_lines(results: Sequence[AnyResult]) -> tuple[LayerLine, ...]:
             time_ms=layer.get("time_ms"),
             share=layer.get("share"),
             nodes=tuple(layer.get("nodes", []) or _sources(layer, result.content)),
+            provider=layer.get("provider", ""),
         )
         for result in of_type(results, EngineResult)
         for layer in _slowest_first(result.content) or timed.get(result.variant, [])
@@ -107,15 +114,24 @@ def engine_provenance(
     results: Iterable[AnyResult], manifest: Mapping[str, Any]
 ) -> tuple[EngineProvenance, ...]:
     """Return the origin of every built engine."""
+    results = list(results)
     specs = {engine["name"]: engine for engine in manifest.get("engines", ())}
+    timed = {
+        one.variant: one.content.get("slowest_layers", []) for one in of_type(results, BenchResult)
+    }
     return tuple(
-        EngineProvenance(result.variant, _origin(result.content, specs.get(result.variant, {})))
+        EngineProvenance(
+            result.variant,
+            _origin(result.content, specs.get(result.variant, {}), timed.get(result.variant, [])),
+        )
         for result in of_type(results, EngineResult)
         if result.content.get("engine_sha256")
     )
 
 
-def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
+def _origin(
+    engine: EngineResult, spec: Mapping[str, Any], timed: Sequence[SlowLayer]
+) -> dict[str, str]:
     defaults = _defaults(str(spec.get("backend"))) if spec else {}
     shares = engine.get("precision_shares", {})
     phases = engine.get("phases", {}).items()
@@ -126,6 +142,7 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
             for name, value in spec.items()
             if name not in NOT_SETTINGS and value != defaults.get(name, "")
         ),
+        "nodes by provider": placement_text(engine.get("placement", {}), timed),
         "precision of the layers": formatting.shares(shares.get("layers", {})),
         "precision of the time": formatting.shares(shares.get("time", {})),
         "plugins and operator libraries": ", ".join(_operators(engine)),
@@ -144,6 +161,23 @@ def _origin(engine: EngineResult, spec: Mapping[str, Any]) -> dict[str, str]:
     return {title: text for title, text in lines.items() if text not in ("", formatting.NOTHING)}
 
 
+def placement_text(placement: Mapping[str, ProviderNodes], timed: Sequence[SlowLayer] = ()) -> str:
+    """Return ``openvino 6 (94 % of the time), cpu 1: det (Det)``, or ""."""
+    shares = {layer.get("provider"): layer.get("provider_share") for layer in timed}
+    parts = []
+    for provider, found in placement.items():
+        notes = []
+        if (share := shares.get(provider)) is not None:
+            notes.append(f"{share:.0%} of the time".replace("%", " %"))
+        if found.get("shapes"):
+            notes.append(f"{found['shapes']} of them for shapes")
+        in_brackets = f" ({', '.join(notes)})" if notes else ""
+        names = found.get("names", [])
+        named = f": {', '.join(names)}" if names else ""
+        parts.append(f"{provider} {found.get('nodes', 0)}{in_brackets}{named}")
+    return ", ".join(parts)
+
+
 def _built_with(engine: EngineResult) -> str:
     facts: BuildEnvironment = engine.get("built_with", {})
     backend = engine.get("backend", "")
@@ -151,6 +185,7 @@ def _built_with(engine: EngineResult) -> str:
     known = (backend,) if find_package(backend) else our_backends()
     libraries = {each.module: each.title for each in map(describe_backend, known)}
     parts = [f"{title} {versions[n]}" for n, title in libraries.items() if versions.get(n)]
+    parts += [f"{name} {found}" for name, found in engine.get("provider_libraries", {}).items()]
     capability = facts.get("compute_capability")
     if facts.get("gpu"):
         parts.append(facts["gpu"] + (f" (compute capability {capability})" if capability else ""))

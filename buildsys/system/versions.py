@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 ABSENT = "absent"
 UNUSABLE = "unusable"
 # distributions of the same module under other names
-_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
+_OTHER_BUILDS = {
+    "onnxruntime": (
+        "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-migraphx",
+        "onnxruntime-rocm",
+    ),
+}  # fmt: skip
 # the same, one per CUDA version; a package with the plain name may depend on one of these
 _CUDA_BUILDS = {
     "tensorrt": (

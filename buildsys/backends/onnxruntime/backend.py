@@ -1,21 +1,21 @@
 """ONNX Runtime: engines are optimized graphs, saved by a session.
 
-A saved graph is loaded without further optimization, so what runs is what was built. On a CPU,
-float16 graphs run through Cast nodes that ONNX Runtime inserts, in float32 between them: that hides
-an overflow, which the stage convert checks for.
+A saved graph is loaded without further optimization, so what runs is what was built. With a
+provider that compiles nodes, which no session can save, the engine is the graph before that. On a
+CPU, float16 graphs run through Cast nodes that ONNX Runtime inserts, in float32 between them: that
+hides an overflow, which the stage convert checks for.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
-
-import numpy as np
-import onnxruntime as ort
 
 from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import (
@@ -23,14 +23,31 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    Run,
     Session,
     UnsupportedNode,
     raise_refused,
 )
-from buildsys.backends.onnxruntime.session import OrtGraph, session_options
+from buildsys.backends.onnxruntime.description import DESCRIPTION
+from buildsys.backends.onnxruntime.engine_session import (
+    OrtSession,
+    add_providers,
+    engine_session_options,
+    open_engine,
+    prepare,
+)
+from buildsys.backends.onnxruntime.execution_providers import (
+    compiles,
+    runs_on_cpu_only,
+    wanted_providers,
+)
+from buildsys.backends.onnxruntime.placement import (
+    check_placement,
+    read_placement,
+    record_placement,
+)
+from buildsys.backends.onnxruntime.session import session_options
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor
+from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
 
 if TYPE_CHECKING:
@@ -42,71 +59,8 @@ if TYPE_CHECKING:
 RUN_OPTIONS: Options = {
     "intra_op_threads": 0, "inter_op_threads": 1, "spinning": True, "session_config": {},
 }  # fmt: skip
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _INLINE_LIMIT_BYTES = 1_800_000_000  # an ONNX file is one protobuf message, limited to 2 GiB
-_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 _MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
-_MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
-
-
-class OrtSession(OrtGraph):
-    """A loaded engine."""
-
-    @property
-    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
-        """Return no profiles: an engine accepts the same shapes as the graph."""
-        return []
-
-    def run(
-        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
-    ) -> dict[str, Tensor]:  # fmt: skip
-        """Return the outputs by name."""
-        return super().run(inputs)
-
-    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
-        """Return a call for inputs and outputs on the device."""
-        self.run(inputs)  # reports wrong inputs
-        ports = (*self.inputs, *self.outputs)
-        if any(port.dtype == "string" or port.dtype in BIT_DTYPES for port in ports):
-            return lambda: self.run(inputs)  # a binding cannot hold these types
-        session = self.session
-        device = "cuda" if _PROVIDERS["cuda"] in session.get_providers() else "cpu"
-        binding = session.io_binding()
-        for port in self.inputs:
-            array = np.asarray(inputs[port.name].array, order="C")
-            value = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
-            binding.bind_ortvalue_input(port.name, value)
-        for port in self.outputs:
-            binding.bind_output(port.name, device)
-
-        def run() -> None:
-            session.run_with_iobinding(binding)
-            binding.synchronize_outputs()
-
-        return run
-
-    def duplicate(self) -> OrtSession:
-        """Return this session: ONNX Runtime runs it in several threads at once."""
-        return self
-
-
-def prepare(options: Options) -> None:
-    """Check the availability of the execution provider.
-
-    Raises: Unavailable: this onnxruntime has no CUDA, or the machine no GPU.
-    """
-    if options["provider"] != "cuda":
-        return
-    if _PROVIDERS["cuda"] not in ort.get_available_providers():
-        raise Unavailable(
-            "the installed onnxruntime has no CUDA provider",
-            "pip uninstall onnxruntime; pip install onnxruntime-gpu, on a machine with an NVIDIA"
-            " GPU",
-        )
-    driver = find_driver()
-    if not driver.gpus:
-        text = f"the CUDA provider needs an NVIDIA GPU, and here {driver.missing}"
-        raise Unavailable(text, driver.remedy or "run it on a machine with a GPU")
 
 
 def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
@@ -119,9 +73,9 @@ def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
         source = _source(request, Path(folder))
         nodes = _refused_nodes(request, source)
         if nodes:
-            session = _session_options(request.options, _optimization(request.options))
+            session = engine_session_options(request.options, _optimization(request.options))
             with suppress(StageError):
-                _open(source, session, request.options, request.operators)
+                open_engine(source, session, request.options, request.operators)
                 return []
         return nodes
 
@@ -141,10 +95,7 @@ def build(request: BuildRequest) -> Figures:
         for level in levels:
             request.progress("optimizing the graph" + (f" up to {level}" if refusals else ""))
             try:
-                providers = _save_optimized(request, source, level)
-                _open(
-                    request.engine, _session_options(options, "disable"), options, request.operators
-                )
+                session = _save_and_open(request, source, level)
                 break
             except Unavailable:
                 raise
@@ -163,9 +114,13 @@ def build(request: BuildRequest) -> Figures:
         "graph_optimization_level": level,
         "intra_op_threads": int(options["intra_op_threads"]) or usable_cores(),
         "session_config": dict(options["session_config"]),
-        "providers": providers,
+        "providers": list(options.get("providers") or session.session.get_providers()),
     }
+    placement: Figures = {}
+    if not runs_on_cpu_only(options):
+        placement = read_placement(session, request.engine, options)
     messages = _messages(options, level, is_emulated=source != request.onnx)
+    messages += check_placement(placement, options)
     if refusals:
         reason = f"ONNX Runtime cannot use the graph optimized up to {levels[0]}"
         messages.insert(0, f"{reason}, so it is optimized up to {level}: {refusals[0].problem}")
@@ -173,8 +128,52 @@ def build(request: BuildRequest) -> Figures:
         "settings": settings,
         "profiles": [],
         "messages": messages,
+        **({"placement": placement} if placement else {}),
+        **_provider_libraries(options),
         **_source_nodes(request),
     }
+
+
+def _provider_libraries(options: Options) -> Figures:
+    """Return the versions of installed libraries and plugins of the providers."""
+    found = {}
+    for name in DESCRIPTION.run_tools(options):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return {"provider_libraries": found} if found else {}
+
+
+def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtSession:
+    """Write the engine file and load it as later stages do."""
+    options, engine = request.options, request.engine
+    data = engine.with_name(f"{engine.name}.data")
+    for file in (engine, data):  # of a higher level
+        file.unlink(missing_ok=True)
+    if compiles(options):
+        _copy_graph(source, engine, data)
+    else:
+        _save_optimized(request, source, level, data)
+    session = engine_session_options(options, _load_level(options))
+    if not runs_on_cpu_only(options):
+        record_placement(session)
+    return open_engine(engine, session, options, request.operators)
+
+
+def _copy_graph(source: Path, engine: Path, data: Path) -> None:
+    """Copy a graph and its external data, which has another name then."""
+    shutil.copyfile(source, engine)
+    source_data = source.with_name(f"{source.name}.data")
+    if not source_data.exists():
+        return
+    import onnx
+
+    shutil.copyfile(source_data, data)
+    model = onnx.load(str(source), load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = data.name
+    onnx.save(model, str(engine))
 
 
 def _source_nodes(request: BuildRequest) -> Figures:
@@ -192,12 +191,9 @@ def _source_nodes(request: BuildRequest) -> Figures:
     return {"source_nodes": source_nodes(source, engine)}
 
 
-def _save_optimized(request: BuildRequest, source: Path, level: str) -> list[str]:
-    """Write the engine file; return the execution providers of the session."""
-    data = request.engine.with_name(f"{request.engine.name}.data")
-    for file in (request.engine, data):  # of a higher level
-        file.unlink(missing_ok=True)
-    session = _session_options(request.options, level)
+def _save_optimized(request: BuildRequest, source: Path, level: str, data: Path) -> None:
+    """Write the graph as a session has optimized it."""
+    session = engine_session_options(request.options, level)
     session.optimized_model_filepath = str(request.engine)
     # otherwise external weights that no optimization changed would stay next to the source
     source_data = source.with_name(f"{source.name}.data")
@@ -207,8 +203,7 @@ def _save_optimized(request: BuildRequest, source: Path, level: str) -> list[str
             session.add_session_config_entry(
                 f"session.optimized_model_external_initializers_{field}", value
             )
-    graph = _open(source, session, request.options, request.operators)
-    return list(graph.session.get_providers())
+    open_engine(source, session, request.options, request.operators)
 
 
 def describe(
@@ -230,7 +225,8 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     Raises: Unavailable: its execution provider is not available.
     """
     prepare(options)
-    return _open(engine, _session_options(options, "disable"), options, operators)
+    session = engine_session_options(options, _load_level(options))
+    return open_engine(engine, session, options, operators)
 
 
 def slowest_layers(
@@ -242,13 +238,13 @@ def slowest_layers(
     """Return the slowest nodes, [] on a GPU: its profiler sees launches."""
     from buildsys.backends.onnxruntime.layer_times import read_layers
 
-    if options["provider"] != "cpu":
+    if any(wanted.provider.needs_nvidia for wanted in wanted_providers(options)):
         return []
     with TemporaryDirectory() as folder:
-        session = _session_options(options, "disable")
+        session = engine_session_options(options, _load_level(options))
         session.enable_profiling = True
         session.profile_file_prefix = str(Path(folder) / "profile")
-        graph = _open(engine, session, options, operators)
+        graph = open_engine(engine, session, options, operators)
         began = time.monotonic()
         for number in range(_MOST_PROFILED_RUNS):
             graph.run(inputs)
@@ -256,7 +252,7 @@ def slowest_layers(
                 break
         profile = Path(graph.session.end_profiling())
         try:
-            return read_layers(profile)
+            return read_layers(profile, with_providers=not runs_on_cpu_only(options))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StageError(f"ONNX Runtime's profile cannot be read: {error}") from error
 
@@ -272,7 +268,8 @@ def load_graph(
     options = {"provider": provider}
     prepare(options)
     session = session_options(optimization="all", intra_op_threads=intra_op_threads)
-    return _open(model, session, options, operators)
+    add_providers(session, options)
+    return open_engine(model, session, options, operators)
 
 
 def unload(session: Session) -> None:
@@ -282,44 +279,21 @@ def unload(session: Session) -> None:
 
 
 def device(options: Options) -> Figures:
-    """Return the processor, or the first GPU for the CUDA provider."""
-    if options["provider"] == "cpu":
+    """Return the device of the first provider: a processor, an NVIDIA GPU or another one."""
+    first = wanted_providers(options)[0]
+    chosen = first.options.get("device_type", "CPU") if first.name == "openvino" else first.name
+    if chosen.upper() == "CPU" or first.name == "xnnpack":
         return {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}
+    if not first.provider.needs_nvidia:
+        return {
+            "kind": "xpu",
+            "name": f"{first.name} {first.options.get('device_type', '')}".strip(),
+        }
     driver = find_driver()
     if not driver.gpus:
         return {"kind": "gpu", "missing": driver.missing}
     gpu = driver.gpus[0]
     return {"kind": "gpu", "name": gpu.name, "compute_capability": gpu.compute_capability}
-
-
-def _session_options(options: Options, optimization: str) -> ort.SessionOptions:
-    # an explicit number of threads: for 0, ONNX Runtime also pins them to cores, which other
-    # libraries then share
-    session = session_options(
-        optimization=optimization,
-        intra_op_threads=int(options["intra_op_threads"]) or usable_cores(),
-        inter_op_threads=options["inter_op_threads"],
-    )
-    session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])
-    for entry in _SPINNING:
-        session.add_session_config_entry(entry, "1" if options["spinning"] else "0")
-    for entry, value in options["session_config"].items():
-        session.add_session_config_entry(entry, value)
-    return session
-
-
-def _open(
-    model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]
-) -> OrtSession:
-    provider = _PROVIDERS[options["provider"]]
-    graph = OrtSession(model, session, [provider], [use.path for use in operators])
-    # it falls back to the CPU with no more than a log line
-    if provider not in graph.session.get_providers():
-        raise Unavailable(
-            f"ONNX Runtime could not start its {provider}; its log says why",
-            "install the CUDA and cuDNN versions of this onnxruntime-gpu",
-        )
-    return graph
 
 
 def _source(request: BuildRequest, folder: Path) -> Path:
@@ -337,7 +311,7 @@ def _source(request: BuildRequest, folder: Path) -> Path:
 
 def _is_emulated(request: BuildRequest) -> bool:
     """Check for bfloat16 on the CPU. It has few kernels for it."""
-    if request.options["provider"] != "cpu":
+    if not runs_on_cpu_only(request.options):
         return False
     if request.options["precision"] == "bf16":
         return True
@@ -374,18 +348,25 @@ def _optimization(options: Options) -> str:
     return "basic" if options["precision"] == "fp8" and level in ("extended", "all") else level
 
 
+def _load_level(options: Options) -> str:
+    """Return the optimization of a built engine: none, unless its providers still compile it."""
+    return _optimization(options) if compiles(options) else "disable"
+
+
 def _levels(options: Options) -> list[str]:
     """Return the optimization levels to try, the highest first."""
     highest = _optimization(options)
+    if compiles(options):
+        return [highest]
     lower = ("basic", "disable")
     return [highest, *lower[lower.index(highest) + 1 if highest in lower else 0 :]]
 
 
 def _messages(options: Options, level: str, *, is_emulated: bool) -> list[str]:
-    precision, is_cpu = options["precision"], options["provider"] == "cpu"
+    precision, is_cpu = options["precision"], runs_on_cpu_only(options)
     messages = {
         "optimized for the kind of processor that built it: it may not run, or run slowly, on"
-        " others": level == "all",
+        " others": level == "all" and not compiles(options),
         "the CPU computes float16 in float32, without rounding between its nodes; "
         "the stage convert has checked that rounding and the range of float16": (
             is_cpu and precision == "fp16"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 
 from buildsys.backends.onnxruntime.description import DESCRIPTION
+from buildsys.backends.onnxruntime.execution_providers import CPU, known_providers
 from buildsys.system.compatibility.engine_files import Header, Reason, Record
 from buildsys.system.compatibility.rules import built_version, install_command, needs_gpu
 from buildsys.system.cpu import engine_instructions, overflows_in_int8
 from buildsys.system.engine_environment import version_numbers, visible_gpus, why_no_gpu
 from buildsys.system.protobuf import Content, varint
 
-_CUDA = "CUDAExecutionProvider"
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
 _WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
 _VARINT, _LENGTH = 0, 2
@@ -29,17 +30,19 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
             " installed: an older version may not support operators that the newer one added"
         )
         yield Reason("version", problem, f"{install_command(record)} or newer")
-    if not needs_gpu(record):
-        yield from _check_processor(record)
-        return
-    if not visible_gpus():
+    if needs_gpu(record) and not visible_gpus():
         problem = f"it needs an NVIDIA GPU, but {why_no_gpu()}"
         yield Reason("gpu", problem, "run it on an NVIDIA GPU")
-    providers = import_module(DESCRIPTION.module).get_available_providers() if here else [_CUDA]
-    if _CUDA not in providers:
-        problem = "it needs ONNX Runtime's CUDA provider, but the installed onnxruntime has none"
-        remedy = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
-        yield Reason("library", problem, remedy)
+    available = import_module(DESCRIPTION.module).get_available_providers() if here else ()
+    for provider in known_providers(record.map("settings")):
+        has_plugin = provider.plugin and find_spec(provider.plugin.replace("-", "_")) is not None
+        if here and provider.title not in available and not has_plugin:
+            problem = (
+                f"it needs ONNX Runtime's {provider.name} provider, but the installed onnxruntime"
+                " does not have it"
+            )
+            yield Reason("library", problem, provider.install)
+    yield from _check_processor(record)
 
 
 def _check_processor(record: Record) -> Iterator[Reason]:
@@ -58,7 +61,10 @@ def _check_processor(record: Record) -> Iterator[Reason]:
             " which has none, its products would overflow"
         )
         yield Reason("processor", problem, "build it here")
-    if record.map("settings").get("graph_optimization_level", "all") != "all":
+    settings = record.map("settings")
+    if settings.get("graph_optimization_level", "all") != "all":
+        return
+    if any(provider.name != CPU for provider in known_providers(settings)):
         return
     missing = [name for name in names if name in _LAYOUTS and name not in here]
     if missing:

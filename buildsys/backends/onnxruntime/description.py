@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from buildsys.backends.onnxruntime.execution_providers import compiles, known_providers
 from buildsys.system.backend_registry import Ability, BackendDescription, Gpus
-
-_CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
 
 
 class _OnnxRuntime(BackendDescription):
@@ -34,12 +33,17 @@ class _OnnxRuntime(BackendDescription):
         return Ability(f"builds and runs on the CPU{on_gpu}")
 
     def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:
-        """Return True for the CUDA provider."""
-        return bool(options.get("provider", "cpu") != "cpu")
+        """Return True for providers of NVIDIA GPUs."""
+        return any(provider.needs_nvidia for provider in known_providers(options))
 
     def run_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the libraries of the CUDA provider."""
-        return _CUDA_LIBRARIES if options.get("provider") == "cuda" else ()
+        """Return the libraries and plugins of the providers."""
+        found = [
+            library
+            for provider in known_providers(options)
+            for library in (provider.plugin, *provider.libraries)
+        ]
+        return tuple(dict.fromkeys(filter(None, found)))
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """Return the library that reads the figures of an engine."""
@@ -55,7 +59,7 @@ class _OnnxRuntime(BackendDescription):
         The layout pass iterates over a hash table of addresses: 2 of 8 builds of one graph had
         their nodes in another order.
         """
-        reordered = options["graph_optimization_level"] == "all"
+        reordered = options["graph_optimization_level"] == "all" and not compiles(options)
         return "ONNX Runtime's layout pass orders nodes by address" if reordered else ""
 
 
@@ -71,6 +75,7 @@ DESCRIPTION = _OnnxRuntime(
     build_seconds=1.0,
     defaults={
         "provider": "cpu",
+        "providers": None,
         "intra_op_threads": 0,
         "inter_op_threads": 1,
         "execution_mode": "sequential",

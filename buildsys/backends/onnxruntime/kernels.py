@@ -9,6 +9,7 @@ from typing import NamedTuple
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 _DOMAINS = {"ai.onnx": ""}
+_CRASHES_LIST = "OpenVINOExecutionProvider"  # built in (onnxruntime-openvino 1.24.1)
 _OPEN = 2**31 - 1  # a kernel for this version until a newer one is registered
 
 
@@ -44,6 +45,8 @@ class Kernel(NamedTuple):
 def kernels() -> Mapping[Operator, tuple[Kernel, ...]]:
     """Return the CPU provider's kernels; none if they are not listed."""
     list_kernels = getattr(ort_state, "get_all_opkernel_def", None)
+    if _CRASHES_LIST in ort_state.get_available_providers():
+        list_kernels = None
     found: dict[Operator, list[Kernel]] = {}
     for kernel in list_kernels() if list_kernels else ():
         if kernel.provider == "CPUExecutionProvider":

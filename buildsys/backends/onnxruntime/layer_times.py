@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import Figures, slowest
+from buildsys.backends.interface import Figures, shares, slowest
+from buildsys.backends.onnxruntime.execution_providers import provider_name
 
 _SUFFIX = "_kernel_time"  # of events
 _CONTAINERS = ("If", "Loop", "Scan")  # the nodes of their bodies have times as well
@@ -21,9 +22,10 @@ _NARROWEST_FIRST = (
 _LARGEST_BYTES = 64 << 20  # of a profile
 
 
-def read_layers(profile: Path) -> list[Figures]:
+def read_layers(profile: Path, *, with_providers: bool = False) -> list[Figures]:
     """Return the slowest nodes with their median times, without the first run.
 
+    ``with_providers`` adds the provider of each, and its share of the time of all nodes.
     [] for a profile that is too large. Raises: OSError, ValueError: it cannot be read.
     """
     if profile.stat().st_size > _LARGEST_BYTES:
@@ -49,7 +51,7 @@ def read_layers(profile: Path) -> list[Figures]:
                 times_us[name][number] += event["dur"]
                 break
     times_ms = {name: statistics.median(found) / 1000 for name, found in times_us.items()}
-    return [
+    layers = [
         {
             "name": name,
             "kind": str(nodes[name].get("op_name", "")),
@@ -58,6 +60,17 @@ def read_layers(profile: Path) -> list[Figures]:
         }
         for name, timed in slowest(times_ms)
     ]
+    if with_providers:
+        titles = {name: str(arguments.get("provider", "")) for name, arguments in nodes.items()}
+        by_title: dict[str, float] = defaultdict(float)
+        for name, time_ms in times_ms.items():
+            by_title[titles[name]] += time_ms
+        of_time = shares(by_title)
+        for layer in layers:
+            title = titles[str(layer["name"])]
+            layer["provider"] = provider_name(title)
+            layer["provider_share"] = round(of_time.get(title, 0.0), 4)
+    return layers
 
 
 def _precision(arguments: Mapping[str, Any]) -> str | None:

@@ -1,12 +1,70 @@
-"""The fields of an ONNX Runtime engine."""
+"""The fields of an ONNX Runtime engine, and checks across them."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
+from buildsys.backends.onnxruntime.execution_providers import (
+    CPU,
+    OTHER_OPTIONS,
+    PROVIDERS,
+    OptionType,
+    Provider,
+    provider_entry,
+)
+from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.problem import Problems, expected, show_value, suggest
+from buildsys.manifest.schema.base import form
 from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.value_tree import FieldPath
+
+_TYPES: Mapping[OptionType, tuple[str, str]] = {  # for editors and for messages
+    int: ("integer", "an integer"), bool: ("boolean", "true or false"), str: ("string", "a text"),
+}  # fmt: skip
+
+
+def _is_provider(entry: object) -> bool:
+    if isinstance(entry, str):
+        return True
+    if not isinstance(entry, dict) or len(entry) != 1:
+        return False
+    (options,) = entry.values()
+    return options is None or isinstance(options, dict)
+
+
+def _option_schema(kind: OptionType) -> dict[str, Any]:
+    return {"enum": [*kind]} if isinstance(kind, tuple) else {"type": _TYPES[kind][0]}
+
+
+def _provider_schema(provider: Provider) -> dict[str, Any]:
+    options = {name: _option_schema(kind) for name, kind in provider.options.items()}
+    others = {"type": "object", "additionalProperties": {"type": "string"}}
+    return {
+        "type": ["object", "null"],
+        "properties": {**options, OTHER_OPTIONS: others},
+        "additionalProperties": False,
+    }
+
+
+_WITH_OPTIONS = {
+    "type": "object",
+    "properties": {name: _provider_schema(one) for name, one in PROVIDERS.items() if one.options},
+    "additionalProperties": False,
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+_ENTRY_SCHEMA = {"anyOf": [{"type": "string", "enum": [*PROVIDERS]}, _WITH_OPTIONS]}
+Providers = Annotated[
+    tuple[Any, ...],
+    form(
+        "a list of providers such as [cuda, cpu] or [{openvino: {num_streams: 2}}, cpu]",
+        lambda value: isinstance(value, tuple) and bool(value) and all(map(_is_provider, value)),
+    ),
+    WithJsonSchema({"type": "array", "items": _ENTRY_SCHEMA, "minItems": 1}),
+]
 
 
 class OnnxRuntimeEngine(EngineBase):
@@ -14,6 +72,9 @@ class OnnxRuntimeEngine(EngineBase):
 
     backend: Literal["onnxruntime"] = Field(description="ONNX Runtime.")
     provider: Literal["cpu", "cuda"] = Field("cpu", description="Execution provider.")
+    providers: Providers | None = Field(
+        None, description="Execution providers, preferred first, instead of provider."
+    )
     intra_op_threads: int = Field(0, ge=0, description="0: one per core.")
     inter_op_threads: int = Field(
         1, ge=1, description="Concurrent operators, with execution_mode: parallel."
@@ -29,3 +90,58 @@ class OnnxRuntimeEngine(EngineBase):
 
 
 ENGINE = OnnxRuntimeEngine
+
+
+def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    """Yield unknown providers and options, and fields that contradict each other."""
+    entries = engine.get("providers")
+    if not isinstance(entries, list):
+        return
+    if engine.get("provider", CPU) != CPU:
+        text = "has no effect next to providers"
+        yield view.problem((*path, "provider"), text, "remove it", of_key=True)
+    names: list[str] = []
+    for number, entry in enumerate(entries):
+        place = (*path, "providers", number)
+        name, options = provider_entry(entry)
+        with_options = isinstance(entry, dict)
+        if name not in PROVIDERS:
+            hint = suggest(name, PROVIDERS, what="providers")
+            field = (*place, name) if with_options else place
+            text = f"unknown execution provider {show_value(name)}"
+            yield view.problem(field, text, hint, of_key=with_options)
+        elif name in names:
+            yield view.problem(place, f"{name} is listed twice", "remove one of them")
+        elif names[-1:] == [CPU]:
+            hint = "put cpu last, or remove what follows it"
+            yield view.problem(place, f"no node is left for {name} after cpu", hint)
+        elif with_options:
+            yield from _option_problems(view, (*place, name), PROVIDERS[name], options)
+        names.append(name)
+
+
+def _option_problems(
+    view: ManifestView, path: FieldPath, provider: Provider, options: Mapping[str, Any]
+) -> Problems:
+    for name, value in options.items():
+        kind = provider.options.get(name)
+        if name == OTHER_OPTIONS:
+            texts = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+            if not texts:
+                wanted = expected("a map of texts by option", value)
+                yield view.problem((*path, name), wanted, 'such as {new_option: "1"}')
+        elif name in provider.refused:
+            text = f"{name} cannot be set here"
+            yield view.problem((*path, name), text, provider.refused[name], of_key=True)
+        elif kind is None:
+            hint = suggest(name, provider.options, what="options") or "remove it"
+            hint += f"; an option of another version goes into {OTHER_OPTIONS}: {{{name}: …}}"
+            text = f"{provider.name} has no option {show_value(name)}"
+            yield view.problem((*path, name), text, hint, of_key=True)
+        elif isinstance(kind, tuple):
+            if value not in kind:
+                hint = suggest(str(value), kind, what="values")
+                text = expected(f"one of {', '.join(kind)}", value)
+                yield view.problem((*path, name), text, hint)
+        elif type(value) is not kind:
+            yield view.problem((*path, name), expected(_TYPES[kind][1], value))

@@ -24,7 +24,7 @@ _ONNX_TYPE_NUMBERS = {
     "int4": 22, "float4e2m1": 23, "float8e8m0": 24, "uint2": 25, "int2": 26,
 }  # fmt: skip
 _PER_BYTE = {"uint4": 2, "int4": 2, "float4e2m1": 2, "uint2": 4, "int2": 4}
-_FAILURES = (
+FAILURES = (
     *(getattr(ort_errors, name) for name in (
         "EngineError", "EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf",
         "ModelLoaded", "NoModel", "NoSuchFile", "NotImplemented", "RuntimeException",
@@ -48,13 +48,14 @@ class OrtGraph:
         self,
         model: Path | bytes,
         options: ort.SessionOptions | None = None,
-        providers: Sequence[Any] | None = None,
+        providers: Sequence[str] | None = ("CPUExecutionProvider",),
         libraries: Iterable[Path] = (),
         shown: str = "the graph",
     ) -> None:
         """Load ``model``; a graph with external data needs a path.
 
         ``libraries`` contain custom operators; each is registered once. ``shown`` is for messages.
+        Without ``providers``, those of ``options`` are used.
         Raises: StageError: ONNX Runtime refuses the graph (names the node without a kernel) or a
         library.
         """
@@ -67,7 +68,7 @@ class OrtGraph:
         self.session: ort.InferenceSession = _call(
             f"cannot load {shown}",
             lambda: ort.InferenceSession(
-                source, sess_options=settings, providers=providers or ["CPUExecutionProvider"]
+                source, sess_options=settings, providers=providers, enable_fallback=0
             ),
         )
         self._shown = shown
@@ -96,7 +97,7 @@ class OrtGraph:
         if not self._returns_bits:
             try:
                 found = self.session.run(names, feeds)
-            except _FAILURES as error:
+            except FAILURES as error:
                 raise _explained(what, error) from error
             return {
                 port.name: tensor_of(value) if port.dtype == "string" else Tensor(value, port.dtype)
@@ -158,7 +159,7 @@ def _call(what: str, function: Callable[[], T]) -> T:
     """Call ONNX Runtime; raise its error on one line, without its codes."""
     try:
         return function()
-    except _FAILURES as error:
+    except FAILURES as error:
         raise _explained(what, error) from error
 
 

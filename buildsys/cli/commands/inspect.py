@@ -24,6 +24,7 @@ from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.manifest.shape_cases import case_values
+from buildsys.report.engines import placement_text
 from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
@@ -107,7 +108,11 @@ def _describe(
             *_entry("producer", [tensor["producer"]] if tensor["producer"] else []),
             *_entry("consumers", tensor["consumers"] or ["none"]),
         ]
-    return document, _node_table(document) if options["nodes"] else _graph_lines(document)
+    if options["nodes"]:
+        return document, _node_table(document)
+    if graph.state != STORED and graph.target.startswith("engine:"):
+        document["placement"] = session.result(graph.target).get("placement", {})
+    return document, _graph_lines(document)
 
 
 def _describe_nodes(
@@ -236,6 +241,7 @@ def _graph_lines(document: Document) -> list[str]:
         *_entry("weights", [weights]),
         *_entry("largest", largest),
         *_entry("MACs", _macs(document["macs"])),
+        *_entry("providers", filter(None, [placement_text(document.get("placement", {}))])),
         *_entry("domains", [f"{name}: {_counts(found)}" for name, found in domains.items()]),
         *_entry("functions", functions),
         "",

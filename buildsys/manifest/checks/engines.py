@@ -265,7 +265,10 @@ def bench_problems(view: ManifestView) -> Problems:
     backends = [str(engine.get("backend")) for engine in engines]
     if any(find_package(each) is None or describe_backend(each).has_gpu_clock for each in backends):
         return
-    on_gpu = [engine.get("provider") == "cuda" for engine in engines]
+    on_gpu = [
+        describe_backend(name).runs_on_gpu(engine)
+        for name, engine in zip(backends, engines, strict=True)
+    ]
     names = [
         f"{engine.get('backend')} on a {'GPU' if gpu else 'CPU'}"
         for engine, gpu in zip(engines, on_gpu, strict=True)

@@ -62,6 +62,8 @@ class SlowLayer(TypedDict, total=False):
     precision: str | None
     time_ms: float
     share: float  # of the engine's time
+    provider: str  # of ONNX Runtime, unless all nodes run on the CPU
+    provider_share: float  # of all nodes of this provider
     nodes: list[str]  # of the ONNX graph
 
 
@@ -71,6 +73,12 @@ class RefittedFrom(TypedDict):
     engine_sha256: str
     started: str
     build_seconds: float
+class ProviderNodes(TypedDict, total=False):
+    """The nodes of an engine on one execution provider of ONNX Runtime."""
+
+    nodes: int
+    shapes: int  # on the CPU: nodes that compute shapes, which every provider leaves there
+    names: list[str]  # on the CPU: the first of the others, with their operators
 
 
 class EngineFile(TypedDict):
@@ -103,6 +111,8 @@ class EngineResult(ResultHeader, total=False):
     slowest_layers: list[SlowLayer]  # of TensorRT; bench times those of ONNX Runtime
     layer_nodes: list[SlowLayer]  # of TensorRT: all layers with all their nodes
     source_nodes: dict[str, list[str]]  # changed node of the engine -> nodes of the ONNX graph
+    placement: dict[str, ProviderNodes]  # unless all nodes run on the CPU
+    provider_libraries: dict[str, str]  # distribution -> version
     precision_unknown: str
     precision_of: str
     not_described: str

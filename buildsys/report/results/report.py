@@ -291,6 +291,7 @@ class LayerLine:
     time_ms: float | None
     share: float | None
     nodes: tuple[str, ...]  # of the ONNX graph
+    provider: str = ""  # of ONNX Runtime, "" if it is the CPU's for all nodes
 
 
 @dataclass(frozen=True)

@@ -329,7 +329,7 @@ def test_without_the_cuda_provider_the_engine_is_unavailable(tmp_path: Path) -> 
     ):
         with pytest.raises(Unavailable) as caught:
             what()
-        assert caught.value.problem == "the installed onnxruntime has no CUDA provider"
+        assert caught.value.problem.endswith("has no cuda provider")
         assert "onnxruntime-gpu" in caught.value.hint
 
 

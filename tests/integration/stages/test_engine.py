@@ -79,7 +79,7 @@ def test_external_data_is_part_of_the_digests(
 @pytest.mark.parametrize(
     ("backend", "fields", "reason"),
     [
-        ("onnxruntime", {"provider": "cuda"}, "CUDA provider"),
+        ("onnxruntime", {"provider": "cuda"}, "no cuda provider"),
         ("tensorrt_rtx", {"compute_capabilities": ("current",)}, "compute capability 'current'"),
     ],
 )

@@ -143,7 +143,8 @@ def _read_needs(root: Path) -> _Needs:
             backend=engine["backend"],
             toolchain=engine["toolchain"],
             required=engine["required"] or is_strict(),
-            cuda=engine.get("provider") == "cuda",
+            cuda=engine["backend"] == "onnxruntime"
+            and describe_backend("onnxruntime").runs_on_gpu(engine),
         )
         for name, model in project.models.items()
         for engine in model.data["engines"]

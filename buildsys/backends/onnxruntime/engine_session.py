@@ -1,0 +1,210 @@
+"""Sessions of engines with their execution providers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.interface import OperatorUse, Options, Run
+from buildsys.backends.onnxruntime.execution_providers import (
+    CPU,
+    WantedProvider,
+    runs_on_cpu_only,
+    wanted_providers,
+)
+from buildsys.backends.onnxruntime.session import FAILURES, OrtGraph, session_options
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor
+from buildsys.system.cpu import usable_cores
+
+_ON_GPU = ("CUDAExecutionProvider", "TensorrtExecutionProvider")  # with inputs in GPU memory
+_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+_MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
+
+
+class OrtSession(OrtGraph):
+    """A loaded engine."""
+
+    @property
+    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
+        """Return no profiles: an engine accepts the same shapes as the graph."""
+        return []
+
+    def run(
+        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Return the outputs by name."""
+        return super().run(inputs)
+
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
+        """Return a call for inputs and outputs on the device."""
+        self.run(inputs)  # reports wrong inputs
+        ports = (*self.inputs, *self.outputs)
+        if any(port.dtype == "string" or port.dtype in BIT_DTYPES for port in ports):
+            return lambda: self.run(inputs)  # a binding cannot hold these types
+        session = self.session
+        device = "cuda" if set(_ON_GPU) & set(session.get_providers()) else "cpu"
+        binding = session.io_binding()
+        for port in self.inputs:
+            array = np.asarray(inputs[port.name].array, order="C")
+            value = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
+            binding.bind_ortvalue_input(port.name, value)
+        for port in self.outputs:
+            binding.bind_output(port.name, device)
+
+        def run() -> None:
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+
+        return run
+
+    def duplicate(self) -> OrtSession:
+        """Return this session: ONNX Runtime runs it in several threads at once."""
+        return self
+
+
+def prepare(options: Options) -> None:
+    """Check the execution providers and their options.
+
+    Raises: Unavailable: this onnxruntime lacks one, or the machine has no device for it.
+    StageError: it refuses an option.
+    """
+    for wanted in wanted_providers(options):
+        provider = wanted.provider
+        built_in = provider.title in ort.get_available_providers()
+        plugin = provider.plugin
+        if not built_in and not (plugin and _has_plugin(provider.title, plugin)):
+            problem = f"the installed onnxruntime {ort.__version__} has no {provider.name} provider"
+            raise Unavailable(problem, provider.install)
+        if provider.needs_nvidia and not (driver := find_driver()).gpus:
+            problem = f"the {provider.name} provider needs an NVIDIA GPU, and here {driver.missing}"
+            raise Unavailable(problem, driver.remedy or "run it on a machine with a GPU")
+    add_providers(ort.SessionOptions(), options)
+
+
+def engine_session_options(options: Options, optimization: str) -> ort.SessionOptions:
+    """Return the session options of an engine, with its providers.
+
+    Raises: StageError: a provider refuses its options. Unavailable: it has no device.
+    """
+    # an explicit number of threads: for 0, ONNX Runtime also pins them to cores, which other
+    # libraries then share
+    session = session_options(
+        optimization=optimization,
+        intra_op_threads=int(options["intra_op_threads"]) or usable_cores(),
+        inter_op_threads=options["inter_op_threads"],
+    )
+    session.execution_mode = getattr(ort.ExecutionMode, _MODES[options["execution_mode"]])
+    for entry in _SPINNING:
+        session.add_session_config_entry(entry, "1" if options["spinning"] else "0")
+    for entry, value in options["session_config"].items():
+        session.add_session_config_entry(entry, value)
+    add_providers(session, options)
+    return session
+
+
+def add_providers(session: ort.SessionOptions, options: Options) -> None:
+    """Add an engine's providers to ``session``; the CPU's is always the last one.
+
+    Raises: StageError: a provider refuses its options. Unavailable: it has no device.
+    """
+    for wanted in wanted_providers(options):
+        if wanted.name == CPU:
+            continue
+        values = {**_own_options(wanted, options), **wanted.options}
+        try:
+            if wanted.provider.title in ort.get_available_providers():
+                session.add_provider(wanted.provider.title, values)
+            else:
+                values.pop("device_type", None)  # it chose the device
+                session.add_provider_for_devices(_plugin_devices(wanted), values)
+        except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
+            shown = ", ".join(f"{name}: {value}" for name, value in values.items())
+            given = f" with {shown}" if shown else ""
+            text = f"ONNX Runtime {ort.__version__} cannot start its {wanted.name} provider{given}"
+            hint = "its device is missing here, or a value is wrong: the log says which"
+            raise Unavailable(text, hint) from error
+        except FAILURES as error:
+            reason = str(error).strip().splitlines()[0].rpartition("&) ")[2]
+            raise StageError(
+                f"ONNX Runtime {ort.__version__} refuses the options of {wanted.name}: {reason}",
+                "remove the option, or install the version that has it",
+            ) from error
+
+
+def _own_options(wanted: WantedProvider, options: Options) -> dict[str, str]:
+    """Return what an engine says of its own about a provider's options."""
+    if wanted.name != "openvino":
+        return {}
+    own = {"device_type": "CPU"}
+    if options.get("precision") == "fp32" and wanted.options.get("device_type", "CPU") == "CPU":
+        own["precision"] = "FP32"  # OpenVINO may choose bfloat16 on processors that have it
+    return own
+
+
+def open_engine(
+    model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]
+) -> OrtSession:
+    """Open a session; ``session`` has the engine's providers.
+
+    Raises: Unavailable: a provider did not start. StageError: ONNX Runtime refuses the graph.
+    """
+    titles = ["CPUExecutionProvider"] if runs_on_cpu_only(options) else None
+    graph = OrtSession(model, session, titles, [use.path for use in operators])
+    # it falls back to the CPU with no more than a log line
+    started = graph.session.get_providers()
+    for wanted in wanted_providers(options):
+        if wanted.provider.title not in started:
+            raise Unavailable(
+                f"ONNX Runtime could not start its {wanted.name} provider; its log says why",
+                "install the CUDA and cuDNN versions of this onnxruntime-gpu"
+                if wanted.provider.needs_nvidia
+                else wanted.provider.install,
+            )
+    return graph
+
+
+@cache
+def _has_plugin(title: str, distribution: str) -> bool:
+    """Register a provider's plugin with ONNX Runtime, if it is installed."""
+    try:
+        module: Any = import_module(distribution.replace("-", "_"))
+    except ModuleNotFoundError:
+        return False
+    try:
+        ort.register_execution_provider_library(title, module.get_library_path())
+    except (*FAILURES, AttributeError, OSError) as error:  # also of an older ONNX Runtime
+        reason = str(error).strip().splitlines()[0]
+        problem = f"onnxruntime {ort.__version__} cannot load {distribution}: {reason}"
+        raise Unavailable(problem, f"pip install -U {distribution} onnxruntime") from error
+    return True
+
+
+def _plugin_devices(wanted: WantedProvider) -> list[Any]:
+    """Return the devices of a plugin provider that its ``device_type`` names.
+
+    Raises: Unavailable: it supports no device of this machine.
+    """
+    provider = wanted.provider
+    found = [one for one in ort.get_ep_devices() if one.ep_name == provider.title]
+    kind = wanted.options.get("device_type", "")
+    chosen = [one for one in found if kind in ("", _device_type(one))]
+    if not found:
+        problem = f"{provider.plugin} supports no device of this machine"
+        raise Unavailable(problem, provider.install)
+    if not chosen:
+        known = ", ".join(map(_device_type, found))
+        problem = f"{provider.plugin} finds no {kind} here, only {known}"
+        raise Unavailable(problem, "choose one of these as device_type, or run it elsewhere")
+    return chosen[:1]
+
+
+def _device_type(device: Any) -> str:
+    return str(device.ep_metadata.get("ov_device") or device.device.type.name)

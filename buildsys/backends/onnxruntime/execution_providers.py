@@ -1,0 +1,310 @@
+"""Execution providers of ONNX Runtime: names, packages and options.
+
+Standard library only: manifests, plans and ``can_run`` read this table as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OptionType = type | tuple[str, ...]  # int, bool, str, or the possible values
+CPU = "cpu"
+OTHER_OPTIONS = "config"  # of a provider: options that are not in this table, passed as they are
+_CUDA_LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas")
+_ARENA = ("kNextPowerOfTwo", "kSameAsRequested")
+_TUNABLE: Mapping[str, OptionType] = {
+    "tunable_op_enable": bool,
+    "tunable_op_tuning_enable": bool,
+    "tunable_op_max_tuning_duration_ms": int,
+}
+_HTP_MODES = (
+    "burst", "balanced", "default", "high_performance", "high_power_saver", "low_balanced",
+    "low_power_saver", "power_saver", "extreme_power_saver", "sustained_high_performance",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider, as ONNX Runtime 1.31 has it."""
+
+    name: str  # in manifests
+    title: str  # in ONNX Runtime
+    install: str  # the command that installs it, or the place that has it
+    options: Mapping[str, OptionType] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)  # option -> what to use instead
+    plugin: str = ""  # the distribution that adds it to any onnxruntime
+    libraries: tuple[str, ...] = ()  # further distributions that decide what it computes
+    needs_nvidia: bool = False
+    # it makes kernels of its own from nodes when a session is created: no session can save them
+    compiles: bool = True
+    writes_contexts: bool = False  # keeps these kernels in EPContext nodes
+    booleans: tuple[str, str] = ("0", "1")  # texts of false and true
+
+    def value(self, value: object) -> str:
+        """Return the text of an option's value."""
+        return self.booleans[value] if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class WantedProvider:
+    """A provider of an engine with its options as ONNX Runtime takes them."""
+
+    provider: Provider
+    options: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The name in manifests."""
+        return self.provider.name
+
+
+_CACHES = "remove it: files of a cache are not in the key; ep_context: true keeps the result"
+_STREAM = "remove it: calls of engines have no stream of their own"
+_ONNXRUNTIME_GPU = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+_PROVIDERS = (
+    Provider(
+        "tensorrt",
+        "TensorrtExecutionProvider",
+        f"{_ONNXRUNTIME_GPU} tensorrt, on a machine with an NVIDIA GPU",
+        {
+            "device_id": int,
+            "trt_max_workspace_size": int,
+            "trt_min_subgraph_size": int,
+            "trt_max_partition_iterations": int,
+            "trt_fp16_enable": bool,
+            "trt_bf16_enable": bool,
+            "trt_int8_enable": bool,
+            "trt_dla_enable": bool,
+            "trt_dla_core": int,
+            "trt_layer_norm_fp32_fallback": bool,
+            "trt_build_heuristics_enable": bool,
+            "trt_builder_optimization_level": int,
+            "trt_sparsity_enable": bool,
+            "trt_auxiliary_streams": int,
+            "trt_tactic_sources": str,
+            "trt_profile_min_shapes": str,
+            "trt_profile_opt_shapes": str,
+            "trt_profile_max_shapes": str,
+            "trt_force_sequential_engine_build": bool,
+            "trt_context_memory_sharing_enable": bool,
+            "trt_engine_hw_compatible": bool,
+            "trt_detailed_build_log": bool,
+        },
+        {
+            "trt_engine_cache_enable": _CACHES,
+            "trt_engine_cache_path": _CACHES,
+            "trt_timing_cache_enable": _CACHES,
+            "trt_timing_cache_path": _CACHES,
+            "trt_dump_ep_context_model": "use the engine's field ep_context",
+            "has_user_compute_stream": _STREAM,
+            "user_compute_stream": _STREAM,
+        },
+        libraries=("tensorrt", *_CUDA_LIBRARIES),
+        needs_nvidia=True,
+        writes_contexts=True,
+    ),
+    Provider(
+        "cuda",
+        "CUDAExecutionProvider",
+        f"{_ONNXRUNTIME_GPU}, on a machine with an NVIDIA GPU",
+        {
+            "device_id": int,
+            "gpu_mem_limit": int,
+            "arena_extend_strategy": _ARENA,
+            "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+            "cudnn_conv_use_max_workspace": bool,
+            "cudnn_conv1d_pad_to_nc1d": bool,
+            "do_copy_in_default_stream": bool,
+            "use_ep_level_unified_stream": bool,
+            "enable_skip_layer_norm_strict_mode": bool,
+            "use_tf32": bool,
+            "prefer_nhwc": bool,
+            "fuse_conv_bias": bool,
+            "sdpa_kernel": int,
+            **_TUNABLE,
+        },
+        {
+            "enable_cuda_graph": "remove it: it needs arrays at fixed addresses",
+            "has_user_compute_stream": _STREAM,
+            "user_compute_stream": _STREAM,
+        },
+        libraries=_CUDA_LIBRARIES,
+        needs_nvidia=True,
+        compiles=False,
+    ),
+    Provider(
+        "openvino",
+        "OpenVINOExecutionProvider",
+        "pip install onnxruntime-ep-openvino; on processors that are not Intel's, a toolchain with"
+        " onnxruntime-openvino",
+        {
+            "device_type": str,
+            "precision": ("FP32", "FP16", "ACCURACY"),
+            "num_of_threads": int,
+            "num_streams": int,
+            "disable_dynamic_shapes": bool,
+            "enable_qdq_optimizer": bool,
+            "enable_opencl_throttling": bool,
+            "model_priority": ("LOW", "MEDIUM", "HIGH", "DEFAULT"),
+            "reshape_input": str,
+            "layout": str,
+        },
+        {
+            "cache_dir": _CACHES,
+            "load_config": "remove it: the file that it names is not in the key",
+        },
+        plugin="onnxruntime-ep-openvino",
+        writes_contexts=True,
+        booleans=("false", "true"),
+    ),
+    Provider(
+        "coreml",
+        "CoreMLExecutionProvider",
+        "use the onnxruntime of a Mac: pip install onnxruntime",
+        {
+            "ModelFormat": ("MLProgram", "NeuralNetwork"),
+            "MLComputeUnits": ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine"),
+            "RequireStaticInputShapes": bool,
+            "EnableOnSubgraphs": bool,
+            "SpecializationStrategy": ("Default", "FastPrediction"),
+            "ProfileComputePlan": bool,
+            "AllowLowPrecisionAccumulationOnGPU": bool,
+        },
+        {"ModelCacheDirectory": _CACHES.partition(";")[0]},
+    ),
+    Provider(
+        "directml",
+        "DmlExecutionProvider",
+        "pip uninstall onnxruntime; pip install onnxruntime-directml, on Windows",
+        {
+            "device_id": int,
+            "device_filter": ("gpu", "npu", "any"),
+            "performance_preference": ("default", "high_performance", "minimum_power"),
+            "disable_metacommands": bool,
+        },
+        booleans=("false", "true"),
+    ),
+    Provider(
+        "qnn",
+        "QNNExecutionProvider",
+        "pip install onnxruntime-qnn, on a machine with a Qualcomm NPU",
+        {
+            "backend_type": ("htp", "gpu", "cpu", "saver", "ir"),
+            "backend_path": str,
+            "device_id": int,
+            "htp_performance_mode": _HTP_MODES,
+            "htp_graph_finalization_optimization_mode": int,
+            "htp_arch": int,
+            "soc_model": int,
+            "vtcm_mb": int,
+            "rpc_control_latency": int,
+            "qnn_context_priority": ("low", "normal", "normal_high", "high"),
+            "enable_htp_fp16_precision": bool,
+            "enable_htp_weight_sharing": bool,
+            "enable_htp_spill_fill_buffer": bool,
+            "offload_graph_io_quantization": bool,
+        },
+        plugin="onnxruntime-qnn",
+        writes_contexts=True,
+    ),
+    Provider(
+        "migraphx",
+        "MIGraphXExecutionProvider",
+        "pip uninstall onnxruntime; pip install onnxruntime-migraphx, on a machine with an AMD GPU",
+        {
+            "device_id": int,
+            "migraphx_fp16_enable": bool,
+            "migraphx_bf16_enable": bool,
+            "migraphx_fp8_enable": bool,
+            "migraphx_int8_enable": bool,
+            "migraphx_exhaustive_tune": bool,
+            "migraphx_mem_limit": int,
+            "migraphx_arena_extend_strategy": _ARENA,
+        },
+    ),
+    Provider(
+        "rocm",
+        "ROCMExecutionProvider",
+        "pip uninstall onnxruntime; pip install onnxruntime-rocm, on a machine with an AMD GPU",
+        {
+            "device_id": int,
+            "gpu_mem_limit": int,
+            "arena_extend_strategy": _ARENA,
+            "miopen_conv_exhaustive_search": bool,
+            "miopen_conv_use_max_workspace": bool,
+            "do_copy_in_default_stream": bool,
+            **_TUNABLE,
+        },
+        {"has_user_compute_stream": _STREAM, "user_compute_stream": _STREAM},
+        compiles=False,
+    ),
+    Provider(
+        "xnnpack",
+        "XnnpackExecutionProvider",
+        "build onnxruntime with --use_xnnpack: no package of PyPI has it",
+        {"intra_op_num_threads": int},
+    ),
+    Provider(CPU, "CPUExecutionProvider", "pip install onnxruntime", compiles=False),
+)
+PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in _PROVIDERS}
+_BY_TITLE = {provider.title: provider for provider in _PROVIDERS}
+
+
+def provider_entry(entry: object) -> tuple[str, Mapping[str, Any]]:
+    """Return name and options of an entry: a name, or a map with one name."""
+    if isinstance(entry, Mapping) and entry:
+        name, options = next(iter(entry.items()))
+        return str(name), options if isinstance(options, Mapping) else {}
+    return str(entry), {}
+
+
+def known_providers(options: Mapping[str, Any]) -> tuple[Provider, ...]:
+    """Return an engine's providers without unknown ones; any values are accepted."""
+    entries = options.get("providers")
+    entries = entries if isinstance(entries, (list, tuple)) else ()
+    names = [provider_entry(entry)[0] for entry in entries or [options.get("provider", CPU)]]
+    found = (PROVIDERS.get(name) or _BY_TITLE.get(name) for name in names)
+    return tuple(provider for provider in found if provider is not None)
+
+
+def wanted_providers(options: Mapping[str, Any]) -> tuple[WantedProvider, ...]:
+    """Return an engine's providers, preferred first.
+
+    Names of ONNX Runtime are known too: ``engine.json`` has had them from the first version on.
+    Raises: ValueError: one is unknown.
+    """
+    found = []
+    for entry in options.get("providers") or [options.get("provider", CPU)]:
+        name, given = provider_entry(entry)
+        provider = PROVIDERS.get(name) or _BY_TITLE.get(name)
+        if provider is None:
+            raise ValueError(f"unknown execution provider {name!r}")
+        others = given.get(OTHER_OPTIONS) or {}
+        known = {option: value for option, value in given.items() if option != OTHER_OPTIONS}
+        texts = {option: provider.value(value) for option, value in {**known, **others}.items()}
+        found.append(WantedProvider(provider, texts))
+    return tuple(found)
+
+
+def provider_name(title: str) -> str:
+    """Return the name in manifests of ONNX Runtime's provider ``title``."""
+    return _BY_TITLE[title].name if title in _BY_TITLE else title
+
+
+def runs_on_cpu_only(options: Mapping[str, Any]) -> bool:
+    """Return True if no provider but the CPU's is wanted."""
+    return all(wanted.name == CPU for wanted in wanted_providers(options))
+
+
+def allows_cpu(options: Mapping[str, Any]) -> bool:
+    """Return True if nodes may run on the CPU: it is listed, or there is no list."""
+    return not options.get("providers") or any(
+        wanted.name == CPU for wanted in wanted_providers(options)
+    )
+
+
+def compiles(options: Mapping[str, Any]) -> bool:
+    """Return True if a provider compiles nodes: the engine then is the graph before that."""
+    return any(wanted.provider.compiles for wanted in wanted_providers(options))

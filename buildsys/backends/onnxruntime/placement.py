@@ -1,0 +1,145 @@
+"""The execution provider of each node, and the nodes that were not to run on the CPU.
+
+ONNX Runtime gives a node to the first provider that takes it, and what is left to the CPU without a
+word. It also puts nodes on the CPU that a GPU could run: those that compute shapes, as their
+results are needed there. These have no inputs but shapes and constants.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnxruntime as ort
+
+from buildsys.backends.interface import Figures, Options
+from buildsys.backends.onnxruntime.engine_session import OrtSession
+from buildsys.backends.onnxruntime.execution_providers import (
+    CPU,
+    allows_cpu,
+    wanted_providers,
+)
+from buildsys.errors import CheckFailed, Unavailable
+
+_RECORD = "session.record_ep_graph_assignment_info"
+_SINCE = "1.24"  # the first ONNX Runtime that reports it
+_SHAPES = ("Shape", "Size")
+_MOST_NAMED = 100  # in a result
+_SHOWN = 5  # in a sentence
+
+
+class _Node(NamedTuple):
+    operator: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.operator})" if self.name else f"a {self.operator}"
+
+
+def record_placement(session: ort.SessionOptions) -> None:
+    """Let a session remember the provider of each node."""
+    session.add_session_config_entry(_RECORD, "1")
+
+
+def read_placement(graph: OrtSession, model: Path, options: Options) -> Figures:
+    """Return {provider: {"nodes": …}} of a session; {} if ONNX Runtime does not report it.
+
+    The CPU has further figures: ``shapes``, its nodes that compute shapes, and ``names``, the first
+    of the others.
+    Raises: Unavailable: it does not, and nodes on the CPU are not allowed.
+    """
+    if not hasattr(graph.session, "get_provider_graph_assignment_info"):
+        if allows_cpu(options):
+            return {}
+        raise Unavailable(
+            f"onnxruntime {ort.__version__} does not report the providers of nodes, so nodes on the"
+            " CPU would go unnoticed",
+            f"pip install 'onnxruntime>={_SINCE}', or add cpu to providers",
+        )
+    by_title = {wanted.provider.title: wanted.name for wanted in wanted_providers(options)}
+    nodes: dict[str, list[_Node]] = {name: [] for name in by_title.values() if name != CPU}
+    for part in graph.session.get_provider_graph_assignment_info():
+        found = nodes.setdefault(by_title.get(part.ep_name, CPU), [])
+        for node in part.get_nodes():
+            domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
+            found.append(_Node(f"{domain}{node.op_type}", node.name))
+    placement: Figures = {name: {"nodes": len(found)} for name, found in nodes.items()}
+    if on_cpu := nodes.get(CPU):
+        of_shapes = _shape_nodes(model)
+        others = []
+        for node in on_cpu:
+            if of_shapes[node] or node.operator in _SHAPES:
+                of_shapes[node] -= 1
+            else:
+                others.append(str(node))
+        placement[CPU] |= {"shapes": len(on_cpu) - len(others), "names": others[:_MOST_NAMED]}
+    return placement
+
+
+def check_placement(placement: Figures, options: Options) -> Iterator[str]:
+    """Yield a message about nodes on the CPU.
+
+    Raises: CheckFailed: they were not to run there, or no node runs elsewhere.
+    """
+    others = [name for name in placement if name != CPU]
+    if not others:
+        return
+    elsewhere = sum(placement[name]["nodes"] for name in others)
+    on_cpu = placement.get(CPU, {})
+    if not elsewhere:
+        raise CheckFailed(
+            f"no node runs on {' or '.join(others)}: all {on_cpu.get('nodes', 0)} run on the CPU",
+            "replace the operators that it does not support, or use providers: [cpu]",
+        )
+    count = on_cpu.get("nodes", 0) - on_cpu.get("shapes", 0)
+    if not count:
+        return
+    names = on_cpu["names"]
+    more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+    run = "runs" if count == 1 else "run"
+    shown = ", ".join(names[:_SHOWN])
+    text = f"{count} of {count + elsewhere} nodes {run} on the CPU: {shown}{more}"
+    if not allows_cpu(options):
+        raise CheckFailed(
+            f"{text}; providers lists only {', '.join(others)}",
+            "add cpu at the end of providers to allow it, or replace these operators",
+        )
+    yield text
+
+
+def _shape_nodes(model: Path) -> Counter[_Node]:
+    """Return the nodes of a graph that compute shapes only; none without onnx."""
+    try:
+        import onnx
+    except ModuleNotFoundError as error:  # a toolchain that has only onnxruntime
+        if error.name != "onnx":
+            raise
+        return Counter()
+    graph = onnx.load(str(model), load_external_data=False).graph
+    found: Counter[_Node] = Counter()
+    _count_shape_nodes(graph, {tensor.name for tensor in graph.initializer}, set(), found)
+    return found
+
+
+def _count_shape_nodes(
+    graph: Any, constants: set[str], shapes: set[str], found: Counter[_Node]
+) -> None:
+    from buildsys.onnx_graphs.onnx_file import operator_name, subgraphs  # need onnx
+
+    for node in graph.node:
+        inputs = {name for name in node.input if name}
+        bodies = list(subgraphs(node))
+        for body in bodies:
+            own = {tensor.name for tensor in body.initializer}
+            _count_shape_nodes(body, constants | own, shapes, found)
+        if bodies:
+            continue
+        if node.op_type in _SHAPES or (inputs & shapes and inputs <= shapes | constants):
+            shapes.update(node.output)
+        elif inputs <= constants and not node.op_type.startswith("Random"):
+            constants.update(node.output)
+        else:
+            continue
+        found[_Node(operator_name(node), node.name)] += 1

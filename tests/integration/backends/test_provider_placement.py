@@ -1,0 +1,167 @@
+"""Nodes by execution provider: read from a session, and refused on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from engine_jobs import engine_options, request
+from onnx import TensorProto, helper
+from small_graphs import make_model, weights, write
+
+from buildsys.backends.onnxruntime import backend
+from buildsys.backends.onnxruntime.engine_session import engine_session_options, open_engine
+from buildsys.backends.onnxruntime.placement import (
+    check_placement,
+    read_placement,
+    record_placement,
+)
+from buildsys.errors import CheckFailed, StageError, Unavailable
+
+FLOAT = TensorProto.FLOAT
+WANTED = {"providers": ["openvino"]}
+ALLOWED = {"providers": ["openvino", "cpu"]}
+
+
+def reshaped() -> onnx.ModelProto:
+    """matmul → reshape to a shape computed from the input → determinant"""
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "w"], ["product"], name="product"),
+        node("Shape", ["product"], ["shape"], name="shape"),
+        node("Gather", ["shape", "one"], ["side"], name="side", axis=0),
+        node("Concat", ["minus", "side", "side"], ["sizes"], name="sizes", axis=0),
+        node("Reshape", ["product", "sizes"], ["squares"], name="squares"),
+        node("Det", ["squares"], ["y"], name="det"),
+    ]
+    stored = {"w": weights(4, 4), "one": np.array([1]), "minus": np.array([-1])}
+    return make_model(nodes, {"x": (FLOAT, ["batch", 4])}, {"y": (FLOAT, None)}, stored)
+
+
+def cpu_session_placement(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the placement of a session of the CPU, as if ``options`` were wanted."""
+    model = write(folder, reshaped())
+    cpu = engine_options("onnxruntime")
+    session = engine_session_options(cpu, "disable")
+    record_placement(session)
+    return read_placement(open_engine(model, session, cpu, ()), model, options)
+
+
+def test_nodes_that_compute_shapes_are_counted_apart(tmp_path: Path) -> None:
+    placement = cpu_session_placement(tmp_path, ALLOWED)
+    assert placement == {
+        "openvino": {"nodes": 0},
+        "cpu": {
+            "nodes": 6,
+            "shapes": 3,
+            "names": ["product (MatMul)", "squares (Reshape)", "det (Det)"],
+        },
+    }
+
+
+@pytest.mark.parametrize("options", [WANTED, ALLOWED])
+def test_an_engine_without_a_node_on_its_provider_fails(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    placement = cpu_session_placement(tmp_path, options)
+    with pytest.raises(CheckFailed, match="no node runs on openvino: all 6 run on the CPU"):
+        list(check_placement(placement, options))
+
+
+def placement(*names: str, shapes: int = 0) -> dict[str, Any]:
+    cpu = {"nodes": len(names) + shapes, "shapes": shapes, "names": list(names)}
+    return {"openvino": {"nodes": 5}, "cpu": cpu}
+
+
+def test_nodes_on_the_cpu_fail_unless_it_is_listed() -> None:
+    found = placement("det (Det)", shapes=2)
+    with pytest.raises(CheckFailed) as caught:
+        list(check_placement(found, WANTED))
+    assert caught.value.problem == (
+        "1 of 6 nodes runs on the CPU: det (Det); providers lists only openvino"
+    )
+    assert caught.value.hint.startswith("add cpu at the end of providers")
+    assert list(check_placement(found, ALLOWED)) == ["1 of 6 nodes runs on the CPU: det (Det)"]
+    assert list(check_placement(found, {"provider": "cuda"}))
+
+
+def test_a_sentence_names_five_nodes() -> None:
+    names = [f"n{index} (Det)" for index in range(7)]
+    (message,) = check_placement(placement(*names), ALLOWED)
+    assert message.endswith("n3 (Det), n4 (Det) and 2 more")
+
+
+def test_nodes_for_shapes_may_run_on_the_cpu() -> None:
+    assert list(check_placement(placement(shapes=3), WANTED)) == []
+
+
+def test_without_a_report_of_onnxruntime_the_cpu_must_be_listed(tmp_path: Path) -> None:
+    class OldSession:
+        session = object()
+
+    old: Any = OldSession()
+    assert read_placement(old, tmp_path, ALLOWED) == {}
+    with pytest.raises(Unavailable, match="does not report the providers of nodes") as caught:
+        read_placement(old, tmp_path, WANTED)
+    assert "pip install 'onnxruntime>=1.24'" in caught.value.hint
+
+
+def test_an_engine_of_the_cpu_has_no_placement(tmp_path: Path) -> None:
+    asked = request(
+        write(tmp_path, reshaped()),
+        tmp_path / "e",
+        engine_options("onnxruntime", providers=["cpu"]),
+    )
+    figures = backend.build(asked)
+    assert "placement" not in figures
+    assert figures["settings"]["providers"] == ["cpu"]
+    assert backend.load(asked.engine, figures["settings"]).session.get_providers() == [
+        "CPUExecutionProvider"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "installs"),
+    [
+        ("qnn", "pip install onnxruntime-qnn"),
+        ("directml", "pip install onnxruntime-directml"),
+        ("migraphx", "pip install onnxruntime-migraphx"),
+        ("xnnpack", "--use_xnnpack"),
+    ],
+)
+def test_a_missing_provider_is_unavailable_with_its_package(name: str, installs: str) -> None:
+    with pytest.raises(Unavailable) as caught:
+        backend.prepare(engine_options("onnxruntime", providers=[name]))
+    assert (
+        caught.value.problem
+        == f"the installed onnxruntime {ort.__version__} has no {name} provider"
+    )
+    assert installs in caught.value.hint
+
+
+HAS_OPENVINO = "OpenVINOExecutionProvider" in ort.get_available_providers() or (
+    importlib.util.find_spec("onnxruntime_ep_openvino") is not None
+)
+
+
+@pytest.mark.skipif(not HAS_OPENVINO, reason="needs onnxruntime-openvino or its plugin")
+def test_an_engine_of_openvino_reports_its_nodes(tmp_path: Path) -> None:
+    options = engine_options("onnxruntime", providers=["openvino", "cpu"])
+    try:
+        backend.prepare(options)
+    except Unavailable as reason:
+        pytest.skip(reason.problem)
+    asked = request(write(tmp_path, reshaped()), tmp_path / "e", options)
+    figures = backend.build(asked)
+    assert figures["placement"]["openvino"]["nodes"] > 0
+    assert figures["placement"]["cpu"]["names"] == ["det (Det)"]
+    with pytest.raises(CheckFailed, match="providers lists only openvino"):
+        backend.build(request(asked.onnx, tmp_path / "f", {**options, **WANTED}))
+    refused = engine_options("onnxruntime", providers=[{"openvino": {"config": {"none": "1"}}}])
+    with pytest.raises(StageError, match="refuses the options of openvino"):
+        backend.prepare(refused)
