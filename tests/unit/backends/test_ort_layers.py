@@ -38,6 +38,18 @@ def test_layers_have_the_median_of_all_runs_but_the_first(tmp_path: Path) -> Non
     assert (second["name"], second["share"]) == ("b", 0.2)
 
 
+def test_layers_of_several_providers_name_them(tmp_path: Path) -> None:
+    titles = ("OpenVINOExecutionProvider", "OpenVINOExecutionProvider", "CPUExecutionProvider")
+    events = [
+        event(f"n{index}_kernel_time", index, 10, "Conv", provider=title)
+        for index, title in enumerate(titles)
+    ]
+    layers = read_layers(profile(tmp_path, event("model_run", 0, 90), *events), with_providers=True)
+    assert [(layer["provider"], layer["provider_share"]) for layer in layers] == [
+        ("openvino", 0.6667), ("openvino", 0.6667), ("cpu", 0.3333),
+    ]  # fmt: skip
+
+
 def test_a_loop_counts_by_the_nodes_of_its_body(tmp_path: Path) -> None:
     run = event("model_run", 0, 900)
     inner = [event("in_kernel_time", n, 10, "Mul") for n in range(3)]
