@@ -31,9 +31,9 @@ from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.backends.onnxruntime.engine_session import (
     OrtSession,
     add_providers,
+    check_providers,
     engine_session_options,
     open_engine,
-    prepare,
 )
 from buildsys.backends.onnxruntime.execution_providers import (
     compiles,
@@ -61,6 +61,15 @@ RUN_OPTIONS: Options = {
 }  # fmt: skip
 _INLINE_LIMIT_BYTES = 1_800_000_000  # an ONNX file is one protobuf message, limited to 2 GiB
 _MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
+
+
+def prepare(options: Options) -> None:
+    """Check the execution providers and their options.
+
+    Raises: Unavailable: this onnxruntime lacks one, or the machine has no device for it.
+    StageError: it refuses an option.
+    """
+    check_providers(options)
 
 
 def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
@@ -266,7 +275,7 @@ def load_graph(
     the graph.
     """
     options = {"provider": provider}
-    prepare(options)
+    check_providers(options)
     session = session_options(optimization="all", intra_op_threads=intra_op_threads)
     add_providers(session, options)
     return open_engine(model, session, options, operators)

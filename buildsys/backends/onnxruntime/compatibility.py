@@ -42,7 +42,8 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
                 " does not have it"
             )
             yield Reason("library", problem, provider.install)
-    yield from _check_processor(record)
+    if all(provider.name == CPU for provider in known_providers(record.map("settings"))):
+        yield from _check_processor(record)
 
 
 def _check_processor(record: Record) -> Iterator[Reason]:
@@ -61,10 +62,7 @@ def _check_processor(record: Record) -> Iterator[Reason]:
             " which has none, its products would overflow"
         )
         yield Reason("processor", problem, "build it here")
-    settings = record.map("settings")
-    if settings.get("graph_optimization_level", "all") != "all":
-        return
-    if any(provider.name != CPU for provider in known_providers(settings)):
+    if record.map("settings").get("graph_optimization_level", "all") != "all":
         return
     missing = [name for name in names if name in _LAYOUTS and name not in here]
     if missing:

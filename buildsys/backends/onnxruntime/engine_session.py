@@ -70,7 +70,7 @@ class OrtSession(OrtGraph):
         return self
 
 
-def prepare(options: Options) -> None:
+def check_providers(options: Options) -> None:
     """Check the execution providers and their options.
 
     Raises: Unavailable: this onnxruntime lacks one, or the machine has no device for it.
