@@ -73,6 +73,8 @@ class RefittedFrom(TypedDict):
     engine_sha256: str
     started: str
     build_seconds: float
+
+
 class ProviderNodes(TypedDict, total=False):
     """The nodes of an engine on one execution provider of ONNX Runtime."""
 
