@@ -34,6 +34,7 @@ JOB = Job(
     project=Path("/p"),
     threads=3,
     advisory={"origins": Path("/p/origins.json")},
+    earlier=({"engine": "/s/1", "result": "/s/2"},),
 )
 
 
