@@ -75,6 +75,8 @@ class BuildRequest:
     operators: tuple[OperatorUse, ...] = ()
     project: Path = Path()  # root for imports of a network hook
     timing_cache: Path | None = None  # read if it exists, rewritten with new timings
+    # nodes that a search keeps in float32, and their results; {"*": ()}: all nodes
+    fp32_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     calibration: Calibration | None = None  # for an int8 engine of a graph without quantizers
     earlier: tuple[EarlierBuild, ...] = ()  # newest first, only if the options have `refit`
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False)

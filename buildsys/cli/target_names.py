@@ -27,6 +27,7 @@ STAGE_DOCS = {
     "surgery": "edit graphs as their manifests say",
     "simplify": "simplify the exported graphs",
     "calibrate": "measure the ranges for int8 and fp8",
+    "search": "find the nodes to keep in fp32 (precision: auto)",
     "convert": "convert graphs to other precisions",
     "validate": "compare the graphs in ONNX Runtime with the original model",
     "engine": "build the engines",

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError, create_model
 from pydantic_core import to_jsonable_python
 
+from buildsys.manifest.precisions import base_precision
 from buildsys.manifest.schema.base import Spec
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.value_ranges import default_high
@@ -136,4 +137,4 @@ def _with_limits(engine: dict[str, Any], verify: Mapping[str, Any]) -> dict[str,
     if not engine["tolerance"]:
         return engine
     given = {name: limit for name, limit in engine["tolerance"].items() if limit is not None}
-    return {**engine, "tolerance": {**verify[engine["precision"]], **given}}
+    return {**engine, "tolerance": {**verify[base_precision(engine)], **given}}

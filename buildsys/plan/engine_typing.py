@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from buildsys.manifest.precisions import base_precision, is_auto
 from buildsys.plan.action import ToolchainRef
 
 EngineSpec = Mapping[str, Any]
@@ -35,6 +36,26 @@ def toolchain_of(spec: Mapping[str, Any], engine: EngineSpec) -> ToolchainRef | 
         return None
     toolchain = spec["toolchains"][name]
     return ToolchainRef(name, toolchain["python"], tuple(sorted(toolchain["env"].items())))
+
+
+def with_base_precision(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``spec`` with ``auto`` as a field, next to the precision that it completes.
+
+    Its engines have quantizers in the graph, as a search cannot foresee a builder's own ranges.
+    Few nodes in the precision are a result of the search, not a failure of the builder.
+    """
+    if not any(map(is_auto, spec["engines"])):
+        return spec
+    engines = []
+    for engine in spec["engines"]:
+        if is_auto(engine):
+            engine = {**engine, "precision": base_precision(engine), "auto": True}
+            if engine["precision"] == _CALIBRATED and "quantization" in engine:
+                engine["quantization"] = "explicit"
+            if "precision_share" in engine:
+                engine["precision_share"] = 0.0
+        engines.append(engine)
+    return {**spec, "engines": engines}
 
 
 def with_typing(spec: Mapping[str, Any], version_of: VersionOf) -> Mapping[str, Any]:

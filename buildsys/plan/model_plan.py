@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from buildsys.manifest.shape_cases import example_dims
@@ -15,6 +16,7 @@ from buildsys.plan.engine_typing import (
     is_weak,
     toolchain_of,
     unknown_version,
+    with_base_precision,
     with_typing,
 )
 from buildsys.plan.graph_points import (
@@ -47,11 +49,37 @@ _SOURCE_LIBRARIES = {
 _CHECKPOINT_FILES = ("config.json", "model.safetensors", f"model{INDEX_SUFFIX}")
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """A graph in another precision than fp32."""
+
+    model: str
+    variant: str  # "fp16", "auto-fp16"; of an engine with its own limits "auto-fp16-NAME"
+    precision: str
+    tolerance: Mapping[str, Any]
+    search: bool = False  # nodes stay in fp32 until the graph is within the limits
+
+    @property
+    def graph(self) -> Graph:
+        """The converted graph."""
+        return Graph(f"{self.model}/convert/{self.variant}", f"convert:{self.model}:{self.variant}")
+
+    @property
+    def nodes(self) -> FileRef:
+        """The nodes that a search keeps in fp32."""
+        return FileRef(f"{self.model}/search/{self.variant}/nodes.json")
+
+    @property
+    def search_target(self) -> str:
+        """The target that finds the nodes."""
+        return f"search:{self.model}:{self.variant}"
+
+
 class ModelPlan:
     """A model to plan. ``spec`` has the typing of its TensorRT engines decided."""
 
     def __init__(self, spec: Spec, version_of: VersionOf = unknown_version) -> None:
-        self.spec = spec = with_typing(_without_run_fields(spec), version_of)
+        self.spec = spec = with_typing(with_base_precision(_without_run_fields(spec)), version_of)
         self.name: str = spec["model"]
         source = spec["source"]
         self.is_onnx = "onnx" in source
@@ -147,9 +175,24 @@ class ModelPlan:
         names = {"batches": "batches.npz", "ranges": "ranges.json"}
         return {role: FileRef(f"{self.name}/calibrate/{names[role]}") for role in roles}
 
-    def converted(self, precision: str) -> Graph:
-        """Return the graph of a precision other than fp32."""
-        return Graph(f"{self.name}/convert/{precision}", f"convert:{self.name}:{precision}")
+    def conversion(self, precision: str) -> Conversion:
+        """Return the conversion of all nodes to a precision other than fp32."""
+        return Conversion(self.name, precision, precision, self.spec["verify"][precision])
+
+    @property
+    def conversions(self) -> tuple[Conversion, ...]:
+        """The conversions for engines and their baselines, each once."""
+        found = [engine.conversion for engine in self.engines if engine.conversion]
+        for engine in self.engines:
+            if engine.baseline_graph and engine.baseline_precision != FULL_PRECISION:
+                found.append(self.conversion(engine.baseline_precision))
+        return tuple({each.variant: each for each in found}.values())
+
+    @property
+    def searches(self) -> tuple[Conversion, ...]:
+        """The conversions completed by a search, each once."""
+        found = [engine.search for engine in self.engines if engine.search]
+        return tuple({each.variant: each for each in found}.values())
 
 
 class EnginePlan:
@@ -160,6 +203,7 @@ class EnginePlan:
         self.name: str = spec["name"]
         self.backend: str = spec["backend"]
         self.precision: str = spec["precision"]
+        self.tolerance = spec["tolerance"] or model.spec["verify"][self.precision]
         self.description = description = describe_backend(self.backend)
         # the builder itself calibrates int8
         self.calibrates = is_implicit(spec) or description.quantizes(spec)
@@ -196,9 +240,18 @@ class EnginePlan:
         # the graph has the types of the engine's precision
         typed = not is_weak(spec) or spec.get("quantization") == "explicit"
         typed = typed and not description.takes_float32
-        self.is_converted = typed and self.precision != FULL_PRECISION
+        self.search: Conversion | None = None
+        if spec.get("auto"):
+            own = self.tolerance != model.spec["verify"][self.precision]
+            variant = f"auto-{self.precision}{f'-{self.name}' if own else ''}"
+            limits = self.tolerance
+            self.search = Conversion(model.name, variant, self.precision, limits, search=True)
+            typed = typed or self.precision in QUANTIZED  # no builder is told by the list alone
+        self.conversion: Conversion | None = None  # that it is built from
+        if typed and self.precision != FULL_PRECISION:
+            self.conversion = self.search or model.conversion(self.precision)
         final = model.final
-        self.graph = model.converted(self.precision) if self.is_converted else final.graph
+        self.graph = self.conversion.graph if self.conversion else final.graph
         # of the check, including the engine's explicit profiles
         own = list(profile_values(model.spec, [spec], final.inputs, final.dims).values())
         wanted = model.spec["verify"]["cases"]
@@ -215,7 +268,7 @@ class EnginePlan:
             own_precision = self.precision if self.precision in _BASELINE_PRECISIONS else "fp16"
             self.baseline_precision = own_precision if self.on_gpu else FULL_PRECISION
         full = self.baseline_precision == FULL_PRECISION
-        graph = final.graph if full else model.converted(self.baseline_precision)
+        graph = final.graph if full else model.conversion(self.baseline_precision).graph
         self.baseline_graph = graph if ONNXRUNTIME in self.baselines else None  # in ONNX Runtime
 
 

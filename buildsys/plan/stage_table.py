@@ -20,6 +20,7 @@ from buildsys.plan.stages.gate import plan_gate
 from buildsys.plan.stages.operators import plan_operators
 from buildsys.plan.stages.reference import plan_reference
 from buildsys.plan.stages.report import plan_report
+from buildsys.plan.stages.search import plan_search
 from buildsys.plan.stages.simplify import plan_simplify
 from buildsys.plan.stages.surgery import plan_surgery
 from buildsys.plan.stages.validate import plan_validate
@@ -33,6 +34,7 @@ MODEL_STAGES = (
     plan_simplify,
     partial(plan_surgery, when=AFTER_SIMPLIFY),
     plan_calibrate,
+    plan_search,
     plan_convert,
     plan_validate,
 )

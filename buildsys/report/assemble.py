@@ -17,6 +17,7 @@ from buildsys.report.formatting import first_names
 from buildsys.report.gates import gate_lines, is_compared
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, worst_error
+from buildsys.report.mixed_precision import search_lines
 from buildsys.report.ranking import rank_engines
 from buildsys.report.recommendation import recommend
 from buildsys.report.results.convert import ConvertResult
@@ -131,7 +132,7 @@ def _assemble(
     checks = checks_of(results)
     doubts = tuple(contradictions(checks))
     compared = {check.target: check.comparisons for check in checks}
-    engines = engine_lines(results, manifest)
+    engines, bench = engine_lines(results, manifest), timings(results)
     source = _section(manifest, "source")
     kinds = (kind for kind in _SOURCE_KINDS if kind in source)
     # the last surgery that changed the ports, else the export
@@ -173,7 +174,7 @@ def _assemble(
         checks=checks,
         engines=engines,
         engine_provenance=engine_provenance(results, manifest),
-        bench=timings(results),
+        bench=bench,
         gpu_timings=gpu_timings(results),
         gpu_states=gpu_states(results),
         bench_notes=bench_notes(results),
@@ -189,6 +190,7 @@ def _assemble(
         ),
         provenance=_provenance(manifest, results),
         layers=layer_lines(results),
+        searches=tuple(search_lines(results, manifest, bench)),
     )
     if not engines:
         return report

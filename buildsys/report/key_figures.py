@@ -21,6 +21,7 @@ from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reader import FAILED, PASSED, RESULT_TYPES, parse
+from buildsys.report.results.search import SearchResult
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 
@@ -135,6 +136,21 @@ def _gate(result: GateResult) -> str:
     return ", ".join(texts)
 
 
+def search_figure(result: SearchResult) -> str:
+    """Return the nodes in fp32, the errors without and with them, and the share of work left."""
+    precision, kept = result["precision"], len(result["nodes"])
+    before = result["without"].get("relative")
+    if result["is_fp32"]:
+        return f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
+    low = result.get("macs_low")
+    work = "" if low is None else f", {low:.1%} of the MACs in {precision}"
+    if not kept:
+        return f"all nodes in {precision}: relative error {q.error(before)}{work}"
+    after = result["with"].get("relative")
+    nodes = f"{kept} of {q.nodes(result['candidates'])} in fp32"
+    return f"{nodes}: relative error {q.error(before)} → {q.error(after)}{work}"
+
+
 _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     "operators": _operators,
     "export": lambda result: (
@@ -150,6 +166,7 @@ _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
         f"{q.count(result.get('tensors'))} ranges, "
         f"{q.plural(result['batches'], 'batch', 'batches')}, {result['algorithm']}"
     ),
+    "search": search_figure,
     "convert": lambda result: f"{q.size(result['bytes_before'])} → {q.size(result['bytes_after'])}",
     "validate": lambda result: worst_relative(result["graphs"].items()),
     "engine": _engine,

@@ -125,6 +125,10 @@ class BackendDescription:
         """Return further distributions used by a build."""
         return ()
 
+    def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the precisions that a search can complete, that of ``auto`` first."""
+        return () if self.takes_float32 else ("fp16", "bf16", "int8", "fp8")
+
     def counts_cores(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Return True if a build depends on the number of cores."""
         return False

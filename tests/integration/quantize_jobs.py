@@ -18,10 +18,17 @@ from buildsys.plan.stage_table import plan_model
 from buildsys.stages.calibrate import stage as calibrate
 from buildsys.stages.convert import stage as convert
 from buildsys.stages.engine import stage as engine
+from buildsys.stages.search import stage as search
 from buildsys.stages.verify import stage as verify
 from buildsys.workers.job import Job, StageResult
 
-STAGES = {"calibrate": calibrate, "convert": convert, "engine": engine, "verify": verify}
+STAGES = {
+    "calibrate": calibrate,
+    "search": search,
+    "convert": convert,
+    "engine": engine,
+    "verify": verify,
+}
 FLOAT = TensorProto.FLOAT
 
 

@@ -49,6 +49,11 @@ class _OnnxRuntime(BackendDescription):
         """Return the library that reads the figures of an engine."""
         return ("onnx",)
 
+    def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return int8 first on a CPU, which computes fp16 in float32."""
+        quantized, half = ("int8", "fp8"), ("fp16", "bf16")
+        return (*half, *quantized) if self.runs_on_gpu(options) else (*quantized, *half)
+
     def counts_cores(self, options: Mapping[str, Any]) -> bool:
         """Return True for 0 threads: as many as there are cores."""
         return bool(options.get("intra_op_threads") == 0)

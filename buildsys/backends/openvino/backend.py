@@ -30,7 +30,7 @@ from buildsys.backends.interface import (
     raise_refused,
 )
 from buildsys.backends.openvino.description import BLOB
-from buildsys.backends.openvino.layers import layers_by_time, precision_facts
+from buildsys.backends.openvino.layers import keep_in_float32, layers_by_time, precision_facts
 from buildsys.backends.openvino.session import (
     OpenVinoSession,
     call,
@@ -123,8 +123,10 @@ def build(request: BuildRequest) -> Figures:
             from buildsys.backends.openvino.quantization import quantize
 
             model = quantize(model, request)
-        # weights of an fp16 engine are rounded anyway
-        halved = options["precision"] == "fp16"
+        if request.fp32_nodes:
+            keep_in_float32(model, request.fp32_nodes)
+        # weights of an fp16 engine are rounded anyway, unless nodes stay in float32
+        halved = options["precision"] == "fp16" and not request.fp32_nodes
         ov.save_model(model, str(request.engine), compress_to_fp16=halved)
     if options["compiled"]:
         request.progress("compiling the model")

@@ -37,8 +37,12 @@ class _OpenVino(BackendDescription):
         return "OpenVINO's compiled models have generated names" if options.get("compiled") else ""
 
     def quantizes(self, options: Mapping[str, Any]) -> bool:
-        """Return True for int8: NNCF quantizes the float32 graph."""
-        return bool(options["precision"] == "int8")
+        """Return True for int8: NNCF quantizes the float32 graph, unless a search has done so."""
+        return bool(options["precision"] == "int8" and not options.get("auto"))
+
+    def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """Return bf16 first: it needs no calibration data."""
+        return ("bf16", "fp16", "int8")
 
     def counts_cores(self, options: Mapping[str, Any]) -> bool:
         """Return True for 0 threads: as many as there are cores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import openvino as ov
@@ -17,6 +17,7 @@ _COMPUTES_NOTHING = frozenset((
     "Input", "Output", "Parameter", "Result", "Constant", "Const", "Reorder", "Reshape", "Convert",
     "ShapeOf", "Shapeof", "MemoryInput", "MemoryOutput", "Broadcast", "Squeeze", "Unsqueeze",
 ))  # fmt: skip
+_WITHOUT_TYPES = ("Constant", "Parameter", "Result")
 _INT8 = ("int8", "uint8")
 _MOST_NODES = 50
 
@@ -31,6 +32,22 @@ def precision_facts(compiled: ov.CompiledModel) -> Figures:
         by_layer = {name: round(share, 4) for name, share in shares(types).items()}
         facts |= {"precision_shares": {"layers": by_layer}, "precision_of": "engine"}
     return facts
+
+
+def keep_in_float32(model: ov.Model, nodes: Mapping[str, Sequence[str]]) -> None:
+    """Mark the operations of graph ``nodes``; a device computes them in their own type.
+
+    The mark is in the IR. One node may be several operations: the last has the name of its result,
+    the others begin with the node's name.
+    """
+    results = {name for names in nodes.values() for name in names}
+    for op in model.get_ops():
+        name = op.get_friendly_name()
+        inside = (name[:end] for end, letter in enumerate(name) if letter == "/")
+        written = {tensor for port in op.outputs() for tensor in port.get_names()}
+        is_kept = "*" in nodes or not nodes.keys().isdisjoint((name, *inside))
+        if op.get_type_name() not in _WITHOUT_TYPES and (is_kept or written & results):
+            op.get_rt_info()["precise_0"] = ""
 
 
 def layers_by_time(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from buildsys.models.user_code import (
 )
 from buildsys.system.suggestions import nearest
 
+_PREFIX = re.compile(r"^node_of_|^[a-z_]+_(before|after)_")  # "reshape_before_/head/Gemm"
+_UNNAMED = "(Unnamed Layer"
 # types of tensors whose layer has a choice of precision
 _COMPUTED = ("float32", "float16", "bfloat16", "int8")
 
@@ -93,6 +97,37 @@ def set_layer_precisions(
         if matching:
             dtype = DTYPES.of(library, DTYPE_OF_PRECISION[matching[-1]])
             version_adapter.set_layer_precision(library, layer, dtype)
+
+
+def fp32_layers(network: Any, nodes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Return the layers of graph ``nodes`` as entries of ``layer_precisions``.
+
+    The parser makes several layers of some nodes. One has the node's name or result, the others
+    have a prefix or no name: those next to a layer in fp32 are kept there as well, or a value
+    beyond the range would pass through 16 bits.
+    """
+    if "*" in nodes:
+        return [{"layers": "*", "precision": "fp32"}]
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    results = {name for names in nodes.values() for name in names}
+    read = [_names(layer.get_input(i) for i in range(layer.num_inputs)) for layer in layers]
+    written = [_names(layer.get_output(i) for i in range(layer.num_outputs)) for layer in layers]
+    kept = {
+        index
+        for index, layer in enumerate(layers)
+        if _PREFIX.sub("", layer.name) in nodes or written[index] & results
+    }
+    unnamed = {i for i, layer in enumerate(layers) if layer.name.startswith(_UNNAMED)}
+    found = kept
+    while found:
+        near = {name for index in found for name in read[index] | written[index]}
+        found = {i for i in unnamed - kept if (read[i] | written[i]) & near}
+        kept |= found
+    return [{"layers": escape(layers[i].name), "precision": "fp32"} for i in sorted(kept)]
+
+
+def _names(tensors: Iterator[Any]) -> set[str]:
+    return {tensor.name for tensor in tensors if tensor is not None}  # None: an optional input
 
 
 def call_hook(reference: str, project: Path, network: Any, config: Any, messages: Messages) -> None:

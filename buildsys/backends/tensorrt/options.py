@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from buildsys.backends.tensorrt.common_options import TensorRtBase, io_problems
-from buildsys.manifest.checks.engines import int8_layers
+from buildsys.manifest.checks.engines import int8_layers, precision_of
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
 from buildsys.manifest.schema.base import QUANTIZED, Bytes, Digest, Precision, Spec
@@ -109,7 +109,7 @@ def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any])
     if typing == "weak" and engine.get("weight_streaming") is True:
         text = "weight streaming needs a strongly typed engine"
         yield view.problem((*path, "weight_streaming"), text, "set typing: strong", of_key=True)
-    if typing == "weak" and engine.get("precision") == "fp8":
+    if typing == "weak" and precision_of(engine) == "fp8":
         text = "a weakly typed engine cannot use fp8"
         yield view.problem((*path, "typing"), text, "set typing: strong, or remove it")
     for name in _DLA_ONLY:
@@ -126,7 +126,7 @@ def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any])
 
 
 def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
-    chosen, precision = engine.get("quantization"), engine.get("precision", "fp32")
+    chosen, precision = engine.get("quantization"), precision_of(engine)
     field = (*path, "quantization")
     int8 = int8_layers(engine)
     if chosen == "explicit" and precision in _UNQUANTIZED:

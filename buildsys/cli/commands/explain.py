@@ -19,14 +19,15 @@ from buildsys.execution.stale_reasons import (
     format_reasons,
     summarize_reasons,
 )
-from buildsys.report.formatting import duration
-from buildsys.report.key_figures import refit_origin
+from buildsys.report.formatting import duration, first_names
+from buildsys.report.key_figures import key_figure, refit_origin
 from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.reader import parse
+from buildsys.report.results.reader import PASSED, AnyResult, parse, read_result
 from buildsys.store.ledger import UNAVAILABLE
 
 SCHEMA = "buildsys/explain/1"
 _SHOWN_CAUSES = 3
+_SHOWN_NODES = 12
 
 
 class Explain(ProjectCommand):
@@ -43,7 +44,10 @@ class Explain(ProjectCommand):
         chosen = session.select(names, only=only)
         found = [one for one in session.explain(chosen).values() if one.target in chosen]
         if options["json"]:
-            print_json({"schema": SCHEMA, "targets": [explanation_json(one) for one in found]})
+            targets = [
+                {**explanation_json(one), **searched_json(session, one.target)} for one in found
+            ]
+            print_json({"schema": SCHEMA, "targets": targets})
             return 0
         counts = Counter(map(_word, found))
         words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE)
@@ -119,4 +123,44 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
                     built += _refitted(session, one.target)
                     if reasons := decode_reasons(last.why):
                         built += f"; reason: {summarize_reasons(reasons, _SHOWN_CAUSES)}"
-                yield Row(FRESH, one.target + built)
+                yield Row(FRESH, one.target + built, list(_searched(session, one.target)))
+
+
+def searched_json(session: Session, target: str) -> dict[str, Any]:
+    """Return the result of the search that decided the precision of a target's nodes, or {}."""
+    found = _search_of(session, target)
+    if found is None:
+        return {}
+    return {"search": {"target": found.target, "nodes": found.content.get("nodes", [])}}
+
+
+def _searched(session: Session, target: str) -> Iterator[str]:
+    """Yield the nodes that a search keeps in fp32, and what they change."""
+    found = _search_of(session, target)
+    if found is None:
+        return
+    yield f"{found.target}: {key_figure('search', found.content)}"
+    names = [" ".join(node[:1]) for node in found.content.get("nodes", [])]
+    if names and not found.content.get("is_fp32"):
+        yield f"in fp32: {first_names(names, _SHOWN_NODES)} ({found.file} has all)"
+
+
+def _search_of(session: Session, target: str) -> AnyResult | None:
+    """Return the passed search for a graph or an engine, None without one."""
+    actions = session.actions
+    if actions[target].stage not in ("search", "convert", "engine"):
+        return None
+    above = [target, *actions[target].after]
+    above += [one for name in above[1:] for one in actions[name].after if _is(name, "convert")]
+    search = next((one for one in above if _is(one, "search")), None)
+    if search is None:
+        return None
+    path = session.project.build / actions[search].outputs["result"].path
+    root = session.project.root
+    shown = path.relative_to(root) if path.is_relative_to(root) else path
+    found = read_result(search, path, str(shown))
+    return found if found.status == PASSED else None
+
+
+def _is(target: str, stage: str) -> bool:
+    return target.startswith(f"{stage}:")

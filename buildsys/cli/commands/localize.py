@@ -22,13 +22,14 @@ from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
+from buildsys.manifest.precisions import base_precision, is_auto
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
 from buildsys.report.formatting import error, plural
 from buildsys.workers.job import Job
 
 SCHEMA = "buildsys/localize/1"
-_STAGE = "buildsys.stages.localize.stage"
+_STAGE = "buildsys.stages.search.stage"
 
 
 class Localize(ProjectCommand):
@@ -75,7 +76,10 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     spec = next(
         one for one in session.project.models[model].data["engines"] if one["name"] == engine
     )
-    precision = spec["precision"]
+    precision = base_precision(spec)
+    if is_auto(spec):
+        problem = f"the build of {model}:{engine} finds its nodes itself"
+        raise UsageError(problem, f"`doit explain engine:{model}:{engine}` names them")
     if precision == FULL_PRECISION:
         problem = f"{model}:{engine} is an fp32 engine, so no node is rounded"
         raise UsageError(problem, f"`doit debug verify:{model}:{engine}` repeats its check")
@@ -83,7 +87,7 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     if target not in actions[f"engine:{model}:{engine}"].after:
         kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"
         problem = f"the builder of {model}:{engine} chooses the precision of each layer itself"
-        raise UsageError(problem, f"set {kind}, or layer_precisions")
+        raise UsageError(problem, f"set precision: auto-{precision}, {kind}, or layer_precisions")
     convert = actions[target]
     if convert.options.get("tool") == "autocast" or (
         convert.options.get("quantize", {}).get("tool") == "modelopt"

@@ -7,6 +7,7 @@ from typing import Any
 
 from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import REFUSED, ManifestView
+from buildsys.manifest.precisions import base_precision, is_auto
 from buildsys.manifest.problem import Problem, Problems, show_value, suggest
 from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.schema.stages import DEFAULT_PERCENTILE
@@ -53,6 +54,47 @@ def _own_problems(
         yield from check(view, path, engine) if check else ()
 
 
+def auto_problems(view: ManifestView) -> Problems:
+    """Yield precisions that no search can complete, and choices that it makes itself."""
+    reported = set()
+    for path, engine in view.maps("engines", ...):
+        backend = engine.get("backend")
+        known = isinstance(backend, str) and find_package(backend) is not None
+        if not is_auto(engine) or not known:
+            continue
+        description = describe_backend(str(backend))
+        choices = description.auto_precisions(engine)
+        if not choices and not description.problem:
+            text = f"{description.title} cannot keep single nodes in fp32"
+            yield view.problem((*path, "precision"), text, "name a precision, such as fp16")
+        elif (precision := base_precision(engine)) not in choices:
+            text = f"{description.title} cannot keep single nodes of {precision} engines in fp32"
+            hint = f"use auto-{' or auto-'.join(choices)}"
+            yield view.problem((*path, "precision"), text, hint)
+        elif engine.get("layer_precisions"):
+            hint = f"remove it, or set precision: {precision}"
+            text = "the search chooses the layers in fp32"
+            yield view.problem((*path, "layer_precisions"), text, hint, of_key=True)
+        elif engine.get("quantization") == "implicit":
+            text = "a search cannot foresee the ranges of a builder's own calibration"
+            yield view.problem((*path, "quantization"), text, "remove it, or set explicit")
+        section, tool = "convert", "autocast"
+        if precision_of(engine) in QUANTIZED:
+            section, tool = "quantize", "modelopt"
+        if view.get(section, "tool") == tool and section not in reported:
+            reported.add(section)
+            text = "ModelOpt chooses the nodes itself, so precision: auto has no effect"
+            yield view.problem((section, "tool"), text, "use tool: builtin, or another precision")
+
+
+def precision_of(engine: dict[str, Any]) -> str:
+    """Return the precision of an unchecked engine, "" if unknown."""
+    backend = engine.get("backend")
+    if not isinstance(backend, str) or find_package(backend) is None:
+        return ""
+    return base_precision(engine)
+
+
 def int8_layers(engine: dict[str, Any]) -> list[int]:
     """Return the indexes of an engine's int8 layer precisions."""
     entries = engine.get("layer_precisions")
@@ -71,7 +113,7 @@ def quantization_problems(view: ManifestView) -> Problems:
     reported = set()
     for path, engine in view.maps("engines", ...):
         calibrated = engine.get("quantization") == "implicit" and int8_layers(engine)
-        if engine.get("precision") in QUANTIZED or calibrated:
+        if precision_of(engine) in QUANTIZED or calibrated:
             for problem in _calibration_use(view, path, engine, shapes or {}):
                 if problem.origin not in reported:  # several engines may share one problem
                     reported.add(problem.origin)
@@ -81,7 +123,7 @@ def quantization_problems(view: ManifestView) -> Problems:
 def _calibration_use(
     view: ManifestView, path: FieldPath, engine: dict[str, Any], shapes: dict[str, list[Any]]
 ) -> Problems:
-    precision, tool = engine.get("precision"), view.get("quantize", "tool")
+    precision, tool = precision_of(engine), view.get("quantize", "tool")
     algorithm = view.get("calibration", "algorithm") or _TENSORRT_ALGORITHMS[0]
     if view.get("calibration") is None:
         field, what = (
@@ -107,7 +149,10 @@ def _calibration_use(
             text = "algorithm percentile is not supported by ModelOpt"
             yield view.problem(("calibration", "algorithm"), text, hint)
     chosen = engine.get("quantization", "auto")
-    implicit = chosen == "implicit" or (chosen == "auto" and engine.get("typing") == "weak")
+    auto = is_auto(engine)  # its quantizers are in the graph
+    implicit = chosen == "implicit" or (
+        not auto and (chosen == "auto" and engine.get("typing") == "weak")
+    )
     if implicit and algorithm not in (*_TENSORRT_ALGORITHMS, REFUSED):
         text = f"engine {engine.get('name')} calibrates with TensorRT: entropy or minmax only"
         hint = "use one of these, or quantization: explicit for the engine"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.checks.engines import (
+    auto_problems,
     bench_problems,
     engine_problems,
     profile_problems,
@@ -68,6 +69,7 @@ def check_model(view: ManifestView) -> Problems:
         bench_problems,
         profile_problems,
         engine_problems,
+        auto_problems,
         gate_problems,
         surgery_problems,
         operator_problems,

@@ -25,10 +25,14 @@ DType = Literal[
 ]  # fmt: skip
 Case = Literal["min", "opt", "max", "odd"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
+EnginePrecision = Literal[
+    "fp32", "fp16", "bf16", "int8", "fp8",
+    "auto", "auto-fp16", "auto-bf16", "auto-int8", "auto-fp8",
+]  # fmt: skip
 QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
 Stage = Literal[
-    "operators", "export", "reference", "surgery", "simplify", "calibrate", "convert", "validate",
-    "engine", "verify", "bench", "gate", "report",
+    "operators", "export", "reference", "surgery", "simplify", "calibrate", "search", "convert",
+    "validate", "engine", "verify", "bench", "gate", "report",
 ]  # fmt: skip
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"

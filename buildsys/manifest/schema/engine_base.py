@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from buildsys.manifest.schema.base import Name, Precision, Spec
+from buildsys.manifest.schema.base import EnginePrecision, Name, Spec
 from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.stages import EngineTolerance
 
@@ -13,7 +13,10 @@ class EngineBase(Spec):
     """The fields of every engine."""
 
     name: Name = Field(description="Name of the engine in targets and paths.")
-    precision: Precision = Field("fp32", description="Precision of the graph or of the layers.")
+    precision: EnginePrecision = Field(
+        "fp32",
+        description="Of graph or layers; auto keeps the nodes in fp32 that exceed the limits.",
+    )
     required: bool = Field(False, description="Fail the build if this engine cannot be built.")
     tolerance: EngineTolerance | None = Field(
         None, description="Limits of this engine, overriding those of `verify`."

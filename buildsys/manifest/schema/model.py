@@ -27,6 +27,7 @@ from buildsys.manifest.schema.stages import (
     ExportSpec,
     QuantizeSpec,
     ReportSpec,
+    SearchSpec,
     SimplifySpec,
     ValidateSpec,
     VerifySpec,
@@ -73,6 +74,7 @@ class ModelSpec(Spec):
     convert: ConvertSpec = section()
     calibration: CalibrationSpec | None = Field(None, description="Calibration of int8 and fp8.")
     quantize: QuantizeSpec = section()
+    search: SearchSpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
     verify: VerifySpec = section()

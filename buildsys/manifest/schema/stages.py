@@ -154,6 +154,18 @@ class QuantizeSpec(Spec):
     )
 
 
+class SearchSpec(Spec):
+    """Search for the nodes that engines with `precision: auto` keep in fp32."""
+
+    trials: int = Field(100, ge=1, description="Most graphs to convert and run.")
+    margin: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description="Share of the limits left to the rounding of the engine itself.",
+    )
+
+
 class Tolerance(Spec):
     """Limits for equal outputs; all must hold."""
 

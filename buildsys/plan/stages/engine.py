@@ -22,6 +22,10 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         cache = {"calibration": FileRef(f"{folder}/calibration.cache", optional=True)}
     tools = [engine.description.distribution]
     tools += engine.description.build_tools(engine.spec)
+    kept = {}
+    if engine.search and not engine.conversion:  # the builder rounds all other nodes
+        kept = {"nodes": engine.search.nodes}
+        after = [*after, engine.search.search_target]
     if engine.description.takes_ranges:
         spans = {d: {p: span[p] for p in ("min", "opt", "max")} for d, span in final.dims.items()}
         options["dims"] = spans if engine.spec.get("profiles") is None else {}
@@ -32,7 +36,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
     return Action(
         **model.fields("engine", engine.name),
         options={**options, **operators.options},
-        inputs={**engine.graph.files(), **batches, **operators.inputs},
+        inputs={**engine.graph.files(), **kept, **batches, **operators.inputs},
         outputs={
             **engine.loaded_operators.inputs,
             **engine.files,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
@@ -34,7 +35,9 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
     hidden = {*_HIDDEN, *(section for section in _RARE if not spec.get(section))}
     hidden |= set() if model.needs_calibration else {"quantize"}
     hidden |= {"convert"} if spec["convert"] == {"tool": "builtin", "exclude": []} else set()
+    hidden |= set() if model.searches else {"search"}
     shown = {section: value for section, value in spec.items() if section not in hidden}
+    shown["engines"] = [_as_written(engine) for engine in spec["engines"]]
     if spec.get("toolchains"):  # without the paths of their interpreters
         shown["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
     return Action(
@@ -50,6 +53,14 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
         tools=("onnx",),
         doc=f"report on {name}",
     )
+
+
+def _as_written(engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an engine with ``auto`` as a part of its precision."""
+    if not engine.get("auto"):
+        return engine
+    fields = {name: value for name, value in engine.items() if name != "auto"}
+    return {**fields, "precision": f"auto-{engine['precision']}"}
 
 
 def _pictures(graphs: Sequence[Action]) -> dict[str, str]:

@@ -18,7 +18,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
         **model.fields("verify", engine.name),
         options={
             "engine": engine.options,
-            "tolerance": engine.spec["tolerance"] or model.spec["verify"][engine.precision],
+            "tolerance": engine.tolerance,
             "cases": engine.cases,
             **final.compare,
             **operators.options,

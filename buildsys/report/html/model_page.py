@@ -109,7 +109,7 @@ def render_model(page: ModelPage) -> str:
         graph_tables=_filled(
             tables.operators(report.graph), tables.modules(report.graph),
             tables.graph_stages(report.graph), tables.tensors(report), tables.conversions(report),
-            tables.surgery(report), tables.custom_operators(report),
+            tables.searches(report), tables.surgery(report), tables.custom_operators(report),
         ),
         layers={one.name: [line for line in report.layers if line.engine == one.name]
                 for one in report.engines},

@@ -234,6 +234,39 @@ def conversions(report: Report) -> Table:
     return Table(columns, tuple(rows), "Precisions", tuple(notes))
 
 
+def searches(report: Report) -> Table:
+    """Return the nodes that searches kept in fp32, and the latencies that followed."""
+    rows, notes = [], []
+    for line in report.searches:
+        kept = "all" if line.is_fp32 else f"{len(line.kept)} of {q.count(line.candidates)}"
+        errors = f"{q.error(line.error_without)} → {q.error(line.error_with)}"
+        share = q.NOTHING if line.macs_low is None else f"{line.macs_low:.1%}"
+        limit = q.NOTHING if line.rtol is None else f"{line.rtol:.3g}"
+        rows.append((line.variant, kept, errors, limit, share, q.count(line.trials)))
+        if line.is_fp32:
+            notes.append(f"No choice of nodes in {line.precision} is within the limits.")
+        elif line.kept:
+            names = q.first_names([name for name, *_ in line.kept], 12)
+            why = (
+                "without any of them it exceeds the limits"
+                if line.is_smallest
+                else "perhaps more than needed"
+            )
+            notes.append(f"In fp32 for {line.variant}: {names}; {why}.")
+        timed = [
+            f"{one.engine} ({one.precision}) {q.significant(one.p50_ms)} ms"
+            + (" NOISY" if one.noisy else "")
+            for one in line.engines
+            if one.p50_ms is not None
+        ]
+        notes += [f"p50 of {line.variant} and its rivals: {', '.join(timed)}."] if timed else []
+    columns = (
+        "search", "nodes in fp32>", "relative error>", "limit of the search>",
+        "MACs in low precision>", "trials>",
+    )  # fmt: skip
+    return Table(columns, tuple(rows), "Mixed precision", tuple(notes))
+
+
 def surgery(report: Report) -> Table:
     """Return the surgery steps with their checks."""
 

@@ -51,6 +51,7 @@ def _lines(report: Report) -> Lines:
         ship = f"Best engine: {code(shipped.engine)}. " if shipped.engine else ""
         yield from ("", f"{ship}{escape(shipped.why)}")
     yield from _engines(report)
+    yield from _searches(report)
     yield from _latencies(report)
     if report.gates:
         yield from section("## Gates")
@@ -92,6 +93,29 @@ def _engines(report: Report) -> Lines:
     ]
     yield from table(columns, rows)
     yield from _further(len(report.engines), "engines")
+
+
+def _searches(report: Report) -> Lines:
+    """Yield one sentence per search of mixed precision."""
+    for line in report.searches:
+        if line.status != "passed":
+            continue
+        text = f"no choice of nodes in {line.precision} is within the limits, so all are in fp32"
+        if not line.is_fp32:
+            text = f"{len(line.kept)} of {q.nodes(line.candidates)} in fp32, relative error "
+            text += f"{q.error(line.error_without)} → {q.error(line.error_with)}"
+            if line.macs_low is not None:
+                text += f", {line.macs_low:.1%} of the MACs in {line.precision}"
+        timed = [
+            f"{code(one.engine)} {q.significant(one.p50_ms)} ms ({one.precision})"
+            for one in line.engines
+            if one.p50_ms is not None
+        ]
+        yield from (
+            "",
+            f"{code(line.variant)}: {text}.",
+            *([f"p50: {', '.join(timed)}."] if timed else []),
+        )
 
 
 def _latencies(report: Report) -> Lines:

@@ -27,6 +27,7 @@ from buildsys.report.results.header import ResultHeader
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reference import ReferenceResult
 from buildsys.report.results.report import Report
+from buildsys.report.results.search import SearchResult
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 from buildsys.report.results.validate import ValidateResult
@@ -45,6 +46,7 @@ RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
     "gate": GateResult,
     "operators": OperatorsResult,
     "reference": ReferenceResult,
+    "search": SearchResult,
     "simplify": SimplifyResult,
     "surgery": SurgeryResult,
     "validate": ValidateResult,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from buildsys.report.results.mixed_precision import SearchLine
 from buildsys.report.results.ranking import Ranking
 
 UNCOMPARED = "uncompared"
@@ -385,6 +386,7 @@ class Report:
     recommendation: Recommendation | None = None
     gates: tuple[GateLine, ...] = ()
     ranking: Ranking | None = None
+    searches: tuple[SearchLine, ...] = ()
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -8,6 +8,7 @@ is built from it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from buildsys.stages.common.golden_check import (
     check_outputs,
     summarize_checks,
 )
+from buildsys.stages.common.kept_nodes import REASON, kept_nodes
 from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.cast_graph import (
     BF16_IR_VERSION,
@@ -61,10 +63,13 @@ def run(job: Job) -> StageResult:
 
     Raises: StageError: no expensive operator can be converted. CheckFailed: the result is invalid.
     """
+    kept = kept_nodes(job)
+    if kept.all:
+        return _in_fp32(job)
     if "quantize" in job.options:
         result: StageResult = import_module(_CONVERTERS["quantize"]).run(job)
         return result
-    figures = _convert(job)
+    figures = _convert(job, kept.names)
     if missing := implementation_of(job).missing_operators(job.outputs["model"]):
         warning = f"nothing implements {' and '.join(missing)} for ONNX Runtime"
         figures["warnings"].append(f"{warning}: the numbers of the graph are not checked")
@@ -79,24 +84,38 @@ def run(job: Job) -> StageResult:
     if not failed:
         return StageResult(figures=figures)
     reason = failed[0].sentence() + and_more(failed)
-    hint = f"if this error is acceptable, raise verify.{precision}; fp32 has no rounding"
+    search = f"`doit localize {job.model}:ENGINE` finds the nodes that must stay in fp32"
+    hint = f"{search}, and precision: auto-{precision} keeps them there"
+    hint += f"; if this error is acceptable, raise verify.{precision}"
     figures["overflow"] = None
     origin = _origin(job, golden[failed[0].case])
     if origin is not None:
         figures["overflow"] = {"node": origin.node, "tensor": origin.tensor}
         problem = f"{origin} is not finite in {precision}"
         reason = f"the {precision} graph overflows: {problem}, and {reason}"
-        hint = "bf16 has the range of float32" if precision == "fp16" else ""
+        hint = f"{search}, and precision: auto-{precision} keeps them there"
+        hint += "; bf16 has the range of float32" if precision == "fp16" else ""
     return StageResult("failed", reason, hint, figures)
 
 
-def _convert(job: Job) -> dict[str, Any]:
+def _in_fp32(job: Job) -> StageResult:
+    """Write the graph as it is: with any node in the precision it exceeds the limits."""
+    source, target, precision = job.inputs["model"], job.outputs["model"], job.options["precision"]
+    model = load_model(source)
+    save_model(model, target)
+    sizes = {"bytes_before": file_bytes(source), "bytes_after": file_bytes(target)}
+    method = f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
+    figures = {"precision": precision, **_figures(model, method), "casts": 0, **sizes}
+    return StageResult(figures={**figures, "warnings": [method]})
+
+
+def _convert(job: Job, kept: Sequence[str]) -> dict[str, Any]:
     precision = job.options["precision"]
     source, target = job.inputs["model"], job.outputs["model"]
     if job.options.get("tool") == "autocast":
         model, figures = _by_autocast(source, precision, job)
     else:
-        model, figures = _by_schemas(source, precision, job)
+        model, figures = _by_schemas(source, precision, job, kept)
     save_model(model, target)
     try:
         check_file(target, f"the graph converted to {precision}")
@@ -110,7 +129,9 @@ def _convert(job: Job) -> dict[str, Any]:
     }
 
 
-def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dict[str, Any]]:
+def _by_schemas(
+    source: Path, precision: str, job: Job, searched: Sequence[str]
+) -> tuple[ModelProto, dict[str, Any]]:
     model = load_model(source)
     warnings: list[str] = []
     if precision == "bf16":
@@ -124,7 +145,7 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
             kept = f"opset {version} is kept, without bfloat16 for some operators"
             warnings.append(f"{kept}: {why}")
     job.progress(f"converting {len(model.graph.node)} nodes to {DTYPES[precision]}")
-    exclude = job.options.get("exclude", ())
+    exclude = [*job.options.get("exclude", ()), *searched]
     if exclude:
         named_nodes(model)  # for patterns of nodes without a unique name
     found = convert_precision(model, precision, exclude)
@@ -141,7 +162,7 @@ def _by_schemas(source: Path, precision: str, job: Job) -> tuple[ModelProto, dic
         "converted": found.converted,
         "casts": found.casts,
         "kept_fp32": list(found.kept),
-        "kept_reasons": found.kept,
+        "kept_reasons": {**found.kept, **dict.fromkeys(searched, REASON)},
         "flushed_to_zero": {"values": found.flushed, "of": found.values},
         "warnings": warnings,
     }

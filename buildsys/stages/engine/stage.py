@@ -25,6 +25,7 @@ from buildsys.backends.interface import (
 from buildsys.backends.load import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.report.results.engine import BuilderCalibration
+from buildsys.stages.common.kept_nodes import kept_nodes
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.store.timing_caches import (
@@ -97,6 +98,7 @@ def _build(job: Job, backend: Backend) -> Figures:
             operators=implementation.uses,
             project=job.project,
             timing_cache=timing_cache.path,
+            fp32_nodes=_fp32_nodes(job),
             calibration=_calibration(job),
             earlier=tuple(
                 EarlierBuild(Path(files["engine"]), Path(files["result"])) for files in job.earlier
@@ -151,6 +153,11 @@ def _build(job: Job, backend: Backend) -> Figures:
             "built_with": built_with(options["backend"], device),
             "device": device,
         }
+
+
+def _fp32_nodes(job: Job) -> dict[str, tuple[str, ...]]:
+    kept = kept_nodes(job)
+    return {"*": ()} if kept.all else dict(kept.results)
 
 
 def _calibration(job: Job) -> Calibration | None:

@@ -33,6 +33,7 @@ from buildsys.stages.common.golden_check import (
     check_outputs,
     summarize_checks,
 )
+from buildsys.stages.common.kept_nodes import REASON, kept_nodes
 from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.cast_graph import raise_opset
 from buildsys.stages.operators.implementation import implementation_of
@@ -66,7 +67,13 @@ def run(job: Job) -> StageResult:
     Raises: StageError: no node can be quantized, or the tool fails. CheckFailed: the result is
     invalid.
     """
+    searched = kept_nodes(job).names
+    if searched:
+        section = job.options["quantize"]
+        options = {**section, "exclude": [*section["exclude"], *searched]}
+        job = replace(job, options={**job.options, "quantize": options})
     figures = _convert(job)
+    figures["kept_reasons"] |= dict.fromkeys(searched, REASON)
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     failed, numbers = summarize_checks(job, _check(job, golden, job.outputs["model"]), golden)
     figures |= numbers
@@ -269,6 +276,7 @@ def _hints(
         )
         names = ", ".join(loss.node for loss in added)
         yield f"the largest errors arise at {layers}: quantize: {{exclude: [{names}]}}"
+    yield f"precision: auto-{precision} keeps the fewest nodes in fp32"
     yield f"if this error is acceptable, raise verify.{precision}"
 
 

@@ -287,9 +287,28 @@ def _hint(job: Job, checks: _Checks) -> str:
         for comparison in compared.values()
         if not comparison.passed
     ]
+    if wrong and options["precision"] != "fp32":
+        return _precision_hint(job)
     if not remedy or not wrong or not all(
         comparison.non_finite == 0 and comparison.relative < _MAX_TF32_ERROR for comparison in wrong
     ):  # fmt: skip
         return ""
     cause = "the error is no larger than TF32 can cause"
     return f"{cause}: try {remedy}, which computes in full float32"
+
+
+def _precision_hint(job: Job) -> str:
+    """Return how to keep nodes in fp32, as far as the backend can."""
+    options = job.options["engine"]
+    description, precision = describe_backend(options["backend"]), options["precision"]
+    if options.get("auto"):
+        text = "the engine's own rounding exceeds what the search left to it"
+        return f"{text}: raise search.margin, or the limits"
+    remedies = []
+    explicit = options.get("quantization") == "explicit"
+    if not description.takes_float32 and (options.get("typing") != "weak" or explicit):
+        text = f"`doit localize {job.model}:{job.variant}` finds the nodes that must stay in fp32"
+        remedies.append(text)
+    if precision in description.auto_precisions(options):
+        remedies.append(f"precision: auto-{precision} keeps the fewest nodes in fp32")
+    return "; ".join(remedies)

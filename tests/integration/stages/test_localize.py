@@ -12,8 +12,8 @@ from quantize_jobs import FLOAT, Chain, images_net
 from small_graphs import make_model, weights
 
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.stages.localize import stage as localize
 from buildsys.stages.quantize import ranges
+from buildsys.stages.search import stage as localize
 from buildsys.workers.job import Job
 
 

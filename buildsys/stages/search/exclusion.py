@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Passes = Callable[[Sequence[str]], bool]
-InTime = Callable[[], bool]
+MayGoOn = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Found:
 
 
 def find_exclusion(
-    certain: Sequence[str], ranked: Callable[[], Sequence[str]], passes: Passes, in_time: InTime
+    certain: Sequence[str], ranked: Callable[[], Sequence[str]], passes: Passes, may_go_on: MayGoOn
 ) -> Found:
     """Return nodes whose exclusion passes, none of which can be left out.
 
@@ -32,28 +32,28 @@ def find_exclusion(
         order = [node for node in ranked() if node not in certain]
         low, high = 0, 1
         while not passes([*certain, *order[:high]]):
-            if high >= len(order) or not in_time():
+            if high >= len(order) or not may_go_on():
                 return Found(None)
             low, high = high, min(2 * high, len(order))
-        while high - low > 1 and in_time():
+        while high - low > 1 and may_go_on():
             middle = (low + high) // 2
             if passes([*certain, *order[:middle]]):
                 high = middle
             else:
                 low = middle
         nodes = [*certain, *order[:high]]
-    return _reduced(nodes, passes, in_time)
+    return _reduced(nodes, passes, may_go_on)
 
 
-def _reduced(nodes: list[str], passes: Passes, in_time: InTime) -> Found:
+def _reduced(nodes: list[str], passes: Passes, may_go_on: MayGoOn) -> Found:
     size = max(len(nodes) // 2, 1)
-    while in_time():
+    while may_go_on():
         before = len(nodes)
         for start in range(len(nodes) - size, -size, -size):
             rest = nodes[: max(start, 0)] + nodes[max(start, 0) + size + min(start, 0) :]
-            if rest and in_time() and passes(rest):
+            if rest and may_go_on() and passes(rest):
                 nodes = rest
         if size == 1 and (len(nodes) == before or len(nodes) == 1):
-            return Found(tuple(nodes), in_time())
+            return Found(tuple(nodes), may_go_on())
         size = size if size == 1 else size // 2
     return Found(tuple(nodes))

@@ -3,8 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from buildsys.stages.localize.search import Found, find_exclusion
+from buildsys.stages.search.exclusion import Found, find_exclusion
 
 NODES = [f"n{number:02d}" for number in range(40)]
 
@@ -20,11 +22,11 @@ class Check:
         self.asked.append(tuple(nodes))
         return self.needed <= set(nodes)
 
-    def in_time(self) -> bool:
+    def may_go_on(self) -> bool:
         return len(self.asked) < self.most
 
     def find(self, certain: Sequence[str] = (), ranked: Sequence[str] = NODES) -> Found:
-        return find_exclusion(certain, lambda: ranked, self.passes, self.in_time)
+        return find_exclusion(certain, lambda: ranked, self.passes, self.may_go_on)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +65,37 @@ def test_a_list_found_in_time_passes_even_if_it_is_not_the_smallest(most: int) -
     found = check.find()
     assert found.nodes is None or check.needed <= set(found.nodes)
     assert not found.is_smallest or found.nodes == ("n07", "n30")
+
+
+@st.composite
+def _checks(draw: st.DrawFn) -> tuple[list[str], list[str], frozenset[frozenset[str]], int]:
+    """Return an order, certain nodes, sets of which one must be excluded, and a limit."""
+    names = NODES[: draw(st.integers(1, 12))]
+    subsets = st.frozensets(st.sampled_from(names), min_size=1)
+    enough = draw(st.frozensets(subsets, max_size=3))
+    certain = draw(st.lists(st.sampled_from(names), unique=True, max_size=3))
+    return draw(st.permutations(names)), certain, enough, draw(st.integers(0, 60))
+
+
+@settings(max_examples=300, deadline=None)
+@given(_checks())
+def test_a_found_list_passes_within_few_trials_more_and_no_node_of_a_smallest_one_can_go(
+    drawn: tuple[list[str], list[str], frozenset[frozenset[str]], int],
+) -> None:
+    order, certain, enough, most = drawn
+    trials: list[frozenset[str]] = []
+
+    def passes(nodes: Sequence[str]) -> bool:
+        trials.append(frozenset(nodes))
+        return any(one <= set(nodes) for one in enough)
+
+    found = find_exclusion(certain, lambda: order, passes, lambda: len(trials) < most)
+    assert len(trials) <= max(most, 0) + 3  # one of each phase, whatever the limit
+    if found.nodes is None:
+        assert not enough or len(trials) >= most
+        return
+    assert any(one <= set(found.nodes) for one in enough)
+    assert len(set(found.nodes)) == len(found.nodes)
+    if found.is_smallest and len(found.nodes) > 1:
+        rests = (set(found.nodes) - {node} for node in found.nodes)
+        assert not any(one <= rest for rest in rests for one in enough)

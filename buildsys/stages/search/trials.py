@@ -1,13 +1,12 @@
-"""The smallest list of nodes to keep in fp32 for a converted graph within its limits.
+"""Trials: conversions of one graph, each with other nodes in fp32.
 
-Every trial converts the graph as ``convert`` does and compares it with the golden outputs on the
-CPU, 16-bit graphs with their rounding emulated. Nodes are tried in the order of the error that they
-add to intermediate tensors, which are computed in groups of limited memory.
+Each converts the graph as ``convert`` does and compares it with the golden outputs on the CPU,
+16-bit graphs with their rounding emulated. Nodes are tried in the order of the error that they add
+to intermediate tensors, which are computed in groups of limited memory.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import DTYPES
-from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, node_name
 from buildsys.stages.convert.cast_graph import (
@@ -31,45 +30,19 @@ from buildsys.stages.convert.cast_graph import (
     raise_opset,
 )
 from buildsys.stages.convert.precision_rules import LARGEST
-from buildsys.stages.localize.search import find_exclusion
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.quantize.convert import largest_losses, quantized_graph, quantized_nodes
 from buildsys.stages.quantize.ranges import IntermediateTensors
-from buildsys.workers.job import Job, StageResult
-
-
-def run(job: Job) -> StageResult:
-    """Search within ``limit_s`` seconds.
-
-    Raises: StageError: the graph cannot be converted, or a graph cannot run.
-    """
-    ends = time.monotonic() + job.options["limit_s"]
-    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    kind = QuantizedTrials if "quantize" in job.options else TypedTrials
-    trials: Trials = kind(job, golden)
-    figures = trials.check_all(())
-    found = {"without": figures, "trials": 0, "nodes": [], "is_smallest": True, "with": figures}
-    if not figures["passed"]:
-        exclusion = find_exclusion(
-            trials.certain(), trials.ranked, trials.passes, lambda: time.monotonic() < ends
-        )
-        nodes = exclusion.nodes
-        operators = trials.operators
-        found |= {
-            "nodes": None if nodes is None else [[name, operators[name]] for name in nodes],
-            "is_smallest": exclusion.is_smallest,
-            "with": None if nodes is None else trials.check_all(nodes),
-            "in_time": time.monotonic() < ends,
-        }
-    return StageResult(figures={**found, "trials": trials.count, "exclude": trials.exclude})
+from buildsys.workers.job import Job
 
 
 class Trials(ABC):
     """Conversions of one graph, each with other nodes in fp32."""
 
-    def __init__(self, job: Job, golden: dict[str, Case]) -> None:
+    def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
         self._job, self._golden = job, golden
+        self._most = most  # trials, 0 if unknown
         self.original = load_model(job.inputs["model"])
         named_nodes(self.original)
         self.operators = {node.name: node.op_type for node in self.original.graph.node}
@@ -112,6 +85,7 @@ class Trials(ABC):
         if key not in self._known:
             self.count += 1
             self._job.progress(f"trial {self.count}: {len(nodes)} nodes in fp32")
+            self._job.count(self.count, self._most, "trials")
             self._known[key] = self._passes(nodes)
         return self._known[key]
 
@@ -130,7 +104,14 @@ class Trials(ABC):
 
     def check_all(self, nodes: Sequence[str]) -> dict[str, Any]:
         """Return the verdict with the worst error of all cases."""
-        checks = self._compared(open_graph(self._job, self.converted(nodes)), list(self._golden))
+        return self._summary(self.converted(nodes))
+
+    def check_original(self) -> dict[str, Any]:
+        """Return the verdict on the graph in fp32."""
+        return self._summary(_copied(self.original))
+
+    def _summary(self, model: ModelProto) -> dict[str, Any]:
+        checks = self._compared(open_graph(self._job, model), list(self._golden))
         failed = [check for check in checks if not check.comparison.passed]
         for check in reversed(failed):  # the smallest failed case first: its tensors are compared
             self._order.remove(check.case)
@@ -151,8 +132,8 @@ class Trials(ABC):
 class TypedTrials(Trials):
     """Conversions to fp16 or bf16."""
 
-    def __init__(self, job: Job, golden: dict[str, Case]) -> None:
-        super().__init__(job, golden)
+    def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
+        super().__init__(job, golden, most)
         precision = job.options["precision"]
         if precision == "bf16":
             self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
@@ -207,8 +188,8 @@ class TypedTrials(Trials):
 class QuantizedTrials(Trials):
     """Insertions of quantizers for int8 or fp8."""
 
-    def __init__(self, job: Job, golden: dict[str, Case]) -> None:
-        super().__init__(job, golden)
+    def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
+        super().__init__(job, golden, most)
         self.exclude = list(job.options["quantize"]["exclude"])
         self._quantized = quantized_nodes(self.converted(()))
 

@@ -1,0 +1,31 @@
+"""Plan of the search stage: nodes to keep in fp32 for engines with ``precision: auto``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.stages.convert import conversion_fields
+
+
+def plan_search(model: ModelPlan) -> Iterator[Action]:
+    """Plan one search per precision and limits.
+
+    It sees what ``convert`` sees, and nothing of the engine or of this machine's speed: engines of
+    several backends share its list, and a list from a shared store is valid everywhere.
+    """
+    for conversion in model.searches:
+        fields = conversion_fields(model, conversion)
+        fields["options"] = {**fields["options"], "search": model.spec["search"]}
+        folder = f"{model.name}/search/{conversion.variant}"
+        yield Action(
+            **model.fields("search", conversion.variant),
+            **fields,
+            outputs={
+                "nodes": conversion.nodes,
+                "result": FileRef(f"{folder}/search.json"),
+            },
+            code=("buildsys.stages.search.stage",),
+            doc=f"find the nodes of {model.name} to keep in fp32 for {conversion.precision}",
+        )

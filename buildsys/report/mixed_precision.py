@@ -1,0 +1,76 @@
+"""Nodes that a search keeps in fp32, and the latencies that it bought."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from buildsys.manifest.precisions import base_precision, full_name, is_auto
+from buildsys.report.results.mixed_precision import ComparedEngine, SearchLine
+from buildsys.report.results.reader import AnyResult, of_type
+from buildsys.report.results.report import TimingLine
+from buildsys.report.results.search import SearchResult
+
+_FULL = "fp32"
+
+
+def search_lines(
+    results: Sequence[AnyResult], manifest: Mapping[str, Any], bench: Sequence[TimingLine]
+) -> Iterator[SearchLine]:
+    """Yield one line per search.
+
+    Engines of the same backend in the precision alone, and in fp32, are named next to those of the
+    search, as the middle between them is what was searched for.
+    """
+    found = of_type(results, SearchResult)
+    variants = {result.variant for result in found}
+    specs = manifest.get("engines", ())
+    for result in found:
+        content = result.content
+        served = [spec for spec in specs if variant_of(spec, variants) == result.variant]
+        backends = {spec["backend"] for spec in served}
+        precisions = {base_precision(spec) for spec in served} | {_FULL}
+        rivals = [
+            spec
+            for spec in specs
+            if not is_auto(spec)
+            and spec["backend"] in backends
+            and base_precision(spec) in precisions
+        ]
+        with_, without = content.get("with", {}), content.get("without", {})
+        yield SearchLine(
+            variant=result.variant,
+            precision=content.get("precision", ""),
+            status=result.status,
+            kept=tuple(map(tuple, content.get("nodes", []))),
+            candidates=content.get("candidates"),
+            is_fp32=content.get("is_fp32", False),
+            is_smallest=content.get("is_smallest", False),
+            trials=content.get("trials"),
+            error_without=without.get("relative"),
+            error_with=with_.get("relative"),
+            rtol=content.get("limits", {}).get("rtol"),
+            macs_low=content.get("macs_low"),
+            engines=tuple(_compared(spec, bench) for spec in (*served, *rivals)),
+        )
+
+
+def variant_of(engine: Mapping[str, Any], variants: set[str]) -> str:
+    """Return the search of an engine: its own if it has its own limits, "" if none."""
+    if not is_auto(engine):
+        return ""
+    shared = full_name(engine)
+    own = f"{shared}-{engine['name']}"
+    return own if own in variants else shared
+
+
+def _compared(spec: Mapping[str, Any], bench: Sequence[TimingLine]) -> ComparedEngine:
+    lines = [
+        line
+        for line in bench
+        if line.engine == spec["name"] and line.contender.startswith("engine") and line.p50_ms
+    ]
+    lines.sort(key=lambda line: (line.case != "opt", line.p50_ms))
+    best = lines[0] if lines else None
+    p50 = best.p50_ms if best else None
+    return ComparedEngine(spec["name"], full_name(spec), p50, bool(best and best.noisy))

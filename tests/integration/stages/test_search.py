@@ -1,0 +1,139 @@
+"""Engines with ``precision: auto``, from the search to their check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from quantize_jobs import FLOAT, Chain, images_net
+from small_graphs import make_model, weights
+
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import load_model
+
+
+def overflowing() -> onnx.ModelProto:
+    """Return a network with values around 1e7 in its middle, and unnamed nodes."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1"], ["c"], name="/first", pads=[1, 1, 1, 1]),
+        node("Mul", ["c", "k"], ["a"], name="/up"),
+        node("Mul", ["a", "k"], ["b"]),
+        node("Div", ["b", "k"], ["d"]),
+        node("Div", ["d", "k"], ["e"], name="/down"),
+        node("GlobalAveragePool", ["e"], ["p"], name="/pool"),
+        node("Flatten", ["p"], ["f"], name="/flat"),
+        node("Gemm", ["f", "w3"], ["y"], name="/head", transB=1),
+    ]
+    stored = {
+        "w1": weights(4, 3, 3, 3), "w3": weights(5, 4, seed=3), "k": np.float32([1000]),
+    }  # fmt: skip
+    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}
+    return make_model(nodes, *ports, stored)
+
+
+def listed(chain: Chain, variant: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((chain.build / f"m/search/{variant}/nodes.json").read_text())
+    return found
+
+
+def test_an_overflowing_layer_stays_in_fp32_and_the_rest_does_not(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, overflowing(), precision="auto-fp16")
+    found = chain.run("search:m:auto-fp16").figures
+    assert found["nodes"] == [["Mul_b", "Mul"], ["Div_d", "Div"]]
+    assert found["without"] == {**found["without"], "passed": False}
+    assert (found["with"]["passed"], found["is_smallest"], found["is_fp32"]) == (True, True, False)
+    assert (found["macs_low"], found["macs_low_without"]) == (1.0, 1.0)
+    assert found["limits"]["rtol"] == pytest.approx(0.8 * 2e-2)
+    assert found["limits"]["cosine"] == pytest.approx(1 - 0.8 * 1e-3)
+    json.dumps(found, allow_nan=False)
+    kept = listed(chain, "auto-fp16")
+    assert [node["outputs"] for node in kept["nodes"]] == [["b"], ["d"]]
+    converted = chain.run("convert:m:auto-fp16")
+    assert converted.status == "passed"
+    assert converted.figures["kept_reasons"]["Mul_b"] == "the search keeps it for the limits"
+    assert chain.run("engine:m:e").status == "passed"
+    verified = chain.run("verify:m:e")
+    assert verified.status == "passed", verified.reason
+
+
+def test_a_network_within_the_limits_keeps_nothing_after_one_check(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, precision="auto-fp16")
+    found = chain.run("search:m:auto-fp16").figures
+    assert (found["nodes"], found["trials"], found["is_fp32"]) == ([], 0, False)
+    assert found["with"] == found["without"]
+    assert listed(chain, "auto-fp16") == {"precision": "fp16", "all": False, "nodes": []}
+    assert chain.run("convert:m:auto-fp16").figures["kept_fp32"] == []
+
+
+def test_limits_that_no_choice_meets_leave_fp32_which_is_no_error(tmp_path: Path) -> None:
+    chain = Chain(tmp_path, precision="auto-fp16", verify={"fp16": {"rtol": 1e-6}})
+    found = chain.run("search:m:auto-fp16").figures
+    assert found["is_fp32"] is True
+    assert found["macs_low"] == 0.0
+    assert found["with"]["passed"] is True
+    assert len(found["nodes"]) == found["candidates"]
+    result = chain.run("convert:m:auto-fp16")
+    assert result.status == "passed"
+    assert result.figures["warnings"] == [
+        "all nodes stay in fp32: no choice of nodes in fp16 is within the limits"
+    ]
+    graph = load_model(chain.build / "m/convert/auto-fp16/model.onnx")
+    assert [node.op_type for node in graph.graph.node] == [
+        node.op_type for node in images_net().graph.node
+    ]
+    chain.run("engine:m:e")
+    assert chain.run("verify:m:e").status == "passed"
+
+
+def test_the_number_of_trials_is_bounded_and_what_was_found_passes(tmp_path: Path) -> None:
+    every = Chain(tmp_path / "all", overflowing(), precision="auto-fp16")
+    assert every.run("search:m:auto-fp16").figures["is_smallest"] is True
+    few = Chain(tmp_path / "few", overflowing(), precision="auto-fp16", search={"trials": 1})
+    found = few.run("search:m:auto-fp16").figures
+    assert found["is_smallest"] is False
+    assert found["trials"] == 1
+    assert found["with"]["passed"] is True
+
+
+def lossy() -> onnx.ModelProto:
+    """Return a network with channels that one scale cannot hold: smaller by a million."""
+    scale = np.logspace(0, -6, 4).astype(np.float32)
+    model = images_net()
+    stored = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
+    changed = {"w1": stored["w1"] * scale.reshape(4, 1, 1, 1), "b1": stored["b1"] * scale}
+    changed["w2"] = stored["w2"] / scale.reshape(1, 4, 1, 1)
+    for tensor in model.graph.initializer:
+        if tensor.name in changed:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(changed[tensor.name], tensor.name))
+    return model
+
+
+@pytest.mark.parametrize("tool", ["onnxruntime", "builtin"])
+def test_the_layer_that_int8_destroys_stays_in_fp32(tmp_path: Path, tool: str) -> None:
+    quantize = {"per_channel": False, "tool": tool}
+    chain = Chain(tmp_path, lossy(), precision="auto-int8", quantize=quantize)
+    chain.run("calibrate:m")
+    found = chain.run("search:m:auto-int8").figures
+    assert ["/second", "Conv"] in found["nodes"]
+    assert 0 < found["macs_low"] < found["macs_low_without"] == 1.0
+    result = chain.run("convert:m:auto-int8")
+    assert result.status == "passed", result.reason
+    assert result.figures["quantized"]
+    assert result.figures["kept_reasons"]["/second"] == "the search keeps it for the limits"
+    assert "m/convert/int8" not in str(chain.action("engine:m:e").inputs)
+    chain.run("engine:m:e")
+    assert chain.run("verify:m:e").status == "passed"
+
+
+def test_a_graph_without_anything_to_convert_is_an_error(tmp_path: Path) -> None:
+    nodes = [helper.make_node("ReduceL2", ["x"], ["y"], axes=[1], keepdims=0, name="/norm")]
+    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 8, 8])}
+    chain = Chain(tmp_path, make_model(nodes, *ports, {}), precision="auto-fp16")
+    with pytest.raises(StageError, match="no expensive operator can compute in float16"):
+        chain.run("search:m:auto-fp16")

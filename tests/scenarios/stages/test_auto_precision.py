@@ -1,0 +1,64 @@
+"""``precision: auto`` through doit: searched once, cached, explained, searched again."""
+
+from __future__ import annotations
+
+import json
+
+from project_folder import ProjectFolder
+
+NETWORK = """\
+import torch
+
+
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x) * 1e6) / 1e6)
+"""
+
+
+def test_a_search_runs_once_is_explained_and_runs_again_for_other_limits(
+    project: ProjectFolder,
+) -> None:
+    (project.root / "plugins/models/small.py").write_text(NETWORK)
+    manifest = project.add_model("net", "Wide")
+    text = manifest.read_text().replace(
+        "[{backend: onnxruntime, name: ort}]",
+        "[{backend: onnxruntime, name: ort, precision: auto-fp16}]\nverify: {fp16: {rtol: 0.02}}",
+    )
+    manifest.write_text(text)
+    first = project.doit()
+    assert first.code == 0, first.out
+    assert {"search:net:auto-fp16", "convert:net:auto-fp16", "verify:net:ort"} <= first.passed
+    assert "3 of 5 nodes in fp32: relative error not finite → " in first.out
+    assert project.doit().ran == set()
+
+    explained = project.doit("explain", "engine:net:ort").out
+    assert "search:net:auto-fp16: 3 of 5 nodes in fp32: relative error not finite →" in explained
+    assert (
+        "in fp32: /Mul, /Relu, /Div (build/net/search/auto-fp16/search.json has all)" in explained
+    )
+    found = json.loads(project.doit("explain", "--json", "convert:net:auto-fp16").out)
+    names = [name for name, _ in found["targets"][0]["search"]["nodes"]]
+    assert names == ["/Mul", "/Relu", "/Div"]
+    report = (project.root / "build/net/report/report.md").read_text()
+    assert "`auto-fp16`: 3 of 5 nodes in fp32, relative error not finite → " in report
+    page = (project.root / "build/net/report/report.html").read_text()
+    assert "Mixed precision" in page
+    asked = project.doit("localize", "net:ort")
+    assert asked.code == 3
+    assert "`doit explain engine:net:ort` names them" in asked.err
+
+    manifest.write_text(text + "search: {margin: 0.3}\n")
+    assert project.doit().ran == {"search:net:auto-fp16", "report:net"}  # the same nodes
+    manifest.write_text(text.replace("0.02", "1e-6"))
+    tight = project.doit()
+    assert {"search:net:auto-fp16", "convert:net:auto-fp16", "engine:net:ort"} <= tight.ran
+    assert "all nodes stay in fp32: no choice of nodes in fp16 is within the limits" in tight.out
+    assert tight.code == 0
+    manifest.write_text(text)
+    back = project.doit()
+    assert "search:net:auto-fp16" in back.restored

@@ -1,0 +1,120 @@
+"""Engines with ``precision: auto`` in the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.stage_table import plan_model
+
+CALIBRATION = {"data": {"x": {"random": "normal"}}}
+
+
+def plan(*engines: dict[str, Any], version: str = "", **sections: Any) -> dict[str, Action]:
+    manifest = {
+        "model": "m",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+        "engines": tuple(
+            {"backend": "onnxruntime", "name": f"e{i}", **engine}
+            for i, engine in enumerate(engines)
+        ),
+    }
+    resolved = ModelSpec.model_validate({**manifest, **sections}).model_dump(
+        mode="json", by_alias=True
+    )
+    return {action.target: action for action in plan_model(resolved, lambda _: version)}
+
+
+def targets(found: dict[str, Action], *stages: str) -> list[str]:
+    return [target for target, action in found.items() if action.stage in stages]
+
+
+def test_engines_of_several_backends_share_one_search_and_one_graph() -> None:
+    found = plan(
+        {"precision": "auto-fp16"},
+        {"backend": "tensorrt_rtx", "precision": "auto"},
+        {"precision": "fp16"},
+    )
+    assert targets(found, "search", "convert") == [
+        "search:m:auto-fp16", "convert:m:auto-fp16", "convert:m:fp16",
+    ]  # fmt: skip
+    search, convert = found["search:m:auto-fp16"], found["convert:m:auto-fp16"]
+    assert search.options["search"] == {"trials": 100, "margin": 0.2}
+    assert convert.options == found["convert:m:fp16"].options
+    assert {k: v for k, v in search.options.items() if k != "search"} == convert.options
+    assert convert.inputs["nodes"].path == "m/search/auto-fp16/nodes.json"
+    assert "nodes" not in found["convert:m:fp16"].inputs
+    assert "search:m:auto-fp16" in convert.after
+    for name in ("e0", "e1"):
+        engine = found[f"engine:m:{name}"]
+        assert engine.inputs["model"].path == "m/convert/auto-fp16/model.onnx"
+        assert "nodes" not in engine.inputs
+        assert (engine.options["engine"]["precision"], engine.options["engine"]["auto"]) == (
+            "fp16", True,
+        )  # fmt: skip
+    assert found["engine:m:e2"].inputs["model"].path == "m/convert/fp16/model.onnx"
+
+
+def test_a_search_depends_on_no_engine_device_or_core() -> None:
+    search = plan({"precision": "auto-fp16"})["search:m:auto-fp16"]
+    assert search.devices == ()
+    assert "engine" not in search.options
+    assert search.code == ("buildsys.stages.search.stage",)
+    assert search.tools == ("onnx", "onnxruntime", "numpy")
+
+
+def test_engines_without_a_search_keep_their_targets_and_keys() -> None:
+    plain = plan({"precision": "fp16"})
+    changed = plan({"precision": "fp16"}, search={"trials": 3})
+    assert plain == changed
+    assert "search" not in plain["report:m"].options["manifest"]
+    assert "auto" not in plain["engine:m:e0"].options["engine"]
+    assert targets(plain, "search") == []
+
+
+def test_limits_of_an_engine_have_a_search_of_their_own() -> None:
+    own = {"precision": "auto-fp16", "tolerance": {"rtol": 1e-3, "cosine": 0.99}}
+    found = plan({"precision": "auto-fp16"}, own)
+    assert targets(found, "search") == ["search:m:auto-fp16", "search:m:auto-fp16-e1"]
+    limits = {
+        target: found[target].options["tolerance"]["rtol"] for target in targets(found, "search")
+    }
+    assert limits == {"search:m:auto-fp16": 2e-2, "search:m:auto-fp16-e1": 1e-3}
+    assert found["engine:m:e1"].inputs["model"].path == "m/convert/auto-fp16-e1/model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("engine", "converted"),
+    [
+        ({"backend": "openvino", "precision": "auto"}, False),
+        ({"backend": "openvino", "precision": "auto-fp16"}, False),
+        ({"backend": "tensorrt", "precision": "auto", "typing": "weak"}, False),
+        ({"backend": "tensorrt", "precision": "auto", "typing": "strong"}, True),
+        ({"backend": "openvino", "precision": "auto-int8"}, True),
+        ({"backend": "tensorrt", "precision": "auto-int8", "typing": "weak"}, True),
+    ],
+)
+def test_builders_of_the_float32_graph_read_the_list(
+    engine: dict[str, Any], converted: bool
+) -> None:
+    found = plan(engine, calibration=CALIBRATION)
+    built, (search,) = found["engine:m:e0"], targets(found, "search")
+    variant = search.rpartition(":")[2]
+    assert ("nodes" in built.inputs) == (not converted)
+    assert (search in built.after) == (not converted)
+    graph = f"m/convert/{variant}/model.onnx" if converted else "m/simplify/model.onnx"
+    assert built.inputs["model"].path == graph
+    assert targets(found, "convert") == ([f"convert:m:{variant}"] if converted else [])
+    assert "batches" not in built.inputs
+
+
+def test_few_nodes_in_the_precision_fail_no_engine_of_a_search() -> None:
+    found = plan({"backend": "openvino", "precision": "auto", "precision_share": 0.5})
+    assert found["engine:m:e0"].options["engine"]["precision_share"] == 0.0
+    assert found["report:m"].options["manifest"]["engines"][0]["precision"] == "auto-bf16"
+    assert "search" in found["report:m"].options["manifest"]
