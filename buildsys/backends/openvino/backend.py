@@ -119,7 +119,7 @@ def build(request: BuildRequest) -> Figures:
             port_of(port)  # refuses types that cannot be passed
         shapes = {name: _bounded_shape(request, name) for name in request.inputs}
         call("cannot take the shapes of the inputs", lambda: model.reshape(shapes))
-        if options["precision"] == "int8":
+        if options["precision"] == "int8" and not options.get("auto"):  # else it has quantizers
             from buildsys.backends.openvino.quantization import quantize
 
             model = quantize(model, request)

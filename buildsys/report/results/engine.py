@@ -10,6 +10,7 @@ from buildsys.report.results.header import ResultHeader
 class BuildEnvironment(TypedDict, total=False):
     """Libraries and device of a build."""
 
+    openvino: str
     onnxruntime: str
     tensorrt: str
     tensorrt_rtx: str

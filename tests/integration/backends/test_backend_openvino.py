@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -75,6 +77,36 @@ def test_an_engine_computes_in_its_precision(
     for name, tensor in expected.items():
         one, other = tensor.array.ravel(), found[name].array.ravel()
         assert one @ other >= cosine * np.linalg.norm(one) * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_nodes_of_a_search_are_marked_and_stay_in_float32(tmp_path: Path, precision: str) -> None:
+    """The mark is checked in the file here, the executed types where the processor has them."""
+    model = write(tmp_path, conv_bn())
+    kept = {"conv": ("conv",), "fc": ("logits",)}
+    asked = request(model, tmp_path, options(precision=precision), fp32_nodes=kept)
+    backend.build(asked)
+    layers = {one.get("name"): one for one in ElementTree.parse(asked.engine).iter("layer")}
+    marks = {
+        name
+        for name, layer in layers.items()
+        if any("Precision" in (one.get("name") or "") for one in layer.iter("attribute"))
+    }
+    assert "conv" in marks
+    assert any(name and name.startswith("fc") for name in marks)
+    assert not marks & {"bn", "relu", "pool", "x"}
+    assert {layer.get("type") for name, layer in layers.items() if name in marks}.isdisjoint(
+        {"Const", "Parameter", "Result"}
+    )
+    every = replace(asked, engine=tmp_path / "all.xml", fp32_nodes={"*": ()})
+    backend.build(every)
+    try:
+        backend.prepare(asked.options)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    accepted = {**asked.options, "precision_share": 0.0}
+    shares = backend.describe(every.engine, accepted)["precision_shares"]["layers"]
+    assert shares == {"float32": 1.0}
 
 
 def test_an_engine_in_another_precision_than_requested_is_refused(

@@ -13,6 +13,7 @@ from onnx import helper
 from quantize_jobs import FLOAT, Chain, images_net
 from small_graphs import make_model, weights
 
+from buildsys.backends.openvino.options import OpenVinoEngine
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
 
@@ -137,3 +138,20 @@ def test_a_graph_without_anything_to_convert_is_an_error(tmp_path: Path) -> None
     chain = Chain(tmp_path, make_model(nodes, *ports, {}), precision="auto-fp16")
     with pytest.raises(StageError, match="no expensive operator can compute in float16"):
         chain.run("search:m:auto-fp16")
+
+
+def test_an_openvino_engine_computes_the_searched_int8_graph(tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
+    chain = Chain(tmp_path, lossy(), precision="auto-int8", quantize={"per_channel": False})
+    engine = chain.resolved["engines"][0]
+    onnxruntime_only = engine.keys() - {"name", "precision", "required", "tolerance", "toolchain"}
+    kept = {name: value for name, value in engine.items() if name not in onnxruntime_only}
+    spec = OpenVinoEngine.model_validate({**kept, "backend": "openvino", "threads": 1})
+    chain.resolved["engines"] = [spec.model_dump(mode="json")]
+    chain.run("calibrate:m")
+    chain.run("search:m:auto-int8")
+    chain.run("convert:m:auto-int8")
+    built = chain.run("engine:m:e")
+    assert built.status == "passed", built.reason
+    assert built.figures["precision_shares"]["layers"]["int8"] > 0
+    assert chain.run("verify:m:e").status == "passed"
