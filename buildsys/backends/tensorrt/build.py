@@ -19,6 +19,7 @@ from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, build_failure, log_of
 from buildsys.backends.tensorrt.network_edits import (
     call_hook,
+    computed_layers,
     fp32_layers,
     io_facts,
     io_tensors,
@@ -49,7 +50,7 @@ def build_engine(library: Library, request: BuildRequest) -> Figures:
         phases.append(("parse", time.perf_counter()))
         network, config = parsed.network, builder.create_builder_config()
         if request.fp32_nodes:  # of a weakly typed engine; the types of a graph tell the others
-            layers = fp32_layers(network, request.fp32_nodes)
+            layers = fp32_layers(computed_layers(library, network), request.fp32_nodes)
             options = {**options, "layer_precisions": layers}
         configure(library, builder, config, options, messages)
         set_formats(library, network, options["io"], strong=is_strong(options))

@@ -64,16 +64,11 @@ def set_formats(
         tensor.dtype = value
 
 
-def set_layer_precisions(
-    library: Library, network: Any, entries: Sequence[Mapping[str, str]]
-) -> None:
-    """Give layers the precision of the last matching entry.
-
-    Raises: StageError: a pattern matches no layer.
-    """
+def computed_layers(library: Library, network: Any) -> list[Any]:
+    """Return the layers with a choice of precision."""
     kinds, words = library.trt.LayerType, DTYPES.words(library)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
-    computed = [  # those with a choice of precision
+    return [
         layer
         for layer in layers
         if layer.type not in (kinds.CONSTANT, kinds.SHAPE, kinds.QUANTIZE, kinds.DEQUANTIZE)
@@ -83,6 +78,16 @@ def set_layer_precisions(
             for tensor in (layer.get_output(index) for index in range(layer.num_outputs))
         )
     ]
+
+
+def set_layer_precisions(
+    library: Library, network: Any, entries: Sequence[Mapping[str, str]]
+) -> None:
+    """Give layers the precision of the last matching entry.
+
+    Raises: StageError: a pattern matches no layer.
+    """
+    computed = computed_layers(library, network)
     names = [layer.name for layer in computed]
     for entry in entries:
         if not any(fnmatchcase(name, entry["layers"]) for name in names):
@@ -99,16 +104,16 @@ def set_layer_precisions(
             version_adapter.set_layer_precision(library, layer, dtype)
 
 
-def fp32_layers(network: Any, nodes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Return the layers of graph ``nodes`` as entries of ``layer_precisions``.
+def fp32_layers(layers: Sequence[Any], nodes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Return those of ``layers`` that compute graph ``nodes``, as ``layer_precisions``.
 
     The parser makes several layers of some nodes. One has the node's name or result, the others
     have a prefix or no name: those next to a layer in fp32 are kept there as well, or a value
     beyond the range would pass through 16 bits.
+    Raises: StageError: no layer belongs to them.
     """
     if "*" in nodes:
         return [{"layers": "*", "precision": "fp32"}]
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
     results = {name for names in nodes.values() for name in names}
     read = [_names(layer.get_input(i) for i in range(layer.num_inputs)) for layer in layers]
     written = [_names(layer.get_output(i) for i in range(layer.num_outputs)) for layer in layers]
@@ -123,6 +128,11 @@ def fp32_layers(network: Any, nodes: Mapping[str, Sequence[str]]) -> list[dict[s
         near = {name for index in found for name in read[index] | written[index]}
         found = {i for i in unnamed - kept if (read[i] | written[i]) & near}
         kept |= found
+    if not kept:
+        raise StageError(
+            f"no layer of the network belongs to {next(iter(nodes))}, which must stay in fp32",
+            "name its layers in layer_precisions, with another precision than auto",
+        )
     return [{"layers": escape(layers[i].name), "precision": "fp32"} for i in sorted(kept)]
 
 

@@ -47,7 +47,7 @@ _PORTABILITY = (
 _NOT_TIMED = (
     "backend", "precision", "typing", "profiles", "workspace", "profiling_verbosity", "network",
     "layer_precisions", "precision_constraints", "precision_share", "io", "timing_cache",
-    "toolchain", "max_threads", "calibration", "quantization",
+    "toolchain", "max_threads", "calibration", "quantization", "auto",
 )  # fmt: skip
 
 

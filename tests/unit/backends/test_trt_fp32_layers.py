@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from buildsys.backends.tensorrt.network_edits import fp32_layers
+from buildsys.errors import StageError
 
 Layer = tuple[str, Sequence[str | None], Sequence[str]]  # name, inputs, outputs
 
 
-def network(*layers: Layer) -> Any:
-    """Return a parsed network."""
+def parsed(*layers: Layer) -> list[Any]:
+    """Return layers of a parsed network."""
 
     def tensor(name: str | None) -> Any:
         return None if name is None else SimpleNamespace(name=name)
 
-    made = [
+    return [
         SimpleNamespace(
             name=name, num_inputs=len(read), num_outputs=len(written),
             get_input=lambda i, read=read: tensor(read[i]),
@@ -25,11 +28,10 @@ def network(*layers: Layer) -> Any:
         )
         for name, read, written in layers
     ]  # fmt: skip
-    return SimpleNamespace(num_layers=len(made), get_layer=made.__getitem__)
 
 
 def names(*layers: Layer, nodes: dict[str, tuple[str, ...]]) -> list[str]:
-    found = fp32_layers(network(*layers), nodes)
+    found = fp32_layers(parsed(*layers), nodes)
     assert all(entry["precision"] == "fp32" for entry in found)
     return [entry["layers"] for entry in found]
 
@@ -41,7 +43,8 @@ def test_layers_have_the_name_or_the_result_of_their_node() -> None:
     )  # fmt: skip
     assert names(*layers, nodes={"/b/Conv": ("b",)}) == ["/b/Conv"]
     assert names(*layers, nodes={"Mul_c": ("c",)}) == ["node_of_c"]
-    assert names(*layers, nodes={"/other": ("z",)}) == []
+    with pytest.raises(StageError, match="no layer of the network belongs to /other, which must"):
+        names(*layers, nodes={"/other": ("z",)})
 
 
 def test_unnamed_layers_next_to_one_in_fp32_stay_with_it() -> None:
