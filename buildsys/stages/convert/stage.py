@@ -84,17 +84,18 @@ def run(job: Job) -> StageResult:
     if not failed:
         return StageResult(figures=figures)
     reason = failed[0].sentence() + and_more(failed)
-    search = f"`doit localize {job.model}:ENGINE` finds the nodes that must stay in fp32"
-    hint = f"{search}, and precision: auto-{precision} keeps them there"
-    hint += f"; if this error is acceptable, raise verify.{precision}"
+    remedies = [f"if this error is acceptable, raise verify.{precision}"]
     figures["overflow"] = None
     origin = _origin(job, golden[failed[0].case])
     if origin is not None:
         figures["overflow"] = {"node": origin.node, "tensor": origin.tensor}
         problem = f"{origin} is not finite in {precision}"
         reason = f"the {precision} graph overflows: {problem}, and {reason}"
-        hint = f"{search}, and precision: auto-{precision} keeps them there"
-        hint += "; bf16 has the range of float32" if precision == "fp16" else ""
+        remedies = ["bf16 has the range of float32"] if precision == "fp16" else []
+    if job.options.get("tool") != "autocast":
+        text = f"`doit localize {job.model}:ENGINE` finds the nodes that must stay in fp32"
+        remedies.insert(0, f"{text}, and precision: auto-{precision} keeps them there")
+    hint = "; ".join(remedies)
     return StageResult("failed", reason, hint, figures)
 
 

@@ -377,7 +377,10 @@ def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None
         " differs in case opt of the fp16 graph: at [0, 0] ONNX Runtime has inf and PyTorch 0.5"
         " (4 of 8 elements are NaN or infinite)"
     )
-    assert result.hint == "bf16 has the range of float32"
+    assert result.hint == (
+        "`doit localize m:ENGINE` finds the nodes that must stay in fp32, and precision: auto-fp16"
+        " keeps them there; bf16 has the range of float32"
+    )
     figures = result.figures
     json.dumps(figures, allow_nan=False)
     assert figures["overflow"] == {"node": "further up", "tensor": "b"}

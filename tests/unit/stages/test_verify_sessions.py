@@ -257,6 +257,33 @@ def test_tf32_is_suggested_only_for_errors_that_it_can_cause(
     assert result.hint.startswith(advice) == advised
 
 
+@pytest.mark.parametrize(
+    ("engine", "hint"),
+    [
+        (
+            {**ORT, "precision": "fp16"},
+            "`doit localize m:e` finds the nodes that must stay in fp32; precision: auto-fp16"
+            " keeps the fewest nodes in fp32",
+        ),
+        ({**TRT, "precision": "fp16"}, "precision: auto-fp16 keeps the fewest nodes in fp32"),
+        (
+            {"backend": "openvino", "precision": "bf16"},
+            "precision: auto-bf16 keeps the fewest nodes in fp32",
+        ),
+        (
+            {**ORT, "precision": "auto-fp16"},
+            "the engine's own rounding exceeds what the search left to it: raise search.margin, or"
+            " the limits",
+        ),
+    ],
+)
+def test_a_wrong_engine_of_low_precision_names_what_keeps_nodes_in_fp32(
+    verified: Any, engine: dict[str, Any], hint: str
+) -> None:
+    result = verified(Session(golden(), plus(np.nan)), golden(), engine)
+    assert (result.status, result.hint) == ("failed", hint)
+
+
 def test_tf32_is_not_suggested_for_a_missing_case(verified: Any) -> None:
     result = verified(Session(golden(), profiles=(SMALL,)), golden(), TRT)
     assert result.hint == ""
