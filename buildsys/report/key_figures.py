@@ -21,7 +21,7 @@ from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
 from buildsys.report.results.reader import FAILED, PASSED, RESULT_TYPES, parse
-from buildsys.report.results.search import SearchResult
+from buildsys.report.results.search import SearchedGraph, SearchResult
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 
@@ -136,17 +136,23 @@ def _gate(result: GateResult) -> str:
     return ", ".join(texts)
 
 
+def graph_error(graph: SearchedGraph) -> float | None:
+    """Return the error of a searched graph; NaN if it is not finite."""
+    error = graph.get("relative")
+    return math.nan if error is None and graph.get("passed") is False else error
+
+
 def search_figure(result: SearchResult) -> str:
     """Return the nodes in fp32, the errors without and with them, and the share of work left."""
     precision, kept = result["precision"], len(result["nodes"])
-    before = result["without"].get("relative")
+    before = graph_error(result["without"])
     if result["is_fp32"]:
         return f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
     low = result.get("macs_low")
     work = "" if low is None else f", {low:.1%} of the MACs in {precision}"
     if not kept:
         return f"all nodes in {precision}: relative error {q.error(before)}{work}"
-    after = result["with"].get("relative")
+    after = graph_error(result["with"])
     nodes = f"{kept} of {q.nodes(result['candidates'])} in fp32"
     return f"{nodes}: relative error {q.error(before)} → {q.error(after)}{work}"
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.precisions import base_precision, full_name, is_auto
+from buildsys.report.key_figures import graph_error
 from buildsys.report.results.mixed_precision import ComparedEngine, SearchLine
 from buildsys.report.results.reader import AnyResult, of_type
 from buildsys.report.results.report import TimingLine
-from buildsys.report.results.search import SearchResult
+from buildsys.report.results.search import SearchedGraph, SearchResult
 
 _FULL = "fp32"
 
@@ -37,7 +38,8 @@ def search_lines(
             and spec["backend"] in backends
             and base_precision(spec) in precisions
         ]
-        with_, without = content.get("with", {}), content.get("without", {})
+        with_ = content.get("with", SearchedGraph())
+        without = content.get("without", SearchedGraph())
         yield SearchLine(
             variant=result.variant,
             precision=content.get("precision", ""),
@@ -47,8 +49,8 @@ def search_lines(
             is_fp32=content.get("is_fp32", False),
             is_smallest=content.get("is_smallest", False),
             trials=content.get("trials"),
-            error_without=without.get("relative"),
-            error_with=with_.get("relative"),
+            error_without=graph_error(without),
+            error_with=graph_error(with_),
             rtol=content.get("limits", {}).get("rtol"),
             macs_low=content.get("macs_low"),
             engines=tuple(_compared(spec, bench) for spec in (*served, *rivals)),

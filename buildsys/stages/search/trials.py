@@ -139,11 +139,15 @@ class TypedTrials(Trials):
             self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
         self.exclude = list(job.options.get("exclude", ()))
         self._beyond: list[str] | None = None
-        found = convert_precision(_copied(self.original), precision, self.exclude)
+        model = _copied(self.original)
+        found = convert_precision(model, precision, self.exclude)
+        nodes = {node.name for node in model.graph.node}  # without those of constants
         self._kept = {
             node.name
             for node in self.original.graph.node
-            if node.name in found.kept or matching_pattern(node_name(node), self.exclude)
+            if node.name in found.kept
+            or node.name not in nodes
+            or matching_pattern(node_name(node), self.exclude)
         }
 
     def converted(self, nodes: Sequence[str]) -> ModelProto:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from quantize_jobs import FLOAT, Chain, images_net
 from small_graphs import make_model, weights
 
@@ -23,6 +23,7 @@ def overflowing() -> onnx.ModelProto:
     node = helper.make_node
     nodes = [
         node("Conv", ["x", "w1"], ["c"], name="/first", pads=[1, 1, 1, 1]),
+        node("Constant", [], ["k"], name="/k", value=numpy_helper.from_array(np.float32([1000]))),
         node("Mul", ["c", "k"], ["a"], name="/up"),
         node("Mul", ["a", "k"], ["b"]),
         node("Div", ["b", "k"], ["d"]),
@@ -31,9 +32,7 @@ def overflowing() -> onnx.ModelProto:
         node("Flatten", ["p"], ["f"], name="/flat"),
         node("Gemm", ["f", "w3"], ["y"], name="/head", transB=1),
     ]
-    stored = {
-        "w1": weights(4, 3, 3, 3), "w3": weights(5, 4, seed=3), "k": np.float32([1000]),
-    }  # fmt: skip
+    stored = {"w1": weights(4, 3, 3, 3), "w3": weights(5, 4, seed=3)}
     ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}
     return make_model(nodes, *ports, stored)
 
