@@ -18,6 +18,7 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, EarlierBuild, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.build import build_engine
+from buildsys.backends.tensorrt.builder_config import is_strong
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import load_failure, log_of
 from buildsys.errors import StageError
@@ -70,6 +71,7 @@ def _obstacle(request: BuildRequest) -> str:
     options = request.options
     reasons = {
         "its network hook may use the weights": options["network"],
+        "its layers in fp32 depend on the weights": not is_strong(options) and options.get("auto"),
         "its calibrated ranges depend on the weights": request.calibration,
         "its custom operators may use the weights": request.operators,
         "its sparse kernels depend on the weights": options["sparsity"],
