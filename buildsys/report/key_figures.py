@@ -70,12 +70,12 @@ def executed_precision(engine: EngineResult) -> str:
 
 def refit_origin(engine: EngineResult) -> str:
     """Return the earlier build of a refitted engine, "" if it was built."""
-    origin = engine.get("refitted_from")
-    if not origin:
+    origin = engine.get("refitted_from", {})
+    digest, started = origin.get("engine_sha256", ""), origin.get("started", "")
+    if not digest or not started:
         return ""
-    digest = origin["engine_sha256"][:_SHOWN_DIGITS]
-    built = q.duration(origin["build_seconds"])
-    return f"the engine {digest}…, built {origin['started']} in {built}"
+    took = f" in {q.duration(origin['build_seconds'])}" if "build_seconds" in origin else ""
+    return f"the engine {digest[:_SHOWN_DIGITS]}…, built {started}{took}"
 
 
 def _engine(result: EngineResult) -> str:

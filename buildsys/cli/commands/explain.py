@@ -76,7 +76,7 @@ def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
     return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
 
 
-def _refitted(session: Session, target: str) -> str:
+def refit_note(session: Session, target: str) -> str:
     """Return how an engine got its weights, if not by a build."""
     if not session.actions[target].refits:
         return ""
@@ -120,7 +120,7 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
                     built = f": {how.get(last.status, last.status)} {time_ago(last.started)}"
                     built += f" in {duration(last.seconds)}"
                     built += f" ({last.reason})" if last.reason else ""
-                    built += _refitted(session, one.target)
+                    built += refit_note(session, one.target)
                     if reasons := decode_reasons(last.why):
                         built += f"; reason: {summarize_reasons(reasons, _SHOWN_CAUSES)}"
                 yield Row(FRESH, one.target + built, list(_searched(session, one.target)))

@@ -166,7 +166,12 @@ def _describe_engine(
         "TensorRT engines have no readable graph; from engine.json:",
     ]
     for name, value in result.items():
-        if name not in (*_ENGINE_HEADER, "layer_nodes") and value not in (None, "", [], {}):
+        if name not in (*_ENGINE_HEADER, "layer_nodes", "refit_basis") and value not in (
+            None,
+            "",
+            [],
+            {},
+        ):
             lines.append(f"  {name:<18}{plain(value)}")
     table = ["", *layer_lines(layers)] if layers else []
     return {**head, "engine": result}, [*lines, *table]

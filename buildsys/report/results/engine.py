@@ -68,7 +68,7 @@ class SlowLayer(TypedDict, total=False):
     nodes: list[str]  # of the ONNX graph
 
 
-class RefittedFrom(TypedDict):
+class RefittedFrom(TypedDict, total=False):
     """The earlier build whose engine got new weights."""
 
     engine_sha256: str

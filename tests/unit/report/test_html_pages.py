@@ -290,3 +290,12 @@ def test_every_layer_of_an_engine_is_listed_with_its_nodes(results: Results) -> 
     found = [row[0] for row in shown(page(results)).rows if row[-1].startswith("/node")]
     assert found == [f"layer {n}" for n in reversed(range(30))]
     assert "10 more layers" in shown(page(results)).text
+
+
+def test_a_refitted_engine_names_the_one_it_came_from(results: Results) -> None:
+    origin = {"engine_sha256": "ab" * 32, "started": "2026-11-03T10:00:00Z", "build_seconds": 35.5}
+    results.passed("engine:tiny:rtx-fp16", refitted_from=origin)
+    text = "refitted from the engine abababababababab…, built 2026-11-03T10:00:00Z in 35.5 s"
+    assert text in shown(page(results)).text
+    results.passed("engine:tiny:rtx-fp16", not_refitted="the graph has changed")
+    assert "not refitted the graph has changed" in shown(page(results)).text

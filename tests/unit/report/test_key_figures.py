@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from buildsys.report.formatting import TIMES
-from buildsys.report.key_figures import key_figure
+from buildsys.report.key_figures import key_figure, refit_origin
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.reader import parse
 
 
 def outputs(**relative: float) -> dict[str, Any]:
@@ -143,3 +145,13 @@ def test_a_faster_baseline_is_named() -> None:
     )
     contenders["torch_compile"]["p50_ms"] = 1.99
     assert "faster" not in key_figure("bench", {"cases": cases})
+
+
+def test_a_refitted_engine_says_so() -> None:
+    origin = {"engine_sha256": "ab" * 32, "started": "2026-11-03T10:00:00Z", "build_seconds": 35.5}
+    result = {"engine_bytes": 1000, "refitted_from": origin}
+    assert key_figure("engine", result) == "1.00 kB, refitted"
+    engine = parse(result, EngineResult)
+    text = "the engine abababababababab…, built 2026-11-03T10:00:00Z in 35.5 s"
+    assert refit_origin(engine) == text
+    assert refit_origin(parse({"refitted_from": {"started": "?"}}, EngineResult)) == ""
