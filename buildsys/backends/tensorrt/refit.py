@@ -120,7 +120,7 @@ def _refit(
         refitter = library.trt.Refitter(engine, log.logger)
         replaceable = set(refitter.get_all_weights())
         before = record["refit_basis"]["weights"]
-        changed = {name for name, each in graph.weights.items() if before[name] != each.digest}
+        changed = {name for name, each in graph.weights.items() if before.get(name) != each.digest}
         if fixed := sorted(changed - replaceable):
             raise StageError(f"the earlier engine cannot replace {_names(fixed)}")
         given = version_adapter.set_weights(library, refitter, request.onnx, graph.weights, changed)

@@ -49,6 +49,8 @@ def test_a_refitted_engine_computes_with_the_new_weights(
         facts = build(toolchain, folder, convolutions(10 * seed), earlier=earlier, **fields)
         assert "refitted_from" in facts, facts.get("not_refitted")
         assert error_of(toolchain, folder, image(2)) <= 1e-2
+        named = {node for layer in facts["layer_nodes"] for node in layer["nodes"]}
+        assert named >= {f"/{kind}{number}" for kind in ("conv", "relu") for number in range(5)}
 
 
 @pytest.fixture(scope="module")
