@@ -7,7 +7,6 @@ doit makes the loader before it does anything else. It has no other place to cha
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from doit.cmd_base import DodoTaskLoader
 from doit.exceptions import InvalidDodoFile
 
 from buildsys.cli.main import Main
+from buildsys.system.entry_points import entry_points
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type information

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from doit import doit_cmd
+from doit import doit_cmd, plugin
 from doit.cmd_base import DodoTaskLoader
 from doit.plugin import PluginDict, PluginEntry
 from doit.version import VERSION
@@ -16,9 +16,11 @@ from doit.version import VERSION
 from buildsys import __version__
 from buildsys.cli.project_root import enter_project
 from buildsys.errors import UsageError
+from buildsys.system.entry_points import entry_points
 from buildsys.system.printable import printable
 from buildsys.system.program_name import BUILDSYS, started_as
 
+plugin.entry_points = entry_points  # doit would read them again for each kind of plugin
 PROGRAM = BUILDSYS
 _FOLDER = "buildsys.cli.commands"
 # doit has a target `build`, and its own `run` builds; so the same commands have two names

@@ -179,10 +179,10 @@ def our_backends() -> tuple[str, ...]:
 @cache
 def other_backends() -> Mapping[str, BackendPackage]:
     """Return the backends of other distributions by name."""
-    from importlib import metadata  # slow
+    from buildsys.system.entry_points import entry_points  # slow
 
     found: dict[str, BackendPackage] = {}
-    for entry in metadata.entry_points(group=GROUP):
+    for entry in entry_points(group=GROUP):
         distribution = entry.dist
         name = distribution.metadata["Name"] if distribution is not None else ""
         if normalized(name) == "buildsys" or entry.name in our_backends():

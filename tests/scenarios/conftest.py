@@ -29,7 +29,13 @@ def _known_texts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Read our modules and the installed packages once for all projects."""
     with common_folder(tmp_path_factory, "texts") as file:
         if not file.exists():
-            file.write_text(json.dumps(doit_server.read_texts()), encoding="utf-8")
+            texts = doit_server.read_texts()
+            for kind in (TorchProject, ReadyProject):
+                project = kind(tmp_path_factory.mktemp("keys"), Path(os.devnull))
+                project.create()
+                project.add_model("a")
+                texts |= doit_server.texts_of_keys(project.root)
+            file.write_text(json.dumps(texts), encoding="utf-8")
     doit_server.texts_file = file
 
 

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("cli", "execution", "manifest", "plan", "store", "system", "workers.client")
+PACKAGES = ("cli", "execution", "manifest", "plan", "report", "store", "system", "workers.client")
+FURTHER = ("blake3", "rich.console", "tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxscript")
 LIBRARIES += ("onnx-ir", "onnxslim", "sympy", "ml-dtypes", "tensorrt_rtx")
@@ -138,6 +139,19 @@ def read_texts() -> Texts:
     return texts
 
 
+def texts_of_keys(root: Path) -> dict[str, str]:
+    """Return what doit stores when it makes the keys of a project, which follows our imports."""
+    from buildsys.cli.session import Session
+    from buildsys.manifest.project import load_project
+
+    session = Session(load_project(root))
+    for action in session.actions.values():
+        session.executor._keys.build(action).digest  # noqa: B018
+    texts = dict(session.executor._db._texts)
+    session.executor.close()
+    return {name: text for name, text in texts.items() if name.startswith("closure/")}
+
+
 def know_texts(file: str) -> None:
     """Let every state database of this process, and of builds of ``repro``, start with texts."""
     from buildsys.cli.commands.repro import two_builds
@@ -154,6 +168,23 @@ def know_texts(file: str) -> None:
         self._texts.update(texts)
 
     StateDb.__init__ = start_with_texts  # type: ignore[method-assign]
+
+
+def make_schema_classes() -> None:
+    """Let pydantic make the classes of manifests, which it does at their first use."""
+    from buildsys.manifest.schema.model import ModelSpec
+    from buildsys.system.backend_registry import our_backends
+
+    ModelSpec.model_validate(
+        {
+            "model": "m",
+            "source": {"onnx": "m.onnx"},
+            "inputs": {"x": {"shape": ["batch", 4], "data": {"random": "uniform"}}},
+            "outputs": {"y": {"shape": ["batch", 4]}},
+            "dims": {"batch": {"min": 1, "opt": 2, "max": 4}},
+            "engines": [{"name": name, "backend": name} for name in our_backends()],
+        }
+    )
 
 
 def serve(channel: socket.socket) -> str:
@@ -189,6 +220,9 @@ if __name__ == "__main__":
         for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
+    for name in FURTHER:
+        importlib.import_module(name)
+    make_schema_classes()
     know_texts(sys.argv[2])
     gc.freeze()  # else a collection would write to every page that the processes share
     name = serve(socket.socket(fileno=int(sys.argv[1])))
