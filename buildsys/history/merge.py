@@ -16,6 +16,7 @@ from buildsys.report.formatting import plural
 from buildsys.store.state_db import ReadOnlyStateDb, Row
 
 _AT_ONCE = 200  # builds in a transaction, so that builds in progress do not wait long
+_UNKNOWN_END = 1 << 40  # instead of the last row number, if it is not readable
 _FUTURE_S = 60.0
 _TABLES = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
 
@@ -84,6 +85,11 @@ class _OtherFile(ReadOnlyStateDb):
         super().__init__(file, schema=HISTORY)
         self.damaged = False
 
+    def _has_tables(self, connection: sqlite3.Connection) -> bool:
+        # else SQLite refuses a truncated file as a whole; the connection is read-only
+        connection.execute("PRAGMA writable_schema = ON")
+        return super()._has_tables(connection)
+
     def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
         """Return all rows of a query, none if they are damaged."""
         try:
@@ -100,22 +106,27 @@ class _OtherFile(ReadOnlyStateDb):
                     f"cannot import {self.path}: its tables are not those of a history",
                     "name a history.db of buildsys",
                 )
-            last = self.query("SELECT max(rowid) FROM builds")[0][0] or 0
         except (sqlite3.DatabaseError, OSError) as error:
             raise UsageError(
                 f"cannot import {self.path}: {error}",
                 "check the file; it is a copy of history.db of another machine",
             ) from None
+        ends = self.read("SELECT max(rowid) FROM builds")
+        last = (ends[0][0] or 0) if ends else _UNKNOWN_END
         select = f"SELECT rowid, {BUILD_COLUMNS} FROM builds"  # noqa: S608 - constants
         select += " WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        at, skipped = 0, _AT_ONCE
+        at, count, skipped = 0, _AT_ONCE, 1
         while at < last:
-            rows = self.read(select, (at, _AT_ONCE))
+            # in a damaged tree SQLite may go back
+            rows = [row for row in self.read(select, (at, count)) if row[0] > at]
             found = [build for row in rows if (build := read_build(row[1:])) is not None]
             self.damaged = self.damaged or len(found) < len(rows)
-            # further each time: a hostile file may claim any number of rows
-            skipped = _AT_ONCE if rows else 2 * skipped
-            at = rows[-1][0] if rows else at + skipped // 2
+            if rows:
+                at, count, skipped = rows[-1][0], min(2 * count, _AT_ONCE), 1
+            elif count > 1:  # the first ones may be readable
+                count = 1
+            else:  # further each time: a hostile file may claim any number of rows
+                at, skipped = at + skipped, 2 * skipped
             yield found
 
     def _tables(self) -> set[Row]:

@@ -90,13 +90,14 @@ class Comparison:
             str(value) if isinstance(value := side.item(index), complex) else value
             for side in (a, b)
         )
+        one, other = _show_apart(here, there)
         return replace(
             self,
             passed=False,
             worst_index=index,
             worst_actual=here,
             worst_expected=there,
-            problem=f"at {list(index)} it is {_show(here)} instead of {_show(there)} ({problem})",
+            problem=f"at {list(index)} it is {one} instead of {other} ({problem})",
             broken=broken,
         )
 
@@ -117,8 +118,9 @@ class Comparison:
         """Return the problem as a clause with the names of both sides."""
         if self.worst_index is None:
             return self.problem
-        where = f"at {list(self.worst_index)} {actual} has {_show(self.worst_actual)}"
-        return f"{where} and {expected} {_show(self.worst_expected)} ({', '.join(self.broken)})"
+        one, other = _show_apart(self.worst_actual, self.worst_expected)
+        where = f"at {list(self.worst_index)} {actual} has {one}"
+        return f"{where} and {expected} {other} ({', '.join(self.broken)})"
 
 
 def compare(
@@ -306,5 +308,11 @@ def _failed(
     return errors.as_failed(a, b, broken, index)
 
 
-def _show(value: Value) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+def _show_apart(*values: Value) -> list[str]:
+    """Return values with as many digits as they need to differ."""
+    shown: list[str] = []
+    for digits in (6, 9, 17):
+        shown = [f"{one:.{digits}g}" if isinstance(one, float) else repr(one) for one in values]
+        if len(set(shown)) == len(shown):
+            break
+    return shown

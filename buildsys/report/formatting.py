@@ -53,9 +53,11 @@ def size(size_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration: 35 ms, 4.20 s, 3 min 5 s."""
+    """Return a duration: 35 ms, 4.20 s, 3 min 5 s, 2 h 10 min."""
     if seconds is None:
         return NOTHING
+    if seconds >= 3600:
+        return f"{int(seconds) // 3600} h {int(seconds) // 60 % 60} min"
     if seconds >= 60:
         return f"{int(seconds) // 60} min {int(seconds) % 60} s"
     return f"{significant(seconds)} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

@@ -183,8 +183,9 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
         return StageError(f"onnx.checker rejects the file ({exporter}): {what}")
     operator, opset = found["op"], int(found["opset"])
     versions = [v for v in onnx_operators.versions().get(("", operator), ()) if v > 0]
-    problem = f"opset {opset} does not have the operator {operator} used in the file ({exporter})"
+    problem = f"opset {opset} does not have the operator {operator} used in the file"
     if exporter != "none":
+        problem += f" ({exporter})"
         remedies = opset_remedies(operator, exporter, opset, versions)
         return StageError(problem, format_remedies([("", remedies)]))
     later = [version for version in versions if version > opset]

@@ -85,6 +85,24 @@ def test_what_is_readable_of_a_damaged_file_is_imported(
     assert len(history.builds()) == found.added
 
 
+def test_the_beginning_of_a_truncated_file_is_imported(
+    history: History, other: History, make_build: MakeBuild
+) -> None:
+    for _ in range(200):
+        other.add(make_build(reason="x" * 200))
+    other.close()
+    connection = sqlite3.connect(other.path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    content = other.path.read_bytes()
+    other.path.write_bytes(content[: len(content) * 2 // 3])
+    found = import_history(history, other.path)
+    assert 50 < found.added < 200
+    assert "damaged" in found.notes[0]
+    other.path.write_bytes(content[: len(content) * 2 // 3].ljust(len(content), b"\0"))
+    assert import_history(history, other.path).known == found.added
+
+
 def test_files_that_are_no_history_are_refused(
     history: History, other: History, make_build: MakeBuild, tmp_path: Path
 ) -> None:

@@ -196,3 +196,10 @@ def test_values_near_the_end_of_float64_do_not_overflow() -> None:
     b = np.array([1.5e308, -1.5e308])
     assert compare(b, b, LIMITS).passed
     assert not compare(-b, b, LIMITS).passed
+
+
+def test_a_sentence_has_as_many_digits_as_differing_values_need() -> None:
+    golden = np.array([[1.0]], np.float32)
+    strict = {**LIMITS, "rtol": 1e-12}
+    found = compare(np.nextafter(golden, np.float32(2)), golden, strict)
+    assert found.sentence("it", "PyTorch").startswith("at [0, 0] it has 1.00000012 and PyTorch 1 (")

@@ -56,7 +56,14 @@ def test_sizes_have_decimal_units(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0352, "35 ms"), (1.0, "1.00 s"), (59.94, "59.9 s"), (185, "3 min 5 s"), (None, "—")],
+    [
+        (0.0352, "35 ms"),
+        (1.0, "1.00 s"),
+        (59.94, "59.9 s"),
+        (185, "3 min 5 s"),
+        (86280, "23 h 58 min"),
+        (None, "—"),
+    ],
 )
 def test_durations_have_a_suitable_unit(value: float | None, text: str) -> None:
     assert q.duration(value) == text
