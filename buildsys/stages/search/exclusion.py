@@ -25,7 +25,7 @@ def find_exclusion(
     ``certain`` are excluded first. If that does not pass, nodes of ``ranked`` follow, the most
     suspicious first: 1, 2, 4, … until it passes, then by bisection the fewest of them. At last
     halves, quarters and single nodes are tried without, the least suspicious first. The result
-    depends on the order only, unless the time ends.
+    depends on the order only, unless it has to end early.
     """
     nodes = list(certain)
     if not nodes or not passes(nodes):
