@@ -110,7 +110,6 @@ def fp32_layers(layers: Sequence[Any], nodes: Mapping[str, Sequence[str]]) -> li
     The parser makes several layers of some nodes. One has the node's name or result, the others
     have a prefix or no name: those next to a layer in fp32 are kept there as well, or a value
     beyond the range would pass through 16 bits.
-    Raises: StageError: no layer belongs to them.
     """
     if "*" in nodes:
         return [{"layers": "*", "precision": "fp32"}]
@@ -128,11 +127,6 @@ def fp32_layers(layers: Sequence[Any], nodes: Mapping[str, Sequence[str]]) -> li
         near = {name for index in found for name in read[index] | written[index]}
         found = {i for i in unnamed - kept if (read[i] | written[i]) & near}
         kept |= found
-    if not kept:
-        raise StageError(
-            f"no layer of the network belongs to {next(iter(nodes))}, which must stay in fp32",
-            "name its layers in layer_precisions, with another precision than auto",
-        )
     return [{"layers": escape(layers[i].name), "precision": "fp32"} for i in sorted(kept)]
 
 

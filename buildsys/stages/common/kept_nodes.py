@@ -13,15 +13,12 @@ REASON = "the search keeps it for the limits"
 
 @dataclass(frozen=True)
 class KeptNodes:
-    """Nodes in fp32 with their results; ``all`` if no other choice is within the limits."""
+    """Nodes in fp32; ``all`` if no other choice is within the limits."""
 
-    results: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
     all: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the nodes."""
-        return tuple(self.results)
+    # with their results, and those that every conversion keeps
+    results: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def kept_nodes(job: Job) -> KeptNodes:
@@ -29,5 +26,7 @@ def kept_nodes(job: Job) -> KeptNodes:
     if "nodes" not in job.inputs:
         return KeptNodes()
     content = json.loads(job.inputs["nodes"].read_text(encoding="utf-8"))
-    results = {node["name"]: tuple(node["outputs"]) for node in content["nodes"]}
-    return KeptNodes(results, content["all"])
+    names = tuple(node["name"] for node in content["nodes"])
+    nodes = (*content["nodes"], *content["by_rule"])
+    results = {node["name"]: tuple(node["outputs"]) for node in nodes}
+    return KeptNodes(names, content["all"], results)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_sizes
@@ -85,12 +85,13 @@ def _written(job: Job, trials: Trials, names: Collection[str] | None) -> dict[st
     candidates = list(trials.candidates())
     is_fp32 = names is None or set(candidates) <= set(names)
     kept = candidates if is_fp32 else list(names or ())
-    nodes = [node for node in trials.original.graph.node if node.name in set(kept)]
-    listed = [
-        {"name": node.name, "operator": node.op_type, "outputs": list(node.output)}
-        for node in nodes
-    ]
-    content = {"precision": job.options["precision"], "all": is_fp32, "nodes": listed}
+    nodes = trials.nodes(kept)
+    content = {
+        "precision": job.options["precision"],
+        "all": is_fp32,
+        "nodes": _entries(nodes),
+        "by_rule": _entries(trials.nodes(trials.by_rule())),
+    }
     job.outputs["nodes"].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     macs = _macs(trials.original, job.options["cases"])
     total = sum(macs.values())
@@ -105,6 +106,13 @@ def _written(job: Job, trials: Trials, names: Collection[str] | None) -> dict[st
         "macs_low_without": low / total if total else None,
         "limits": dict(job.options["tolerance"]),
     }
+
+
+def _entries(nodes: Sequence[NodeProto]) -> list[dict[str, Any]]:
+    return [
+        {"name": node.name, "operator": node.op_type, "outputs": list(node.output)}
+        for node in nodes
+    ]
 
 
 def _macs(model: ModelProto, cases: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
@@ -63,14 +63,30 @@ class Trials(ABC):
     def candidates(self) -> Collection[str]:
         """Return the nodes that are converted."""
 
+    def by_rule(self) -> Collection[str]:
+        """Return the nodes that no conversion changes, for the numbers in them.
+
+        Builders of the float32 graph must keep them as well: what was checked is a graph with them.
+        """
+        return ()
+
+    def nodes(self, names: Collection[str]) -> list[NodeProto]:
+        """Return the nodes of these names in graph order."""
+        wanted = set(names)
+        return [node for node in self.original.graph.node if node.name in wanted]
+
     def ranked(self) -> list[str]:
         """Return the candidates by the error that they add, the largest first."""
         self._job.progress("comparing intermediate tensors")
         case = self._golden[self._order[0]]
+        try:
+            converted = self.converted(self.certain())
+        except StageError:  # without the certain nodes nothing expensive is left
+            return list(self.candidates())
         graphs = []
         implementation = implementation_of(self._job)
         with TemporaryDirectory(dir=self._job.outputs["result"].parent) as scratch:
-            for model in (_copied(self.original), self.converted(self.certain())):
+            for model in (_copied(self.original), converted):
                 implementation.apply(model)
                 libraries = implementation.libraries
                 tensors = IntermediateTensors(model, Path(scratch), self._job.threads, libraries)
@@ -142,6 +158,7 @@ class TypedTrials(Trials):
         model = _copied(self.original)
         found = convert_precision(model, precision, self.exclude)
         nodes = {node.name for node in model.graph.node}  # without those of constants
+        self._computed = nodes
         self._kept = {
             node.name
             for node in self.original.graph.node
@@ -155,6 +172,10 @@ class TypedTrials(Trials):
         model, precision = _copied(self.original), self._job.options["precision"]
         convert_precision(model, precision, [*self.exclude, *nodes])
         return emulate(model, precision)
+
+    def by_rule(self) -> Collection[str]:
+        """Return the nodes that stay in fp32 for their values or by the manifest."""
+        return [name for name in self.operators if name in self._kept and name in self._computed]
 
     def candidates(self) -> Collection[str]:
         """Return the nodes in 16 bits."""

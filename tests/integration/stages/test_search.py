@@ -67,7 +67,9 @@ def test_a_network_within_the_limits_keeps_nothing_after_one_check(tmp_path: Pat
     found = chain.run("search:m:auto-fp16").figures
     assert (found["nodes"], found["trials"], found["is_fp32"]) == ([], 0, False)
     assert found["with"] == found["without"]
-    assert listed(chain, "auto-fp16") == {"precision": "fp16", "all": False, "nodes": []}
+    assert listed(chain, "auto-fp16") == {
+        "precision": "fp16", "all": False, "nodes": [], "by_rule": [],
+    }  # fmt: skip
     assert chain.run("convert:m:auto-fp16").figures["kept_fp32"] == []
 
 
@@ -89,6 +91,36 @@ def test_limits_that_no_choice_meets_leave_fp32_which_is_no_error(tmp_path: Path
     ]
     chain.run("engine:m:e")
     assert chain.run("verify:m:e").status == "passed"
+
+
+def test_a_graph_with_values_beyond_the_range_everywhere_stays_in_fp32(tmp_path: Path) -> None:
+    model = overflowing()
+    for tensor in model.graph.initializer:
+        if tensor.name == "w3":
+            tensor.CopyFrom(numpy_helper.from_array(3e4 * weights(5, 4, seed=3), "w3"))
+        if tensor.name == "w1":
+            tensor.CopyFrom(numpy_helper.from_array(2e4 * weights(4, 3, 3, 3), "w1"))
+    chain = Chain(tmp_path, model, precision="auto-fp16")
+    assert chain.run("search:m:auto-fp16").figures["is_fp32"] is True
+    assert chain.run("convert:m:auto-fp16").status == "passed"
+
+
+def test_builders_of_the_float32_graph_also_keep_what_every_conversion_keeps(
+    tmp_path: Path,
+) -> None:
+    """Weights beyond the range become infinite in a builder as well."""
+    model = overflowing()
+    small = helper.make_node("Mul", ["x", "small"], ["s"], name="/small")
+    model.graph.node.insert(0, small)
+    model.graph.node[1].input[0] = "s"
+    for tensor in model.graph.initializer:
+        if tensor.name == "w1":
+            tensor.CopyFrom(numpy_helper.from_array(1e5 * weights(4, 3, 3, 3), "w1"))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([1e-5]), "small"))
+    chain = Chain(tmp_path, model, precision="auto-fp16")
+    names = [name for name, _ in chain.run("search:m:auto-fp16").figures["nodes"]]
+    assert "/first" not in names
+    assert [node["name"] for node in listed(chain, "auto-fp16")["by_rule"]] == ["/first"]
 
 
 def test_the_number_of_trials_is_bounded_and_what_was_found_passes(tmp_path: Path) -> None:
