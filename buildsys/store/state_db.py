@@ -162,10 +162,11 @@ class StateDb:
         return self._texts[name]
 
     def set(self, name: str, text: str, /) -> None:
-        """Store ``text`` under ``name``."""
+        """Store ``text`` under ``name``; on a full disk for this process only."""
         self._texts[name] = text
         stored = _checksum(text) + text
-        self.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (name, stored))])
+        with contextlib.suppress(StageError):
+            self.write([("INSERT OR REPLACE INTO source_imports VALUES (?, ?)", (name, stored))])
 
     def close(self) -> None:
         """Close the connection; the next use opens it again."""

@@ -106,6 +106,21 @@ def test_a_read_only_state_folder_is_a_clear_error(db: StateDb) -> None:
         read_only.write([(INSERT, ("b", "t"))])
 
 
+def test_a_text_that_cannot_be_stored_is_known_to_this_process(db: StateDb) -> None:
+    db.set("stored", "x")
+    with sqlite3.connect(db.path) as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.close()
+    db._open().execute(f"PRAGMA max_page_count = {pages}")  # the disk is full
+    large = "y" * 100_000
+    with pytest.raises(StageError):
+        db.write([(INSERT, (large, "t"))])
+    db._open().execute(f"PRAGMA max_page_count = {pages}")  # the failure has closed it
+    db.set("large", large)
+    assert (db.get("stored"), db.get("large")) == ("x", large)
+    assert StateDb(db.path).get("large") is None
+
+
 def test_threads_share_it(db: StateDb) -> None:
     def insert(number: int) -> None:
         for step in range(50):
