@@ -21,6 +21,7 @@ Run = Callable[[], object]
 Fail = Callable[[StageError], NoReturn]
 DTYPE_OF_PRECISION = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
+    "int4": "int4",
 }  # fmt: skip
 _SLOWEST = 20  # layers in a result file
 

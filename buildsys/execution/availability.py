@@ -13,7 +13,7 @@ from pathlib import Path
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import NONE, gpu_facts
-from buildsys.system.interpreters.toolchain import locate_toolchain
+from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 
 
@@ -27,6 +27,11 @@ def expected_obstacle(action: Action, project: Path) -> str:
     if missing := _missing_library(backend, action.toolchain, project, has_gpu=has_gpu):
         return missing
     description = describe_backend(backend)
+    for names, remedy in description.one_of(engine):
+        located = _located(action.toolchain, project)
+        if all(version == ABSENT for version in tool_versions(names, located).values()):
+            where = f" in the toolchain {located.name}" if located else ""
+            return f"{' or '.join(names)} is not installed{where}; {remedy}"
     is_build = action.stage == "engine"
     if not description.runs_on_gpu(engine) or (is_build and description.builds_without_gpu):
         return ""
@@ -42,11 +47,15 @@ def expected_obstacle(action: Action, project: Path) -> str:
     )
 
 
+def _located(toolchain: ToolchainRef | None, project: Path) -> Toolchain | None:
+    return locate_toolchain(*toolchain, project, os.environ) if toolchain else None
+
+
 @cache
 def _missing_library(
     backend: str, toolchain: ToolchainRef | None, project: Path, *, has_gpu: bool
 ) -> str:
-    located = locate_toolchain(*toolchain, project, os.environ) if toolchain else None
+    located = _located(toolchain, project)
     if located is not None and not located.python.exists():
         problem = f"there is no {located.python}, the interpreter of the toolchain {located.name}"
         return f"{problem}; create it, or correct toolchains.{located.name}.python"

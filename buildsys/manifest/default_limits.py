@@ -18,6 +18,7 @@ DEFAULT_LIMITS: Mapping[str, Mapping[str, float]] = {
     "bf16": {"rtol": 1e-1, "cosine": 0.99},
     "int8": {"rtol": 2e-1, "cosine": 0.99},
     "fp8": {"rtol": 2e-1, "cosine": 0.98},
+    "int4": {"rtol": 2e-1, "cosine": 0.98},
 }
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDINGS = 16 / 2  # eps of 256 operations in a row

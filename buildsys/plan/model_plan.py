@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.manifest.shape_cases import example_dims
@@ -35,6 +35,8 @@ DataEntry = Mapping[str, Any]  # source of input values
 ONNXRUNTIME = "onnxruntime"
 FULL_PRECISION = "fp32"
 QUANTIZED = ("int8", "fp8")  # precisions that need calibration
+_INT4 = ("block_size", "symmetric", "accuracy_level", "exclude")  # fields of quantize_weights
+_DYNAMIC = ("per_channel", "reduce_range", "exclude")
 TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 _GPU_BASELINES = ("torch_cuda_graph",)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
@@ -58,6 +60,8 @@ class Conversion:
     precision: str
     tolerance: Mapping[str, Any]
     search: bool = False  # nodes stay in fp32 until the graph is within the limits
+    # sections of the manifest for graphs of ONNX Runtime only: optimize, quantize_weights
+    without_calibration: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -158,7 +162,7 @@ class ModelPlan:
         changed = any("cut" in step or "free_dims" in step for step in steps)
         self.has_torch_baselines = not (self.is_onnx or changed)
         self.engines = [EnginePlan(self, engine) for engine in spec["engines"]]
-        self.needs_calibration = any(e.precision in QUANTIZED or e.calibrates for e in self.engines)
+        self.needs_calibration = any(e.needs_ranges or e.calibrates for e in self.engines)
 
     def fields(self, stage: str, variant: str = "") -> dict[str, Any]:
         """Return the name and time limit of an action."""
@@ -248,7 +252,18 @@ class EnginePlan:
             self.search = Conversion(model.name, variant, self.precision, limits, search=True)
             typed = typed or self.precision in QUANTIZED  # no builder is told by the list alone
         self.conversion: Conversion | None = None  # that it is built from
-        if typed and self.precision != FULL_PRECISION:
+        without_calibration = _without_calibration(model.spec, spec)
+        self.quantizes_weights = "quantize_weights" in without_calibration
+        self.needs_ranges = self.precision in QUANTIZED and not self.quantizes_weights
+        if without_calibration:
+            self.conversion = Conversion(
+                model.name,
+                _variant(spec),
+                self.precision,
+                model.spec["verify"][self.precision],
+                without_calibration=without_calibration,
+            )
+        elif typed and self.precision != FULL_PRECISION:
             self.conversion = self.search or model.conversion(self.precision)
         final = model.final
         self.graph = self.conversion.graph if self.conversion else final.graph
@@ -270,6 +285,29 @@ class EnginePlan:
         full = self.baseline_precision == FULL_PRECISION
         graph = final.graph if full else model.conversion(self.baseline_precision).graph
         self.baseline_graph = graph if ONNXRUNTIME in self.baselines else None  # in ONNX Runtime
+
+
+def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:
+    """Return the options of a graph that is fused or has quantized weights, or {}."""
+    found: dict[str, Any] = {}
+    if engine.get("optimized"):
+        found["optimize"] = spec["optimize"]
+    fields = _INT4 if engine["precision"] == "int4" else ()
+    fields = _DYNAMIC if engine.get("quantization") == "dynamic" else fields
+    if fields:
+        section = spec["quantize_weights"]
+        found["quantize_weights"] = {field: section[field] for field in fields}
+    return found
+
+
+def _variant(engine: EngineSpec) -> str:
+    """Return the name of such a graph, as in ``optimized-dynamic-int8``."""
+    parts = (
+        "optimized" if engine.get("optimized") else "",
+        "dynamic" if engine.get("quantization") == "dynamic" else "",
+        "" if engine["precision"] == FULL_PRECISION else engine["precision"],
+    )
+    return "-".join(filter(None, parts))
 
 
 def _without_run_fields(spec: Spec) -> Spec:

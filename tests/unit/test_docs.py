@@ -40,6 +40,7 @@ TOLERANCES = {
     "bf16": stages.Bf16Tolerance,
     "int8": stages.Int8Tolerance,
     "fp8": stages.Fp8Tolerance,
+    "int4": stages.Int4Tolerance,
 }
 
 

@@ -8,7 +8,6 @@ hides an overflow, which the stage convert checks for.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +25,11 @@ from buildsys.backends.interface import (
     Session,
     UnsupportedNode,
     raise_refused,
+)
+from buildsys.backends.onnxruntime.compiled_graph import (
+    compile_graph,
+    copy_graph,
+    unreadable_context,
 )
 from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.backends.onnxruntime.engine_session import (
@@ -46,6 +50,7 @@ from buildsys.backends.onnxruntime.placement import (
     record_placement,
 )
 from buildsys.backends.onnxruntime.session import session_options
+from buildsys.backends.onnxruntime.weight_kernels import check_kernels
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
@@ -123,11 +128,13 @@ def build(request: BuildRequest) -> Figures:
         "graph_optimization_level": level,
         "intra_op_threads": int(options["intra_op_threads"]) or usable_cores(),
         "session_config": dict(options["session_config"]),
+        **({"ep_context": True} if options.get("ep_context") else {}),
         "providers": list(options.get("providers") or session.session.get_providers()),
     }
     placement: Figures = {}
     if not runs_on_cpu_only(options):
         placement = read_placement(session, request.engine, options)
+    check_kernels(request.engine, options)
     messages = _messages(options, level, is_emulated=source != request.onnx)
     messages += check_placement(placement, options)
     if refusals:
@@ -158,31 +165,21 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtSessio
     data = engine.with_name(f"{engine.name}.data")
     for file in (engine, data):  # of a higher level
         file.unlink(missing_ok=True)
-    if compiles(options):
-        _copy_graph(source, engine, data)
+    if options.get("ep_context"):
+        compile_graph(source, engine, options, level)
+    elif compiles(options):
+        copy_graph(source, engine, data)
     else:
         _save_optimized(request, source, level, data)
     session = engine_session_options(options, _load_level(options))
     if not runs_on_cpu_only(options):
         record_placement(session)
-    return open_engine(engine, session, options, request.operators)
-
-
-def _copy_graph(source: Path, engine: Path, data: Path) -> None:
-    """Copy a graph and its external data, which has another name then."""
-    shutil.copyfile(source, engine)
-    source_data = source.with_name(f"{source.name}.data")
-    if not source_data.exists():
-        return
-    import onnx
-
-    shutil.copyfile(source_data, data)
-    model = onnx.load(str(source), load_external_data=False)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = data.name
-    onnx.save(model, str(engine))
+    try:
+        return open_engine(engine, session, options, request.operators)
+    except StageError as error:
+        if not options.get("ep_context"):
+            raise
+        raise unreadable_context(error) from error
 
 
 def _source_nodes(request: BuildRequest) -> Figures:

@@ -45,6 +45,14 @@ class _OnnxRuntime(BackendDescription):
         ]
         return tuple(dict.fromkeys(filter(None, found)))
 
+    def one_of(self, options: Mapping[str, Any]) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """Return the distributions that have each provider."""
+        return tuple(
+            (provider.distributions, provider.install)
+            for provider in known_providers(options)
+            if provider.distributions
+        )
+
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """Return the library that reads the figures of an engine."""
         return ("onnx",)
@@ -81,6 +89,9 @@ DESCRIPTION = _OnnxRuntime(
     defaults={
         "provider": "cpu",
         "providers": None,
+        "ep_context": False,
+        "quantization": "static",
+        "optimized": False,
         "intra_op_threads": 0,
         "inter_op_threads": 1,
         "execution_mode": "sequential",

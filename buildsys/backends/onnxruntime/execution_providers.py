@@ -34,7 +34,8 @@ class Provider:
     install: str  # the command that installs it, or the place that has it
     options: Mapping[str, OptionType] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # option -> what to use instead
-    plugin: str = ""  # the distribution that adds it to any onnxruntime
+    distributions: tuple[str, ...] = ()  # those that have it; () if that is unknown
+    plugin: str = ""  # the one of them that adds it to any onnxruntime
     libraries: tuple[str, ...] = ()  # further distributions that decide what it computes
     needs_nvidia: bool = False
     # it makes kernels of its own from nodes when a session is created: no session can save them
@@ -101,6 +102,7 @@ _PROVIDERS = (
             "has_user_compute_stream": _STREAM,
             "user_compute_stream": _STREAM,
         },
+        distributions=("onnxruntime-gpu",),
         libraries=("tensorrt", *_CUDA_LIBRARIES),
         needs_nvidia=True,
         writes_contexts=True,
@@ -130,6 +132,7 @@ _PROVIDERS = (
             "has_user_compute_stream": _STREAM,
             "user_compute_stream": _STREAM,
         },
+        distributions=("onnxruntime-gpu",),
         libraries=_CUDA_LIBRARIES,
         needs_nvidia=True,
         compiles=False,
@@ -155,6 +158,7 @@ _PROVIDERS = (
             "cache_dir": _CACHES,
             "load_config": "remove it: the file that it names is not in the key",
         },
+        distributions=("onnxruntime-ep-openvino", "onnxruntime-openvino"),
         plugin="onnxruntime-ep-openvino",
         writes_contexts=True,
         booleans=("false", "true"),
@@ -184,6 +188,7 @@ _PROVIDERS = (
             "performance_preference": ("default", "high_performance", "minimum_power"),
             "disable_metacommands": bool,
         },
+        distributions=("onnxruntime-directml",),
         booleans=("false", "true"),
     ),
     Provider(
@@ -206,6 +211,7 @@ _PROVIDERS = (
             "enable_htp_spill_fill_buffer": bool,
             "offload_graph_io_quantization": bool,
         },
+        distributions=("onnxruntime-qnn",),
         plugin="onnxruntime-qnn",
         writes_contexts=True,
     ),

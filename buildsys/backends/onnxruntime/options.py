@@ -13,6 +13,7 @@ from buildsys.backends.onnxruntime.execution_providers import (
     PROVIDERS,
     OptionType,
     Provider,
+    known_providers,
     provider_entry,
 )
 from buildsys.manifest.checks.view import ManifestView
@@ -75,6 +76,13 @@ class OnnxRuntimeEngine(EngineBase):
     providers: Providers | None = Field(
         None, description="Execution providers, preferred first, instead of provider."
     )
+    ep_context: bool = Field(
+        False, description="Keep what the providers compile in the engine file."
+    )
+    quantization: Literal["static", "dynamic"] = Field(
+        "static", description="Of int8: ranges by calibration, or at run time."
+    )
+    optimized: bool = Field(False, description="Fuse the graph as the section optimize says.")
     intra_op_threads: int = Field(0, ge=0, description="0: one per core.")
     inter_op_threads: int = Field(
         1, ge=1, description="Concurrent operators, with execution_mode: parallel."
@@ -94,6 +102,31 @@ ENGINE = OnnxRuntimeEngine
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
     """Yield unknown providers and options, and fields that contradict each other."""
+    precision, quantization = engine.get("precision", "fp32"), engine.get("quantization")
+    if quantization == "dynamic" and precision != "int8":
+        hint = "set precision: int8, or remove it"
+        yield view.problem((*path, "quantization"), "has no effect without int8", hint, of_key=True)
+    if engine.get("optimized") is True:
+        if view.get("optimize") is None:
+            hint = "add optimize: {model_type: bert}, with the type of your network"
+            text = "this model has no section optimize"
+            yield view.problem((*path, "optimized"), text, hint, of_key=True)
+        if precision not in ("fp32", "int4") and quantization != "dynamic":
+            text = f"not supported with precision: {precision}"
+            hint = "use fp32, int4, or int8 with quantization: dynamic"
+            yield view.problem((*path, "optimized"), text, hint, of_key=True)
+    if engine.get("ep_context") is True:
+        named = {each.name for each in known_providers(engine)}
+        able = [name for name, each in PROVIDERS.items() if each.writes_contexts]
+        if not named & {*able}:
+            text = f"not supported by {', '.join(sorted(named)) or 'these providers'}"
+            hint = f"remove it, or use one of {', '.join(able)}"
+            yield view.problem((*path, "ep_context"), text, hint, of_key=True)
+    for name in engine.get("session_config") or ():
+        if name.startswith("ep.context_"):
+            place = (*path, "session_config", name)
+            text = f"{name} cannot be set here"
+            yield view.problem(place, text, "use the field ep_context", of_key=True)
     entries = engine.get("providers")
     if not isinstance(entries, list):
         return

@@ -163,6 +163,12 @@ def _call(what: str, function: Callable[[], T]) -> T:
         raise _explained(what, error) from error
 
 
+def one_line(error: BaseException) -> str:
+    """Return ONNX Runtime's message without its codes and paths."""
+    text = " ".join(_PREFIX.sub("", str(error)).split())
+    return text if len(text) <= 400 else text[:400] + "…"
+
+
 def _explained(what: str, error: BaseException) -> StageError:
     text = " ".join(_PREFIX.sub("", str(error)).split())
     kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)

@@ -83,6 +83,9 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     if precision == FULL_PRECISION:
         problem = f"{model}:{engine} is an fp32 engine, so no node is rounded"
         raise UsageError(problem, f"`doit debug verify:{model}:{engine}` repeats its check")
+    if spec.get("optimized") or spec.get("quantization") == "dynamic" or precision == "int4":
+        problem = f"{model}:{engine} is fused or has quantized weights, which cannot be bisected"
+        raise UsageError(problem, "compare engines with other quantize_weights.exclude")
     actions, target = session.actions.of(model), f"convert:{model}:{precision}"
     if target not in actions[f"engine:{model}:{engine}"].after:
         kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"

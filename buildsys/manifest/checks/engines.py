@@ -42,6 +42,10 @@ def engine_problems(view: ManifestView) -> Problems:
             text = f'two engines of this model are named "{name}"'
             yield view.problem((*path, "name"), text, "give one of them another name: …")
         names.append(name)
+        if engine.get("precision") == "int4" and backend not in ("onnxruntime", None, REFUSED):
+            hint = "use backend: onnxruntime, or another precision"
+            text = "int4 engines are built with ONNX Runtime only"
+            yield view.problem((*path, "precision"), text, hint)
         if isinstance(backend, str) and find_package(backend) is not None:
             yield from _own_problems(backend, view, path, engine)
 
@@ -113,7 +117,8 @@ def quantization_problems(view: ManifestView) -> Problems:
     reported = set()
     for path, engine in view.maps("engines", ...):
         calibrated = engine.get("quantization") == "implicit" and int8_layers(engine)
-        if precision_of(engine) in QUANTIZED or calibrated:
+        is_static = engine.get("quantization") != "dynamic"
+        if (precision_of(engine) in QUANTIZED and is_static) or calibrated:
             for problem in _calibration_use(view, path, engine, shapes or {}):
                 if problem.origin not in reported:  # several engines may share one problem
                     reported.add(problem.origin)

@@ -24,9 +24,9 @@ DType = Literal[
     "float4e2m1", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
 ]  # fmt: skip
 Case = Literal["min", "opt", "max", "odd"]
-Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "int4"]
 EnginePrecision = Literal[
-    "fp32", "fp16", "bf16", "int8", "fp8",
+    "fp32", "fp16", "bf16", "int8", "fp8", "int4",
     "auto", "auto-fp16", "auto-bf16", "auto-int8", "auto-fp8",
 ]  # fmt: skip
 QUANTIZED = ("int8", "fp8")  # the precisions that need calibration

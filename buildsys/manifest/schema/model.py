@@ -25,7 +25,9 @@ from buildsys.manifest.schema.stages import (
     CalibrationSpec,
     ConvertSpec,
     ExportSpec,
+    OptimizeSpec,
     QuantizeSpec,
+    QuantizeWeightsSpec,
     ReportSpec,
     SearchSpec,
     SimplifySpec,
@@ -75,6 +77,10 @@ class ModelSpec(Spec):
     calibration: CalibrationSpec | None = Field(None, description="Calibration of int8 and fp8.")
     quantize: QuantizeSpec = section()
     search: SearchSpec = section()
+    optimize: OptimizeSpec | None = Field(
+        None, description="Fusions of engines with `optimized: true` (ONNX Runtime)."
+    )
+    quantize_weights: QuantizeWeightsSpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
     verify: VerifySpec = section()

@@ -166,6 +166,44 @@ class SearchSpec(Spec):
     )
 
 
+Fusion = Literal[
+    "attention", "layer_norm", "skip_layer_norm", "bias_skip_layer_norm", "embed_layer_norm",
+    "gelu", "bias_gelu", "gelu_approximation", "gemm_fast_gelu", "qordered_matmul",
+    "rotary_embeddings",
+]  # fmt: skip
+
+
+class OptimizeSpec(Spec):
+    """The transformers optimizer of ONNX Runtime, for engines with `optimized: true`."""
+
+    model_type: Literal[
+        "bart", "bert", "clip", "conformer", "gpt2", "gpt_neox", "mmdit", "phi", "qwen3", "sam2",
+        "swin", "t5", "tnlr", "unet", "vae", "vit",
+    ] = Field(description="Architecture of the network, which decides what is fused.")  # fmt: skip
+    num_heads: int = Field(0, ge=0, description="Attention heads; 0: detected in the graph.")
+    hidden_size: int = Field(0, ge=0, description="Size of hidden states; 0: detected.")
+    disable: tuple[Fusion, ...] = Field((), description="Fusions to leave out.")
+
+
+class QuantizeWeightsSpec(Spec):
+    """Quantization without calibration: int4, and int8 with `quantization: dynamic`."""
+
+    block_size: Literal[16, 32, 64, 128, 256] = Field(
+        32, description="Weights of a column with one scale, of int4."
+    )
+    symmetric: bool = Field(True, description="Without zero points, of int4.")
+    accuracy_level: Literal[0, 1, 2, 3, 4] = Field(
+        0, description="Computation of int4: 0 kernel's choice, 1 fp32, 2 fp16, 3 bf16, 4 int8."
+    )
+    per_channel: bool = Field(True, description="One scale per column of a weight, of int8.")
+    reduce_range: bool = Field(
+        True, description="7 bits: no overflow on processors without VNNI, of int8."
+    )
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="Name patterns of nodes to leave in fp32, such as */head/*."
+    )
+
+
 class Tolerance(Spec):
     """Limits for equal outputs; all must hold."""
 
@@ -211,6 +249,13 @@ class Fp8Tolerance(Tolerance):
     cosine: float | None = Field(DEFAULT_LIMITS["fp8"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
+class Int4Tolerance(Tolerance):
+    """Limits of int4 engines."""
+
+    rtol: float | None = Field(DEFAULT_LIMITS["int4"]["rtol"], ge=0, description=_RTOL)
+    cosine: float | None = Field(DEFAULT_LIMITS["int4"]["cosine"], ge=-1, le=1, description=_COSINE)
+
+
 class EngineTolerance(Spec):
     """Limits of one engine; unset ones are those of `verify`."""
 
@@ -241,6 +286,7 @@ class VerifySpec(Spec):
     bf16: Bf16Tolerance = section()
     int8: Int8Tolerance = section()
     fp8: Fp8Tolerance = section()
+    int4: Int4Tolerance = section()
 
 
 class NoiseSpec(Spec):

@@ -18,7 +18,9 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
         tool = fields["options"].get("quantize", fields["options"]).get("tool")
         modelopt = tool in ("autocast", "modelopt")
         code = ["buildsys.stages.quantize.modelopt"] if tool == "autocast" else []
-        if conversion.precision in QUANTIZED:
+        if conversion.without_calibration:
+            code = ["buildsys.stages.quantize.weights"]
+        elif conversion.precision in QUANTIZED:
             code = ["buildsys.stages.quantize.convert"]
         if conversion.search:
             fields["inputs"] = {**fields["inputs"], "nodes": conversion.nodes}
@@ -30,7 +32,7 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
             **fields,
             outputs={**graph.files(), "result": FileRef(f"{graph.folder}/convert.json")},
             code=("buildsys.stages.convert.stage", *code),
-            doc=f"convert {model.name} to {conversion.precision} and check its numbers",
+            doc=f"convert {model.name} to {conversion.variant} and check its numbers",
         )
 
 
@@ -39,7 +41,11 @@ def conversion_fields(model: ModelPlan, conversion: Conversion) -> dict[str, Any
     spec, final, precision = model.spec, model.final, conversion.precision
     cases, operators = final.cases(spec["verify"]["cases"]), model.operators.use()
     options: dict[str, Any]
-    if precision in QUANTIZED:
+    calibrated: dict[str, FileRef] = {}
+    after: list[str] = []
+    if conversion.without_calibration:
+        options = dict(conversion.without_calibration)
+    elif precision in QUANTIZED:
         tool = spec["quantize"]["tool"] or _QUANTIZERS[precision]
         algorithm = spec["calibration"]["algorithm"]
         options = {"quantize": {**spec["quantize"], "tool": tool, "algorithm": algorithm}}
@@ -49,7 +55,6 @@ def conversion_fields(model: ModelPlan, conversion: Conversion) -> dict[str, Any
         modelopt = spec["convert"]["tool"] == "autocast"
         exclude = {"exclude": spec["convert"]["exclude"]}
         options = {"tool": "autocast"} if modelopt else exclude
-        calibrated, after = {}, []
     upstream = (final.graph.target, *after, final.golden_target)
     return {
         "options": {

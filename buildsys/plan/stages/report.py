@@ -19,6 +19,7 @@ _RARE = (
     "surgery",
     "calibration",
     "gates",
+    "optimize",
 )  # hidden if empty
 
 
@@ -33,6 +34,7 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
     for title in pictures:
         outputs[f"picture.{title}"] = FileRef(f"{name}/report/{title}.svg", optional=True)
     hidden = {*_HIDDEN, *(section for section in _RARE if not spec.get(section))}
+    hidden |= set() if any(e.quantizes_weights for e in model.engines) else {"quantize_weights"}
     hidden |= set() if model.needs_calibration else {"quantize"}
     hidden |= {"convert"} if spec["convert"] == {"tool": "builtin", "exclude": []} else set()
     hidden |= set() if model.searches else {"search"}

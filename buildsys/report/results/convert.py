@@ -57,3 +57,6 @@ class ConvertResult(CheckResult, total=False):
     dequantizers: int
     largest_losses: list[LayerLoss]
     with_minmax: OutputComparison | None
+    # graphs of ONNX Runtime only
+    fused: dict[str, int]  # operator -> count
+    kernels: dict[str, int]  # operator that computes with quantized weights -> count

@@ -50,6 +50,7 @@ from buildsys.workers.job import Job, StageResult
 _CONVERTERS = {
     "quantize": "buildsys.stages.quantize.convert",
     "autocast": "buildsys.stages.quantize.modelopt",
+    "weights": "buildsys.stages.quantize.weights",
 }
 _FLUSHED_WARNING = 0.01  # share of all weights
 
@@ -69,6 +70,9 @@ def run(job: Job) -> StageResult:
     if "quantize" in job.options:
         result: StageResult = import_module(_CONVERTERS["quantize"]).run(job)
         return result
+    if job.options.keys() & {"optimize", "quantize_weights"}:
+        found: StageResult = import_module(_CONVERTERS["weights"]).run(job)
+        return found
     figures = _convert(job, kept.names)
     if missing := implementation_of(job).missing_operators(job.outputs["model"]):
         warning = f"nothing implements {' and '.join(missing)} for ONNX Runtime"

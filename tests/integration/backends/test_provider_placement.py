@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from small_graphs import make_model, weights, write
 
 from buildsys.backends.onnxruntime import backend
+from buildsys.backends.onnxruntime.compiled_graph import copy_graph
 from buildsys.backends.onnxruntime.engine_session import engine_session_options, open_engine
 from buildsys.backends.onnxruntime.placement import (
     check_placement,
@@ -165,3 +166,23 @@ def test_an_engine_of_openvino_reports_its_nodes(tmp_path: Path) -> None:
     refused = engine_options("onnxruntime", providers=[{"openvino": {"config": {"none": "1"}}}])
     with pytest.raises(StageError, match="refuses the options of openvino"):
         backend.prepare(refused)
+
+
+def test_nothing_is_kept_of_providers_that_compile_nothing(tmp_path: Path) -> None:
+    options = engine_options("onnxruntime", ep_context=True)
+    asked = request(write(tmp_path, reshaped()), tmp_path / "e", options)
+    with pytest.raises(StageError, match="cannot keep what its providers compile") as caught:
+        backend.build(asked)
+    assert "remove ep_context" in caught.value.hint
+    assert str(tmp_path) not in caught.value.problem
+
+
+def test_external_data_of_a_copied_graph_has_the_name_of_the_engine(tmp_path: Path) -> None:
+    source = write(tmp_path, reshaped())
+    stored = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 0}
+    onnx.save(reshaped(), source, **stored)
+    engine, data = tmp_path / "engine.onnx", tmp_path / "engine.onnx.data"
+    copy_graph(source, engine, data)
+    source.with_name("model.onnx.data").unlink()
+    tensor = onnx.load(str(engine)).graph.initializer[0]
+    assert np.array_equal(onnx.numpy_helper.to_array(tensor), weights(4, 4))

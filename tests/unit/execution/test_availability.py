@@ -17,14 +17,19 @@ NO_GPU = {f"gpu.{fact}": NONE for fact in GPU_FACTS}
 H100 = NO_GPU | {"gpu.name": "NVIDIA H100", "gpu.compute_capability": "9.0"}
 RTX = {"backend": "tensorrt_rtx", "compute_capabilities": ["8.6", "12.0"]}
 TRT = {"backend": "tensorrt"}
-Machine = Callable[[dict[str, str], str], None]
+Machine = Callable[..., None]
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    def has(gpu: dict[str, str], version: str) -> None:
+    def has(gpu: dict[str, str], version: str, missing: str = "") -> None:
         monkeypatch.setattr(availability, "gpu_facts", lambda: gpu)
-        monkeypatch.setattr(availability, "tool_versions", lambda names, _: {names[0]: version})
+        found = {missing: "absent"}
+        monkeypatch.setattr(
+            availability,
+            "tool_versions",
+            lambda names, _: {names[0]: found.get(names[0], version)},
+        )
         availability._missing_library.cache_clear()
 
     yield has
@@ -95,3 +100,14 @@ def test_stages_without_an_engine_can_run_anywhere(machine: Machine) -> None:
     named = {"target": "export:m", "stage": "export", "model": "m", "variant": ""}
     action = Action(**named, options={}, inputs={}, outputs={})  # type: ignore[arg-type]
     assert expected_obstacle(action, Path("/project")) == ""
+
+
+def test_a_missing_provider_of_onnxruntime_names_its_package(machine: Machine) -> None:
+    machine(NO_GPU, "1.31")
+    engine = {"backend": "onnxruntime", "providers": ["qnn", "cpu"]}
+    assert obstacle(engine) == ""
+    machine(NO_GPU, "1.31", "onnxruntime-qnn")
+    assert obstacle(engine) == (
+        "onnxruntime-qnn is not installed; pip install onnxruntime-qnn, on a machine with a"
+        " Qualcomm NPU"
+    )

@@ -96,3 +96,72 @@ def test_plugins_and_libraries_are_in_the_key():
     assert tools[:2] == ("onnxruntime-ep-openvino", "tensorrt")
     assert "nvidia-cudnn-cu12" in tools
     assert ORT.run_tools({"provider": "cpu"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("quantization: dynamic", "quantization: has no effect without int8; set precision: int8"),
+        ("optimized: true", "optimized: this model has no section optimize; add optimize: {model"),
+        (
+            "precision: fp16, optimized: true",
+            "optimized: not supported with precision: fp16; use fp32, int4, or int8 with",
+        ),
+        ("precision: int8", "precision: an int8 engine needs calibration data"),
+        ("precision: int4, quantization: fast", 'quantization: unknown value "fast"'),
+    ],
+)
+def test_a_wrong_quantization_is_located(project, fields, expected):
+    project.write(NET, f"""\
+        model: net
+        source: {{torchvision: resnet18}}
+        inputs: {{x: {{shape: [batch, 3, 8, 8]}}}}
+        dims: {{batch: {{min: 1, opt: 2, max: 8}}}}
+        engines:
+          - {{backend: onnxruntime, name: e, {fields}}}
+        """)  # fmt: skip
+    errors = project.errors()
+    assert any(error.startswith(f"{NET}:6:") and expected in error for error in errors), errors
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx", "openvino"])
+def test_int4_needs_onnxruntime(yaml_errors, backend):
+    (error,) = yaml_errors(f"""\
+model: net
+source: {{torchvision: resnet18}}
+inputs: {{x: {{shape: [1, 3, 8, 8]}}}}
+engines: [{{backend: {backend}, name: e, precision: int4}}]
+""")
+    assert "engines.0.precision: int4 engines are built with ONNX Runtime only" in error
+
+
+def test_an_unsupported_block_size_is_refused(yaml_errors):
+    (error,) = yaml_errors("""\
+model: net
+source: {torchvision: resnet18}
+inputs: {x: {shape: [1, 3, 8, 8]}}
+quantize_weights: {block_size: 24}
+engines: [{backend: onnxruntime, name: e, precision: int4}]
+""")
+    assert "quantize_weights.block_size: unknown value 24; expected one of: 16, 32, 64" in error
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            "ep_context: true",
+            "ep_context: not supported by cpu; remove it, or use one of tensorrt, openvino, qnn",
+        ),
+        ("providers: [cuda, cpu], ep_context: true", "ep_context: not supported by cpu, cuda"),
+        ('session_config: {ep.context_enable: "1"}', "ep.context_enable cannot be set here"),
+    ],
+)
+def test_a_context_needs_a_provider_that_writes_it(yaml_errors, fields, expected):
+    (error,) = yaml_errors(f"""\
+model: net
+source: {{torchvision: resnet18}}
+inputs: {{x: {{shape: [1, 3, 8, 8]}}}}
+engines: [{{backend: onnxruntime, name: e, {fields}}}]
+""")
+    assert expected in error

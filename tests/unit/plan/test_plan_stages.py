@@ -583,3 +583,38 @@ def test_code_that_makes_an_onnx_model_is_in_the_key() -> None:
     assert plan(source={"onnx": "net.onnx"}, surgery=[], calibration=None, engines=[])[
         "export:net"
     ].options["source"] == {"onnx": "net.onnx"}
+
+
+def test_engines_without_calibration_have_graphs_of_their_own() -> None:
+    dynamic = {"precision": "int8", "quantization": "dynamic"}
+    engines = [
+        {"name": "fused", "optimized": True},
+        {"name": "dynamic", **dynamic},
+        {"name": "both", **dynamic, "optimized": True},
+        {"name": "w4", "precision": "int4"},
+    ]
+    changes: dict[str, Any] = {
+        "engines": [{"backend": "onnxruntime", **engine} for engine in engines],
+        "optimize": {"model_type": "bert"},
+        "quantize_weights": {"block_size": 64},
+        "bench": {"baselines": []},
+    }
+    actions = plan(**changes)
+    assert "calibrate:net" not in actions
+    variants = {
+        "fused": "optimized", "dynamic": "dynamic-int8", "both": "optimized-dynamic-int8",
+        "w4": "int4",
+    }  # fmt: skip
+    for engine, variant in variants.items():
+        assert f"convert:net:{variant}" in actions[f"engine:net:{engine}"].after
+        convert = actions[f"convert:net:{variant}"]
+        assert "buildsys.stages.quantize.weights" in convert.code
+        assert ("optimize" in convert.options) is ("optimized" in variant)
+        assert ("quantize_weights" in convert.options) is (variant != "optimized")
+    assert actions["convert:net:int4"].options["quantize_weights"] == {
+        "block_size": 64, "symmetric": True, "accuracy_level": 0, "exclude": [],
+    }  # fmt: skip
+    changes["quantize_weights"] = {"block_size": 32}
+    changed = plan(**changes)
+    assert changed["convert:net:dynamic-int8"] == actions["convert:net:dynamic-int8"]
+    assert changed["convert:net:int4"] != actions["convert:net:int4"]

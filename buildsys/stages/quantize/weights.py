@@ -1,0 +1,242 @@
+"""The convert stage for graphs that only ONNX Runtime runs; none needs calibration data.
+
+They are fused by ONNX Runtime's transformers optimizer, have weights in int4, or quantize
+activations at run time. The written graph runs in ONNX Runtime and is compared with the golden
+outputs, like every other converted graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from onnx import ModelProto, helper
+
+from buildsys.errors import CheckFailed, StageError
+from buildsys.onnx_graphs.onnx_file import (
+    check_file,
+    dtype_name,
+    file_bytes,
+    first_line,
+    load_model,
+    operator_counts,
+    opsets,
+    save_model,
+)
+from buildsys.onnx_graphs.tensors import load_case
+from buildsys.stages.common.golden_check import and_more, check_outputs, summarize_checks
+from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, named_nodes
+from buildsys.stages.operators.open_graph import open_graph
+from buildsys.workers.job import Job, StageResult
+
+_MICROSOFT = "com.microsoft"
+_OPERATORS = {"int4": ("MatMul", "Gemm"), "int8": ("MatMul", "Gemm", "Attention")}
+_OF_GEMM = "_MatMul"  # suffix of the product that both tools make of a Gemm
+_RESULTS = {  # of the tools, per kind of quantization
+    "int4": ("com.microsoft::MatMulNBits",),
+    "int8": ("MatMulInteger", "ConvInteger", "com.microsoft::QAttention"),
+}
+
+
+def run(job: Job) -> StageResult:
+    """Write the fused or quantized graph; inputs and outputs keep their types.
+
+    Raises: StageError: no node is fused or quantized, or the tool fails. CheckFailed: the result is
+    invalid.
+    """
+    precision, source, target = job.options["precision"], job.inputs["model"], job.outputs["model"]
+    model = load_model(source)
+    named_nodes(model)
+    figures: dict[str, Any] = {"precision": precision, "warnings": []}
+    methods = []
+    if "optimize" in job.options:
+        job.progress(f"fusing {len(model.graph.node)} nodes")
+        model, figures["fused"] = _fuse(model, job.options["optimize"], target.parent)
+        methods.append("fused by the transformers optimizer of ONNX Runtime")
+    if "quantize_weights" in job.options:
+        job.progress(f"quantizing weights to {precision}")
+        model, quantized = _quantize(model, precision, job.options, target.parent)
+        figures |= quantized
+        methods.append(
+            "weights in int4, in blocks" if precision == "int4" else "activations at run time"
+        )
+    save_model(model, target)
+    try:
+        check_file(target, f"the {job.variant} graph")
+    except StageError as error:
+        raise CheckFailed(error.problem, error.hint) from error
+    written = load_model(target, external_data=False)
+    stored = Counter(dtype_name(tensor.data_type) for tensor in written.graph.initializer)
+    figures |= {
+        "method": f"{', '.join(methods)}; inputs and outputs keep their types",
+        "opset": opsets(written)["ai.onnx"],
+        "initializers": dict(sorted(stored.items())),
+        "bytes_before": file_bytes(source),
+        "bytes_after": file_bytes(target),
+    }
+    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
+    job.progress(f"running the {job.variant} graph in {len(golden)} cases")
+    graph = open_graph(job, target)
+    failed, numbers = summarize_checks(job, check_outputs(job, precision, graph, golden), golden)
+    figures |= numbers
+    if not failed:
+        return StageResult(figures=figures)
+    hints = []
+    if "quantize_weights" in job.options:
+        smaller = "a smaller quantize_weights.block_size, " if precision == "int4" else ""
+        hints.append(f"try {smaller}quantize_weights.exclude for sensitive nodes")
+    if "optimize" in job.options:
+        hints.append("disable fusions in optimize.disable")
+    hints.append(f"if this error is acceptable, raise verify.{precision}")
+    reason = failed[0].sentence() + and_more(failed)
+    return StageResult("failed", reason, "; ".join(hints), figures)
+
+
+def _fuse(
+    model: ModelProto, options: Mapping[str, Any], folder: Path
+) -> tuple[ModelProto, dict[str, int]]:
+    """Return the graph with fused attention, normalization and activation nodes."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    kind = options["model_type"]
+    fusions = FusionOptions(kind)
+    for name in options["disable"]:
+        setattr(fusions, f"enable_{name}", False)
+    before = operator_counts(model)
+    with _quiet_tool(), TemporaryDirectory(dir=folder) as scratch:
+        path = Path(scratch) / "model.onnx"
+        save_model(model, path)
+        try:
+            optimized = optimize_model(
+                str(path),
+                kind,
+                options["num_heads"],
+                options["hidden_size"],
+                fusions,
+                opt_level=0,  # its optimizations follow when the engine is built
+            )
+        except Exception as error:  # of any class: it asserts and indexes what it finds
+            raise StageError(
+                f"the transformers optimizer fails for model_type {kind}: {first_line(error)}",
+                "choose the model_type of the network, or disable fusions in optimize.disable",
+            ) from error
+        fused: ModelProto = optimized.model
+    if _MICROSOFT not in opsets(fused):
+        fused.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
+    after = operator_counts(fused)
+    found = {
+        op: count - before.get(op, 0) for op, count in after.items() if count > before.get(op, 0)
+    }
+    # constants and casts are only moved
+    if not any(op.startswith(_MICROSOFT) or op.endswith("Normalization") for op in found):
+        operators = ", ".join(list(before)[:6])
+        raise StageError(
+            f"the transformers optimizer fused no node of this graph as model_type {kind}: its"
+            f" operators are {operators}",
+            "choose the model_type of the network, or remove optimized: true",
+        )
+    return fused, found
+
+
+def _quantize(
+    model: ModelProto, precision: str, options: Mapping[str, Any], folder: Path
+) -> tuple[ModelProto, dict[str, Any]]:
+    """Return the quantized graph with its figures."""
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    section = options["quantize_weights"]
+    names = [node.name for node in model.graph.node]
+    check_patterns("quantize_weights.exclude", section["exclude"], names)
+    kinds = _OPERATORS[precision]
+    wanted = [node.name for node in model.graph.node if node.op_type in kinds]
+    excluded = [name for name in wanted if matching_pattern(name, section["exclude"])]
+    exclude = [*excluded, *(f"{name}{_OF_GEMM}" for name in excluded)]
+    before = operator_counts(model)
+    with _quiet_tool(), TemporaryDirectory(dir=folder) as scratch:
+        try:
+            if precision == "int4":
+                quantized = _weights_in_int4(model, section, exclude)
+            else:
+                quantized = _dynamic_int8(model, section, exclude, Path(scratch))
+        except Exception as error:  # of any class
+            reason = first_line(error)
+            raise StageError(
+                f"onnxruntime.quantization fails: {reason}", "exclude nodes"
+            ) from error
+    ONNXModel(quantized).clean_initializers()  # of Gemm nodes, replaced by transposed ones
+    after = operator_counts(quantized)
+    added = {op: after.get(op, 0) - before.get(op, 0) for op in _RESULTS[precision]}
+    if not any(count > 0 for count in added.values()):
+        operators = ", ".join(list(before)[:6])
+        raise StageError(
+            f"no weight of the graph can be quantized to {precision}: it has no matrix product"
+            f" with a constant, only {operators}",
+            "remove the engine, or shorten quantize_weights.exclude",
+        )
+    left = {node.name for node in quantized.graph.node if node.op_type in kinds}
+    kept = [name for name in wanted if name in left or f"{name}{_OF_GEMM}" in left]
+    return quantized, {
+        "tool": "onnxruntime",
+        "quantized": [name for name in wanted if name not in kept],
+        "kept_fp32": kept,
+        "kept_reasons": {
+            name: "excluded" if name in excluded else "its second input is not a constant matrix"
+            for name in kept
+        },
+        "kernels": {op: count for op, count in added.items() if count > 0},
+    }
+
+
+def _weights_in_int4(
+    model: ModelProto, section: Mapping[str, Any], exclude: list[str]
+) -> ModelProto:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    plain = ONNXModel(model)
+    plain.replace_gemm_with_matmul()  # it quantizes MatMul only
+    quantizer = MatMulNBitsQuantizer(
+        plain.model,
+        bits=4,
+        block_size=section["block_size"],
+        is_symmetric=section["symmetric"],
+        accuracy_level=section["accuracy_level"],
+        nodes_to_exclude=exclude,
+    )
+    quantizer.process()
+    quantized: ModelProto = quantizer.model.model
+    return quantized
+
+
+def _dynamic_int8(
+    model: ModelProto, section: Mapping[str, Any], exclude: list[str], folder: Path
+) -> ModelProto:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    target = folder / "quantized.onnx"
+    quantize_dynamic(
+        model,
+        target,
+        op_types_to_quantize=["MatMul", "Gemm", "Attention"],
+        per_channel=section["per_channel"],
+        reduce_range=section["reduce_range"],
+        weight_type=QuantType.QInt8,
+        nodes_to_exclude=exclude,
+    )
+    return load_model(target)
+
+
+@contextmanager
+def _quiet_tool() -> Iterator[None]:
+    """Turn off the log of the tools, which they set up themselves."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
