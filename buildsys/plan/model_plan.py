@@ -292,7 +292,7 @@ def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if engine.get("optimized"):
         found["optimize"] = spec["optimize"]
-    fields = _INT4 if engine["precision"] == "int4" else ()
+    fields: tuple[str, ...] = _INT4 if engine["precision"] == "int4" else ()
     fields = _DYNAMIC if engine.get("quantization") == "dynamic" else fields
     if fields:
         section = spec["quantize_weights"]
