@@ -67,13 +67,15 @@ class BuildRequest:
     """An engine to build: graph, options, output file."""
 
     model: str  # for messages
-    onnx: Path  # with external data, if any, next to it in model.onnx.data
+    onnx: Path  # with external data, if any, next to it in model.onnx.data; or see ``program``
     engine: Path
     options: Options
     # {name: {"shape": [...], "dtype": ...}} as in the manifest
     inputs: Mapping[str, Mapping[str, Any]]
     dims: Mapping[str, Mapping[str, Any]]  # {name: {"min": …, "opt": …, "max": …}}
     operators: tuple[OperatorUse, ...] = ()
+    # of torch.export, instead of ``onnx``, for a backend that takes it
+    program: Path = Path()
     project: Path = Path()  # root for imports of a network hook
     timing_cache: Path | None = None  # read if it exists, rewritten with new timings
     # nodes that a search keeps in float32, and their results; {"*": ()}: all nodes

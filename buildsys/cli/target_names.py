@@ -23,6 +23,7 @@ STAGE_DOCS = {
     "build": "everything of every model (the default)",
     "operators": "build functions and libraries of custom operators",
     "export": "export to ONNX",
+    "program": "capture the networks with torch.export",
     "reference": "record golden inputs and outputs of the original model",
     "surgery": "edit graphs as their manifests say",
     "simplify": "simplify the exported graphs",

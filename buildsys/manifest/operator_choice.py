@@ -10,12 +10,14 @@ from buildsys.system.backend_registry import describe_backend
 
 def implementations(entry: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """Return a backend's implementations of an operator, preferred kind first."""
-    function, *others = describe_backend(backend).operator_kinds
-    named = entry.get("function")
-    if isinstance(named, Mapping):
-        named = named.get(backend)
-    given = {function: named, **{other: entry.get(other) for other in others}}
-    return {kind: value for kind, value in given.items() if value is not None}
+    given = {}
+    for kind in describe_backend(backend).operator_kinds:
+        value = entry.get(kind)
+        if kind == "function" and isinstance(value, Mapping):
+            value = value.get(backend)
+        if value is not None:
+            given[kind] = value
+    return given
 
 
 def chosen_kind(entry: Mapping[str, Any], backend: str) -> str | None:

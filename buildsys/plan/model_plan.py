@@ -8,7 +8,7 @@ from typing import Any
 
 from buildsys.manifest.shape_cases import example_dims
 from buildsys.plan.action import FileRef
-from buildsys.plan.custom_operators import CustomOperators
+from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators
 from buildsys.plan.engine_typing import (
     EngineSpec,
     VersionOf,
@@ -157,6 +157,8 @@ class ModelPlan:
         # the source lines of exported nodes
         origins = FileRef(f"{self.name}/export/origins.json", optional=True)
         self.origins = {} if self.is_onnx else {"origins": origins}
+        self.program = FileRef(f"{self.name}/program/program.pt2")
+        self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
         # PyTorch does the same work as the engines: no cut, no freed dimensions
         steps = [*self.unsimplified.steps, *self.final.steps]
         changed = any("cut" in step or "free_dims" in step for step in steps)
@@ -240,10 +242,11 @@ class EnginePlan:
                 for name in description.further_files(spec)
             },
         }
-        self.loaded_operators = model.operators.loaded_use(spec)
+        takes_program = description.takes_program
+        self.loaded_operators = NO_OPERATORS if takes_program else model.operators.loaded_use(spec)
         # the graph has the types of the engine's precision
         typed = not is_weak(spec) or spec.get("quantization") == "explicit"
-        typed = typed and not description.takes_float32
+        typed = typed and not (description.takes_float32 or takes_program)
         self.search: Conversion | None = None
         if spec.get("auto"):
             own = self.tolerance != model.spec["verify"][self.precision]
@@ -266,7 +269,11 @@ class EnginePlan:
         elif typed and self.precision != FULL_PRECISION:
             self.conversion = self.search or model.conversion(self.precision)
         final = model.final
-        self.graph = self.conversion.graph if self.conversion else final.graph
+        graph = self.conversion.graph if self.conversion else final.graph
+        # what it is built from, and the target that writes it
+        self.source, self.source_target = graph.files(), graph.target
+        if takes_program:
+            self.source, self.source_target = {"program": model.program}, f"program:{model.name}"
         # of the check, including the engine's explicit profiles
         own = list(profile_values(model.spec, [spec], final.inputs, final.dims).values())
         wanted = model.spec["verify"]["cases"]

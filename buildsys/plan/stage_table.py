@@ -18,6 +18,7 @@ from buildsys.plan.stages.engine import plan_engine
 from buildsys.plan.stages.export import plan_export
 from buildsys.plan.stages.gate import plan_gate
 from buildsys.plan.stages.operators import plan_operators
+from buildsys.plan.stages.program import plan_program
 from buildsys.plan.stages.reference import plan_reference
 from buildsys.plan.stages.report import plan_report
 from buildsys.plan.stages.search import plan_search
@@ -29,6 +30,7 @@ from buildsys.plan.stages.verify import plan_verify
 MODEL_STAGES = (
     plan_operators,
     plan_export,
+    plan_program,
     plan_reference,
     partial(plan_surgery, when=AFTER_EXPORT),
     plan_simplify,

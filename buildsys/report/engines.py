@@ -11,6 +11,7 @@ from buildsys.report.key_figures import executed_precision, refit_origin
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.engine import (
     BuildEnvironment,
+    Delegated,
     EngineResult,
     ProviderNodes,
     SlowLayer,
@@ -145,6 +146,7 @@ def _origin(
         "nodes by provider": placement_text(engine.get("placement", {}), timed),
         "precision of the layers": formatting.shares(shares.get("layers", {})),
         "precision of the time": formatting.shares(shares.get("time", {})),
+        "operators in the delegate": _delegated(engine.get("delegated", {})),
         "plugins and operator libraries": ", ".join(_operators(engine)),
         "optimization profiles": "; ".join(
             f"{index}: {', '.join(f'{n} {_shape_range(shapes)}' for n, shapes in profile.items())}"
@@ -227,6 +229,14 @@ def _operators(engine: EngineResult) -> Iterator[str]:
     for operator, implementation in engine.get("operators", {}).items():
         if operator not in listed:
             yield f"{operator} by {implementation}"
+
+
+def _delegated(found: Delegated) -> str:
+    """Return e.g. ``98 %; in portable kernels: 2 mean, 1 permute_copy``."""
+    if found.get("share") is None:
+        return ""
+    others = ", ".join(f"{count} {name}" for name, count in found.get("portable", {}).items())
+    return f"{found['share']:.0%}" + (f"; in portable kernels: {others}" if others else "")
 
 
 def _shape_range(shapes: Mapping[str, list[int]]) -> str:

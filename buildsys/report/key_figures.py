@@ -162,6 +162,9 @@ _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     "export": lambda result: (
         f"opset {result['opset']}, {q.nodes(result['nodes'])}, {q.size(result['bytes'])}"
     ),
+    "program": lambda result: (
+        f"{q.plural(sum(result['operators'].values()), 'operator')}, {q.size(result['bytes'])}"
+    ),
     "reference": lambda result: (
         f"{'case' if len(result['cases']) == 1 else 'cases'} "
         f"{', '.join(sorted(result['cases'], key=case_order))}"

@@ -41,7 +41,7 @@ def load_engine(
     ``options`` replace recorded options that do not change results: ``intra_op_threads`` (0: one
     per core), ``inter_op_threads``, ``spinning`` and ``session_config`` of ONNX Runtime,
     ``cuda_graphs`` of TensorRT, ``runtime_cache`` of TensorRT-RTX, ``threads``, ``streams``,
-    ``pin_threads`` and ``config`` of OpenVINO.
+    ``pin_threads`` and ``config`` of OpenVINO, ``threads`` of ExecuTorch.
     ``concurrency`` limits the calls that run at the same time, and with them the memory: calls of
     TensorRT each need an execution context. More calls wait. Without it there is no limit.
 

@@ -66,6 +66,7 @@ class BackendDescription:
     engine_file: str = "engine.engine"
     data_file: str = ""  # of the weights, if they are not in the engine file
     takes_float32: bool = False  # builds every precision from the simplified graph
+    takes_program: bool = False  # builds every precision from the captured PyTorch program
     calibrators: tuple[str, ...] = ()  # algorithms of calibration for its own int8 ranges
     takes_ranges: bool = True  # builds for ranges of shapes, from ``dims`` and ``inputs``
     # environment variables that change results: families of system.versions or patterns
@@ -76,6 +77,7 @@ class BackendDescription:
     builds_without_gpu: bool = False  # for engines that run on one
     keeps_timings: bool = False  # builds with a timing cache
     same_platform: bool = False  # an engine runs on the operating system of its build only
+    any_processor: bool = False  # an engine also runs on other families of processors
     build_seconds: float = 10.0  # of an image classifier, for the first estimate
     defaults: Mapping[str, Any] | None = None  # of its options; default: read from ``ENGINE``
     problem: str = field(default="", compare=False)  # of a broken package

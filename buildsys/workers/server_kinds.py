@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from buildsys.system.backend_registry import describe_backend
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
 
@@ -42,7 +43,7 @@ DEFAULT_INTERPRETER_STAGES = frozenset({"bench", "gate"})
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
 _STRESS = "buildsys.stages.validate.stress"
 _LABELS = "buildsys.stages.run.labels"  # imports torchvision
-_TORCH_STAGES = frozenset({"export", "reference", _STRESS})
+_TORCH_STAGES = frozenset({"export", "program", "reference", _STRESS})
 # imported by the first dynamo export; saves 0.3 s of each later one
 _DYNAMO = (
     "torch.export._trace",
@@ -70,6 +71,9 @@ def server_kind_of(job: Job) -> ServerKind:
     if job.stage == "convert":
         tool = job.options.get("quantize", job.options).get("tool")
         return TORCH if tool in _TORCH_CONVERTERS else LIGHT
+    if job.stage in ("engine", "verify"):
+        libraries = describe_backend(job.options["engine"]["backend"]).libraries
+        return TORCH if "torch" in libraries else LIGHT
     needs_torch = job.stage in _TORCH_STAGES and "onnx" not in job.options["source"]
     return TORCH if needs_torch else LIGHT
 
@@ -80,5 +84,7 @@ def late_preload(job: Job) -> tuple[str, ...]:
     Importing the module of a stage takes 10 to 50 ms.
     """
     stage = () if "." in job.stage else (f"buildsys.stages.{job.stage}.stage",)
-    dynamo = job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
+    dynamo = job.stage == "program" or (
+        job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
+    )
     return (*stage, *_DYNAMO) if dynamo else stage

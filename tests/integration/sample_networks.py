@@ -106,6 +106,13 @@ class Spectrum(nn.Module):
         return torch.view_as_real(torch.fft.rfft(x))
 
 
+class NoKernel(nn.Module):
+    """No operator of ExecuTorch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(x)
+
+
 class Fails(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(5, 5)

@@ -106,6 +106,32 @@ def int8_layers(engine: dict[str, Any]) -> list[int]:
     return [i for i, entry in given if isinstance(entry, dict) and entry.get("precision") == "int8"]
 
 
+def program_problems(view: ManifestView) -> Problems:
+    """Yield what contradicts engines built from the captured program of PyTorch."""
+    engines = view.maps("engines", ...)
+    backends = [str(engine.get("backend")) for _, engine in engines]
+    known = [describe_backend(each) if find_package(each) else None for each in backends]
+    for (path, _), backend in zip(engines, known, strict=True):
+        if backend is None or not backend.takes_program:
+            continue
+        built = f"{backend.title} builds from the program of PyTorch"
+        if "onnx" in view.map("source"):
+            text, hint = f"{built}, and an ONNX source has none", "use another backend here"
+            yield view.problem((*path, "backend"), text, hint)
+        elif view.list("surgery"):
+            text = f"{built}, which surgery on the ONNX graph does not change"
+            hint = "change the network instead, or put this engine into a model without surgery"
+            yield view.problem((*path, "backend"), text, hint)
+    whole = len(engines) == len(view.list("engines"))
+    if not (engines and whole and all(each and each.takes_program for each in known)):
+        return
+    for section in ("convert", "quantize"):
+        for field, value in view.map(section).items():
+            if view.is_own(section, field) and value not in (None, REFUSED):
+                text = "changes the ONNX graph, and no engine of this model is built from it"
+                yield view.problem((section, field), text, "remove it", of_key=True)
+
+
 def quantization_problems(view: ManifestView) -> Problems:
     """Yield missing data and unsupported combinations of int8 and fp8 engines."""
     if view.get("convert", "tool") == "autocast" and view.get("convert", "exclude"):

@@ -10,6 +10,7 @@ from buildsys.manifest.checks.engines import (
     bench_problems,
     engine_problems,
     profile_problems,
+    program_problems,
     quantization_problems,
 )
 from buildsys.manifest.checks.gates import gate_problems
@@ -70,6 +71,7 @@ def check_model(view: ManifestView) -> Problems:
         profile_problems,
         engine_problems,
         auto_problems,
+        program_problems,
         gate_problems,
         surgery_problems,
         operator_problems,

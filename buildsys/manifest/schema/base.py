@@ -31,8 +31,8 @@ EnginePrecision = Literal[
 ]  # fmt: skip
 QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
 Stage = Literal[
-    "operators", "export", "reference", "surgery", "simplify", "calibrate", "search", "convert",
-    "validate", "engine", "verify", "bench", "gate", "report",
+    "operators", "export", "program", "reference", "surgery", "simplify", "calibrate", "search",
+    "convert", "validate", "engine", "verify", "bench", "gate", "report",
 ]  # fmt: skip
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"

@@ -70,15 +70,16 @@ if TYPE_CHECKING:
 
 else:
     _FUNCTION = (Callable | None, Field(None, description="FILE.py:NAME"))
+    _BACKENDS = [name for name in backend_names() if describe_backend(name).operator_kinds]
     FunctionPerBackend = _per_backend(
         "FunctionPerBackend",
         "A different local function for each backend.",
-        dict.fromkeys(backend_names(), _FUNCTION),
+        dict.fromkeys(_BACKENDS, _FUNCTION),
     )
     OperatorUse = _per_backend(
         "OperatorUse",
         "The implementation used by each backend.",
-        {name: _use_of(name) for name in backend_names()},
+        {name: _use_of(name) for name in _BACKENDS},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
+from buildsys.plan.custom_operators import NO_OPERATORS
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
 
 
@@ -12,7 +13,8 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
     """Plan the build of ``engine``."""
     spec, name, final = model.spec, model.name, model.final
     folder = f"{name}/engine/{engine.name}"
-    operators = model.operators.use(engine.backend)
+    takes_program = engine.description.takes_program
+    operators = NO_OPERATORS if takes_program else model.operators.use(engine.backend)
     options: dict[str, Any] = {"engine": engine.options}
     batches, cache, after = {}, {}, []
     if engine.calibrates:
@@ -36,7 +38,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
     return Action(
         **model.fields("engine", engine.name),
         options={**options, **operators.options},
-        inputs={**engine.graph.files(), **kept, **batches, **operators.inputs},
+        inputs={**engine.source, **kept, **batches, **operators.inputs},
         outputs={
             **engine.loaded_operators.inputs,
             **engine.files,
@@ -44,7 +46,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
             "result": FileRef(f"{folder}/engine.json"),
         },
         sources=tuple(dict.fromkeys(sources)),
-        after=(engine.graph.target, *after, *operators.after),
+        after=(engine.source_target, *after, *operators.after),
         code=("buildsys.stages.engine.stage", *engine.backend_code),
         packages=engine.backend_packages,
         tools=tuple(dict.fromkeys(tools)),
@@ -54,7 +56,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
             *(("cores",) if engine.description.counts_cores(engine.spec) else ()),
         ),
         environment=engine.environment,
-        advisory=model.origins,
+        advisory={"origins": model.program_origins} if takes_program else model.origins,
         required=engine.spec["required"],
         refits=bool(engine.spec.get("refit")),
         alone_on_gpu=engine.on_gpu,  # builders time tactics

@@ -14,6 +14,7 @@ class BuildEnvironment(TypedDict, total=False):
     onnxruntime: str
     tensorrt: str
     tensorrt_rtx: str
+    executorch: str
     platform: str
     cpu: str
     instructions: list[str]
@@ -84,6 +85,14 @@ class ProviderNodes(TypedDict, total=False):
     names: list[str]  # on the CPU: the first of the others, with their operators
 
 
+class Delegated(TypedDict, total=False):
+    """Operators that a delegate runs, and those left to portable kernels (ExecuTorch)."""
+
+    share: float  # of all operators
+    operators: dict[str, int]
+    portable: dict[str, int]
+
+
 class EngineFile(TypedDict):
     """A file of the engine's folder."""
 
@@ -120,6 +129,7 @@ class EngineResult(ResultHeader, total=False):
     precision_of: str
     not_described: str
     device_memory_bytes: int
+    delegated: Delegated
     operators: dict[str, str]  # custom operator -> kind and file
     plugins: list[Plugin]
     calibration: BuilderCalibration
@@ -135,6 +145,7 @@ class EngineResult(ResultHeader, total=False):
     engine_sha256: str
     engine_bytes: int
     onnx_sha256: str
+    program_sha256: str  # instead, of the captured program
     device: dict[str, Any]  # kind, name, …; "missing": reason
     messages: list[str]
     warnings: list[str]

@@ -25,6 +25,7 @@ from buildsys.report.results.export import ExportResult
 from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ResultHeader
 from buildsys.report.results.operators import OperatorsResult
+from buildsys.report.results.program import ProgramResult
 from buildsys.report.results.reference import ReferenceResult
 from buildsys.report.results.report import Report
 from buildsys.report.results.search import SearchResult
@@ -45,6 +46,7 @@ RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
     "export": ExportResult,
     "gate": GateResult,
     "operators": OperatorsResult,
+    "program": ProgramResult,
     "reference": ReferenceResult,
     "search": SearchResult,
     "simplify": SimplifyResult,

@@ -86,11 +86,15 @@ def _build(job: Job, backend: Backend) -> Figures:
         TemporaryDirectory(dir=job.outputs["engine"].parent) as folder,
         ThreadPoolExecutor(max_workers=1) as pool,  # hashes large files on another core
     ):
-        graph = implementation.graph(job.inputs["model"], Path(folder))
+        program = job.inputs.get("program", Path())
+        graph = program
+        if "model" in job.inputs:
+            graph = implementation.graph(job.inputs["model"], Path(folder))
         timing_cache = checkout_timing_cache(job, backend, Path(folder))
         request = BuildRequest(
             model=job.model,
             onnx=graph,
+            program=program,
             engine=job.outputs["engine"],
             options=options,
             inputs=job.options.get("inputs", {}),  # with dims: for backends that build for ranges
@@ -107,8 +111,10 @@ def _build(job: Job, backend: Backend) -> Figures:
             count=job.count,
         )
         prepared = time.perf_counter()
-        onnx_files = [job.inputs[role] for role in ("model", "model.data") if role in job.inputs]
-        onnx_digest = pool.submit(sha256_of, *onnx_files)
+        sources = [
+            job.inputs[role] for role in ("program", "model", "model.data") if role in job.inputs
+        ]
+        source_digest = pool.submit(sha256_of, *sources)
         try:
             built = backend.build(request)
         except GraphRefusedError as refusal:
@@ -148,7 +154,7 @@ def _build(job: Job, backend: Backend) -> Figures:
                 file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]}
                 for file in files
             },
-            "onnx_sha256": onnx_digest.result(),
+            "program_sha256" if "program" in job.inputs else "onnx_sha256": source_digest.result(),
             "portability": portability,
             "built_with": built_with(options["backend"], device),
             "device": device,

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import DimRange, Dims
+from buildsys.models.torch_model import FlatCall, Network, check_outputs, example_inputs
 from buildsys.models.user_code import innermost_location
 
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
@@ -57,6 +59,50 @@ class ExportRequest:
     def given(self, *names: str) -> dict[str, Any]:
         """Return the named options set in the manifest."""
         return {name: self.options[name] for name in names if self.options[name] is not None}
+
+
+def export_request(
+    network: Network, options: Mapping[str, Any], project: Path, path: Path
+) -> ExportRequest:
+    """Call the network once for its outputs; return the exporter's request.
+
+    Raises: StageError: forward fails, or its outputs cannot be exported.
+    """
+    result = network.example_result
+    inputs = example_inputs(options, project)
+
+    def inputs_at(dims: Dims) -> tuple[torch.Tensor, ...]:
+        return tuple(example_inputs({**options, "example": dims}, project).values())
+
+    if result is None:
+        with torch.no_grad():
+            result = network.result(inputs)
+    outputs = network.name_outputs(result)
+    check_outputs(outputs, options["outputs"], options["example"], inputs)
+    for name, tensor in {**inputs, **outputs}.items():
+        if tensor.is_complex():
+            raise StageError(
+                f"{name} is complex; no exporter can write complex inputs or outputs",
+                "pass real and imaginary parts and convert them inside the network with"
+                " torch.view_as_complex and view_as_real",
+            )
+    results = result if isinstance(result, tuple | list) else (result,)
+    is_flat = all(isinstance(each, torch.Tensor) for each in results)
+    by_position = is_flat and network.call is None and not any(network.keywords.values())
+    return ExportRequest(
+        module=network.module if by_position else FlatCall(network),
+        arguments=tuple(inputs.values()),
+        input_names=tuple(inputs),
+        output_names=tuple(outputs),
+        dynamic_inputs=named_axes(options["inputs"]),
+        dynamic_outputs=named_axes(options["outputs"]),
+        options=options.get("export", {}),
+        path=path,
+        example=options["example"],
+        ranges=options.get("ranges", {}),
+        inputs_at=inputs_at,
+        project=project,
+    )
 
 
 def named_axes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, str]]:

@@ -20,7 +20,6 @@ import onnx.checker
 import onnx.shape_inference
 
 from buildsys.errors import BuildsysError, StageError
-from buildsys.manifest.shape_cases import Dims
 from buildsys.models.sources.onnx import load_onnx
 from buildsys.onnx_graphs.onnx_file import (
     INLINE_LIMIT,
@@ -106,7 +105,7 @@ def _export_network(
 
     from buildsys.models.torch_model import make_network
     from buildsys.stages.export.registrations import Registration
-    from buildsys.stages.export.request import collect_warnings
+    from buildsys.stages.export.request import collect_warnings, export_request
 
     options, exporter = job.options, job.options["export"]["exporter"]
     if job.threads:
@@ -123,7 +122,7 @@ def _export_network(
         registrations = register_symbolics(options, job.project, of_network)
     else:
         network = make_network(options, job.project)
-    request = _export_request(network, job)
+    request = export_request(network, options, job.project, job.outputs["model"])
     if "translations" in options:
         from buildsys.stages.export.translations import make_translations
 
@@ -154,50 +153,6 @@ def _export_network(
         modules=dict(classes.most_common()),
     )
     return model, weights, figures
-
-
-def _export_request(network: Network, job: Job) -> ExportRequest:
-    """Call the network once for its outputs; return the exporter's request."""
-    import torch
-
-    from buildsys.models.torch_model import FlatCall, check_outputs, example_inputs
-    from buildsys.stages.export.request import ExportRequest, named_axes
-
-    options, result = job.options, network.example_result
-    inputs = example_inputs(options, job.project)
-
-    def inputs_at(dims: Dims) -> tuple[torch.Tensor, ...]:
-        return tuple(example_inputs({**options, "example": dims}, job.project).values())
-
-    if result is None:
-        with torch.no_grad():
-            result = network.result(inputs)
-    outputs = network.name_outputs(result)
-    check_outputs(outputs, options["outputs"], options["example"], inputs)
-    for name, tensor in {**inputs, **outputs}.items():
-        if tensor.is_complex():
-            raise StageError(
-                f"{name} is complex; no exporter can write complex inputs or outputs",
-                "pass real and imaginary parts and convert them inside the network with"
-                " torch.view_as_complex and view_as_real",
-            )
-    results = result if isinstance(result, tuple | list) else (result,)
-    is_flat = all(isinstance(each, torch.Tensor) for each in results)
-    by_position = is_flat and network.call is None and not any(network.keywords.values())
-    return ExportRequest(
-        module=network.module if by_position else FlatCall(network),
-        arguments=tuple(inputs.values()),
-        input_names=tuple(inputs),
-        output_names=tuple(outputs),
-        dynamic_inputs=named_axes(options["inputs"]),
-        dynamic_outputs=named_axes(options["outputs"]),
-        options=options["export"],
-        path=job.outputs["model"],
-        example=options["example"],
-        ranges=options.get("ranges", {}),
-        inputs_at=inputs_at,
-        project=job.project,
-    )
 
 
 def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str, bytes]]:
@@ -334,5 +289,4 @@ def _differences(
 
 # torch is imported lazily: a given ONNX file does not need it
 if TYPE_CHECKING:
-    from buildsys.models.torch_model import Network
     from buildsys.stages.export.request import ExportRequest

@@ -23,6 +23,8 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
 
     Reads the graph again, at no cost to a successful build. Without onnx the refusal is unchanged.
     """
+    if "program" in job.inputs:
+        return _refused_program(refusal, read_origins(job.advisory.get("origins")))
     try:
         graph = _RefusedGraph(request.onnx, read_origins(job.advisory.get("origins")))
     except (ImportError, StageError):
@@ -45,6 +47,16 @@ def explain_refusal(refusal: GraphRefusedError, request: BuildRequest, job: Job)
             heading += f",{' the first' * (len(nodes) > 1)} from {origin}"
         groups.append((heading, remedies))
     return StageError(refusal.problem, format_remedies(groups))
+
+
+def _refused_program(refusal: GraphRefusedError, origins: Mapping[str, Origin]) -> StageError:
+    """Return a refusal of calls in a captured program, with the user's lines."""
+    lines = {
+        node.operator: str(origins[node.name]) for node in refusal.nodes if node.name in origins
+    }
+    places = [f"{operator} is called at {line}" for operator, line in lines.items()]
+    remedy = "call other operators in forward, or build this engine with another backend"
+    return StageError(refusal.problem, "; ".join([*places, remedy]))
 
 
 class _RefusedGraph:

@@ -45,9 +45,10 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
         return
     built, here = str(record.map("built_with").get("platform") or ""), platform_name()
     problem = f"it was built on {built}, but this is {here}"
+    others = built and built.rpartition(" ")[2] != here.rpartition(" ")[2]
     if description.same_platform and built and built != here:
         yield Reason("platform", problem, "build it on such a machine")
-    elif built and built.rpartition(" ")[2] != here.rpartition(" ")[2]:
+    elif others and not description.any_processor:
         yield Reason("platform", problem, "build it for this processor family")
     version = ""
     try:

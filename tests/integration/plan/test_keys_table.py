@@ -39,8 +39,9 @@ CUT = "configs/models/cut.yaml"
 CUSTOM = "configs/models/custom.yaml"
 SMALL = "configs/models/small.yaml"
 # no gates: unit/execution/test_baselines.py and unit/plan/test_plan_gate.py test them;
-# no searches: unit/plan/test_plan_search.py and scenarios/stages/test_auto_precision.py do
-STAGES = tuple(stage for stage in Stage.__args__ if stage not in ("gate", "search"))
+# no searches: unit/plan/test_plan_search.py and scenarios/stages/test_auto_precision.py do;
+# no programs: unit/plan/test_program_plan.py does
+STAGES = tuple(s for s in Stage.__args__ if s not in ("gate", "search", "program"))
 Patch = pytest.MonkeyPatch
 Keys = dict[str, dict[str, str]]  # target -> parts
 

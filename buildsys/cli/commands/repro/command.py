@@ -36,8 +36,8 @@ from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 SCHEMA = "buildsys/repro/1"
 # stages whose files are artifacts, in build order
 STAGES = (
-    "operators", "export", "surgery", "simplify", "reference", "calibrate", "search", "convert",
-    "engine",
+    "operators", "export", "program", "surgery", "simplify", "reference", "calibrate", "search",
+    "convert", "engine",
 )  # fmt: skip
 _MEASURING_STAGES = ("validate", "verify", "bench", "gate", "report")
 _DIFFERENT, _NOT_BUILT = 1, 2

@@ -1,0 +1,34 @@
+"""Rules for running ExecuTorch engines, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.backends.executorch.description import DESCRIPTION
+from buildsys.system.compatibility.engine_files import Header, Reason, Record
+from buildsys.system.compatibility.rules import built_version, install_command
+from buildsys.system.engine_environment import version_numbers
+from buildsys.system.protobuf import Content
+
+_FORMAT, _HEADER = b"ET", b"eh00"  # of the flatbuffer, and after it, of sizes
+
+
+def read_header(content: Content) -> Header | None:
+    """Return the facts in a program, with the size that the file should have."""
+    if content[4:6] != _FORMAT or content[8:12] != _HEADER:
+        return None
+    program, base, data = (int.from_bytes(content[at : at + 8], "little") for at in (16, 24, 32))
+    length = int.from_bytes(content[12:16], "little")
+    whole = max(program, base + (data if length >= 32 else 0))
+    return Header("executorch", whole_bytes=whole, truncated=len(content) < whole)
+
+
+def reasons(record: Record, here: str) -> Iterator[Reason]:
+    """Yield the reason of an older version ``here`` ("": not installed)."""
+    built, found = version_numbers(built_version(record)), version_numbers(here)
+    if built and found and found[:2] < built[:2]:
+        problem = (
+            f"it was built with {DESCRIPTION.title} {built_version(record)}, but {here} is"
+            " installed: an older runtime may not support what the newer one wrote"
+        )
+        yield Reason("version", problem, f"{install_command(record)} or newer")

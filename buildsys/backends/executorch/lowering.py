@@ -1,0 +1,168 @@
+"""The way from a captured program to a program of ExecuTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from buildsys.backends.executorch.runtime import INTERFACE, load_library
+from buildsys.backends.interface import BuildRequest, UnsupportedNode, raise_refused
+from buildsys.errors import BuildsysError, StageError
+
+PORTS = "ports.json"  # of the stage program
+_MODEL = "models/model.json"
+_TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
+_REFUSED = re.compile(r"\b([a-z_]\w*)(?:::|\.)(_?[a-z]\w*)(?:\.(\w+))?")
+_REFUSALS = ("Missing out variant", "is not Aten Canonical", "not in Core ATen opset")
+_FREE = ("getitem", "executorch_call_delegate", "sym_", "view_copy", "_assert")  # compute nothing
+_QUANTIZERS = ("quantize_per", "dequantize_per", "choose_q")
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program of ExecuTorch, and where its operators run."""
+
+    content: bytes
+    delegated: Counter[str]  # operator -> calls that the delegate runs
+    portable: Counter[str]  # operator -> calls that portable kernels run
+    quantized: int = 0  # calls of the delegate on int8
+
+    @property
+    def share(self) -> float:
+        """Return the delegate's share of all calls."""
+        total = self.delegated.total() + self.portable.total()
+        return self.delegated.total() / total if total else 1.0
+
+
+def load_captured(request: BuildRequest) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
+    """Return the captured program and its inputs and outputs.
+
+    Raises: GraphRefusedError: it calls operators that only the network's own code registers.
+    """
+    if nodes := unknown_operators(request):
+        raise_refused(request, "ExecuTorch", nodes)
+    files = {PORTS: ""}
+    program = torch.export.load(str(request.program), extra_files=files)
+    return program, json.loads(files[PORTS])
+
+
+def unknown_operators(request: BuildRequest) -> list[UnsupportedNode]:
+    """Return the calls of operators that PyTorch itself does not have."""
+    reader = torch._C.PyTorchFileReader(str(request.program))
+    nodes = json.loads(reader.get_record(_MODEL))["graph_module"]["graph"]["nodes"]
+    found = []
+    for index, node in enumerate(nodes):
+        match = _TARGET.fullmatch(str(node.get("target", "")))
+        if match and not hasattr(getattr(torch.ops, match[1]), match[2]):
+            outputs = [each.get("as_tensor") or {} for each in node.get("outputs", ())]
+            name = next((each["name"] for each in outputs if "name" in each), "")
+            reason = "ExecuTorch has no kernel for an operator of your own"
+            found.append(UnsupportedNode(index, name, f"{match[1]}::{match[2]}", reason))
+    return found
+
+
+def lower(request: BuildRequest) -> Lowered:
+    """Return the program of ExecuTorch for the captured one.
+
+    Raises: GraphRefusedError: it has no kernel for an operator. StageError: it is refused
+    otherwise, or the calibration data does not fit.
+    """
+    from executorch.exir import to_edge_transform_and_lower
+
+    program, ports = load_captured(request)
+    if request.options["precision"] == "int8":
+        from buildsys.backends.executorch.quantization import quantize
+
+        program = quantize(program, ports, request)
+    partitioners = []
+    if request.options["delegate"] == "xnnpack":
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        partitioners.append(XnnpackPartitioner())
+    interface = {
+        **ports,
+        "dims": {n: {p: s[p] for p in ("min", "max")} for n, s in request.dims.items()},
+    }
+    request.progress("lowering the program")
+    with _refusals(request):
+        edge = to_edge_transform_and_lower(
+            program,
+            partitioner=partitioners,
+            constant_methods={INTERFACE: json.dumps(interface, sort_keys=True)},
+        )
+        delegated, portable, quantized = count_operators(edge.exported_program().graph_module)
+        lowered = edge.to_executorch()
+    names = {
+        f"{each.name}.{each.overload}".removesuffix(".")
+        for plan in lowered.executorch_program.execution_plan
+        for each in plan.operators
+    }
+    missing = sorted(names - set(load_library()._get_operator_names()))
+    if missing:
+        reason = "the runtime of the package executorch has no kernel for it"
+        raise_refused(
+            request, "ExecuTorch", [UnsupportedNode(None, "", each, reason) for each in missing]
+        )
+    return Lowered(lowered.buffer, delegated, portable, quantized)
+
+
+def count_operators(graph: torch.fx.GraphModule) -> tuple[Counter[str], Counter[str], int]:
+    """Return the calls by operator, of the delegate and outside it, and those on int8."""
+    delegated, portable, quantized = Counter[str](), Counter[str](), 0
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and hasattr(getattr(graph, node.target, None), "original_module"):
+            inner = getattr(graph, node.target).original_module.graph_module
+            _, inside, on_int8 = count_operators(inner)
+            delegated += inside
+            quantized += on_int8
+        elif node.op == "call_function":
+            name = _operator(node)
+            if name and not name.startswith(_QUANTIZERS):
+                portable[name] += 1
+                inputs = (each.target for each in node.all_input_nodes)
+                quantized += any("dequantize" in str(target) for target in inputs)
+    return delegated, portable, quantized
+
+
+def _operator(node: torch.fx.Node) -> str:
+    """Return an operator's name without overload, "" for a node that computes nothing."""
+    name = getattr(node.target, "__name__", str(node.target))
+    parts = name.split(".")
+    plain = parts[1] if parts[0] in ("aten", "quantized_decomposed", "dim_order_ops") else parts[0]
+    return "" if plain.startswith(_FREE) else plain
+
+
+@contextmanager
+def _refusals(request: BuildRequest) -> Iterator[None]:
+    """Turn exceptions of the compiler, of any class, into one sentence."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on the compiler's own code
+            yield
+    except BuildsysError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if any(sign in text for sign in _REFUSALS):
+            operators = {
+                f"{match[1]}::{match[2]}"
+                for match in _REFUSED.finditer(text.replace("torch._ops.", ""))
+                if hasattr(getattr(torch.ops, match[1]), match[2])
+            }
+            reason = "it is not among the core operators that ExecuTorch has kernels for"
+            nodes = [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
+            if nodes:
+                raise_refused(request, "ExecuTorch", nodes)
+        raise StageError(
+            f"model {request.model}: ExecuTorch cannot lower the program:"
+            f" {type(error).__name__}: {text[:300]}",
+            "the log has the complete message",
+        ) from error

@@ -1,0 +1,176 @@
+"""ExecuTorch programs loaded by the runtime of the package."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from buildsys.backends.interface import Port, Run
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
+from buildsys.system.cpu import usable_cores
+
+# a method that returns names, types and ranges: the format itself has positions only
+INTERFACE = "buildsys_interface"
+DELEGATES = {"xnnpack": "XnnpackBackend"}
+
+
+class ExecuTorchSession:
+    """A loaded engine."""
+
+    profiles: list[dict[str, dict[str, tuple[int, ...]]]]
+
+    def __init__(self, engine: Path, threads: int, *, traced: bool = False) -> None:
+        """Load the program; raise StageError for a damaged file or one of another version."""
+        self.profiles = []
+        self._engine, self._threads = engine, threads
+        self._program, interface = open_program(engine, traced=traced)
+        self._dims: Mapping[str, Mapping[str, int]] = interface["dims"]
+        self.inputs, self.outputs = (
+            tuple(
+                Port(port["name"], port["dtype"], tuple(port["shape"])) for port in interface[role]
+            )
+            for role in ("inputs", "outputs")
+        )
+        library = load_library()
+        if library._threadpool_get_thread_count() != (threads or usable_cores()):
+            library._unsafe_reset_threadpool(threads or usable_cores())  # of the whole process
+        try:
+            self._method = self._program.load_method("forward")
+        except RuntimeError as error:
+            raise StageError(
+                f"ExecuTorch cannot load {engine.name}: {error}",
+                "build it with this version of ExecuTorch, or install the one it was built with",
+            ) from error
+
+    def run(
+        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Return the outputs by name."""
+        found = self._call(self._feeds(inputs), clone=True)
+        return {
+            port.name: _from_torch(value, port.dtype)
+            for port, value in zip(self.outputs, found, strict=True)
+        }
+
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
+        """Return a call that leaves its outputs in the program's memory."""
+        feeds, method = self._feeds(inputs), self._method
+        self._call(feeds, clone=False)  # reports wrong inputs
+        return lambda: method(feeds, False)
+
+    def write_trace(self, file: Path) -> None:
+        """Write the events of all calls of a traced program."""
+        self._program.write_etdump_result_to_file(str(file))
+
+    def close(self) -> None:
+        """Free method and program."""
+        del self._method, self._program
+
+    def duplicate(self) -> ExecuTorchSession:
+        """Return a session with memory of its own."""
+        return ExecuTorchSession(self._engine, self._threads)
+
+    def _call(self, feeds: list[torch.Tensor], *, clone: bool) -> Any:
+        try:
+            return self._method(feeds, clone)
+        except (RuntimeError, ValueError) as error:
+            text = " ".join(str(error).split())
+            raise StageError(
+                f"ExecuTorch cannot run the engine: {text}", "the log has ExecuTorch's messages"
+            ) from error
+
+    def _feeds(self, inputs: Mapping[str, Tensor]) -> list[torch.Tensor]:
+        """Return the inputs in order. Raises: StageError: one does not fit."""
+        sizes: dict[str, int] = {}
+        feeds = []
+        for port in self.inputs:
+            if port.name not in inputs:
+                raise StageError(f"the engine needs the input {port.name}")
+            tensor = inputs[port.name]
+            if tensor.dtype != port.dtype:
+                raise StageError(
+                    f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}"
+                )
+            self._check_shape(port, tensor.shape, sizes)
+            feeds.append(_to_torch(tensor))
+        return feeds
+
+    def _check_shape(self, port: Port, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+        """Compare a shape with the ranges of the build: the runtime checks upper bounds only."""
+        shown = f"the input {port.name} has the shape {list(shape)}"
+        if len(shape) != len(port.shape):
+            raise StageError(f"{shown}, and the engine needs {len(port.shape)} dimensions")
+        for size, wanted in zip(shape, port.shape, strict=True):
+            if isinstance(wanted, str):
+                span, known = self._dims[wanted], sizes.setdefault(wanted, size)
+                if not span["min"] <= size <= span["max"]:
+                    raise StageError(
+                        f"{shown}, but the engine was built for {wanted} {span['min']} to"
+                        f" {span['max']}",
+                        f"widen dims.{wanted} and build it again",
+                    )
+                if size != known:
+                    text = f"{shown}: {wanted} is {size} there, and {known} in another place"
+                    raise StageError(text)
+            elif size != wanted:
+                raise StageError(f"{shown}, and the engine needs {list(port.shape)}")
+
+
+def open_program(engine: Path, *, traced: bool = False) -> tuple[Any, dict[str, Any]]:
+    """Return the program of a file and its interface.
+
+    Raises: StageError: the file is damaged, of another version, or was not built here.
+    """
+    library = load_library()
+    if not engine.is_file():
+        raise StageError(f"{engine.name} does not exist", "build it")
+    problem = "it is damaged, or of another version"
+    with contextlib.suppress(RuntimeError, ValueError):
+        program = library._load_program(
+            str(engine),
+            enable_etdump=traced,
+            program_verification=library.Verification.InternalConsistency,
+        )
+        names = [program.get_method_name(index) for index in range(program.num_methods())]
+        if INTERFACE in names:
+            (text,) = program.load_method(INTERFACE)([])
+            return program, json.loads(text)
+        problem = "it has no names of inputs and outputs, which a build here writes"
+    raise StageError(f"ExecuTorch cannot load {engine.name}: {problem}", "build it again")
+
+
+@cache
+def load_library() -> Any:
+    """Return the runtime without the compiler, whose import takes seconds.
+
+    Raises: Unavailable: the package has no runtime for this platform.
+    """
+    try:
+        from executorch.extension.pybindings import _C
+    except ImportError as error:
+        raise Unavailable(
+            f"the package executorch has no runtime that can be loaded here: {error}",
+            "pip install --force-reinstall --no-deps executorch",
+        ) from error
+    return _C
+
+
+def _to_torch(tensor: Tensor) -> torch.Tensor:
+    array = np.require(tensor.array, requirements=("C", "W"))
+    values = torch.from_numpy(array)
+    return values.view(getattr(torch, tensor.dtype)) if tensor.dtype in BIT_DTYPES else values
+
+
+def _from_torch(value: torch.Tensor, dtype: str) -> Tensor:
+    value = value.contiguous()
+    if dtype in BIT_DTYPES:
+        return Tensor(value.view(getattr(torch, BIT_DTYPES[dtype])).numpy(), dtype)
+    return tensor_of(value.numpy(), dtype)

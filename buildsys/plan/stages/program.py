@@ -1,0 +1,32 @@
+"""Plan of the program stage: the network as a program of torch.export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.graph_points import size_ranges
+from buildsys.plan.model_plan import ModelPlan
+
+
+def plan_program(model: ModelPlan) -> Iterator[Action]:
+    """Plan the capture of the network, if an engine is built from its program."""
+    if not any(engine.description.takes_program for engine in model.engines):
+        return
+    yield Action(
+        **model.fields("program"),
+        options={**model.network_options, "ranges": size_ranges(model.spec, model.exported)},
+        inputs={},
+        outputs={
+            "program": model.program,
+            "origins": model.program_origins,
+            "result": FileRef(f"{model.name}/program/program.json"),
+        },
+        sources=model.network_sources,
+        weights=model.weights,
+        code=("buildsys.stages.program.stage", *model.network_code),
+        tools=(*model.network_tools, "sympy"),  # sympy evaluates the guards on sizes
+        environment=model.environment,
+        alone_on_gpu=model.on_gpu,
+        doc=f"capture the program of {model.name} with torch.export",
+    )

@@ -1,0 +1,19 @@
+"""The result file of the program stage."""
+
+from __future__ import annotations
+
+from buildsys.onnx_graphs.result_types import TensorPort
+from buildsys.report.results.header import ResultHeader
+
+
+class ProgramResult(ResultHeader, total=False):
+    """The captured program and its origin."""
+
+    weights: str  # their origin, in words
+    parameters: int
+    inputs: list[TensorPort]
+    outputs: list[TensorPort]
+    operators: dict[str, int]  # of ATen -> calls
+    bytes: int
+    sha256: str
+    warnings: list[str]

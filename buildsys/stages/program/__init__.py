@@ -1,0 +1,1 @@
+"""The network as a program of torch.export."""

@@ -1,0 +1,208 @@
+"""Engines of ExecuTorch: numbers, delegated operators, files, and what is refused.
+
+The package is large, so ``[test]`` does not install it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_jobs import random_x
+from stage_jobs import manifest, stage_job
+
+pytest.importorskip("executorch", reason="pip install 'buildsys[executorch]'")
+
+from buildsys.backends.executorch.compatibility import read_header
+from buildsys.backends.interface import BuildRequest, Calibration, GraphRefusedError
+from buildsys.backends.load import load_backend
+from buildsys.errors import StageError
+from buildsys.manifest.schema.engines import engine_spec
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.stages.program import stage as program
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, on its own code
+backend = load_backend("executorch")
+NETWORKS = "tests/integration/sample_networks.py"
+IMAGE = {"x": {"shape": ["batch", 3, 8, 8]}}
+DIMS = {"batch": {"min": 1, "opt": 2, "max": 8}}
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    precision = fields.pop("precision", "fp32")  # int8 would need calibration data in the manifest
+    engine = {"name": "e", "backend": "executorch", **fields}
+    return {**engine_spec("executorch").model_validate(engine).model_dump(), "precision": precision}
+
+
+def captured(folder: Path, name: str, inputs: Any = IMAGE) -> Path:
+    resolved = manifest(
+        source={"python": f"{NETWORKS}:{name}"},
+        inputs=inputs,
+        dims=DIMS,
+        engines=({"backend": "executorch", "name": "e"},),
+    )
+    program.run(stage_job("program", resolved, folder))
+    return folder / "m/program/program.pt2"
+
+
+def build(folder: Path, source: Path, **fields: Any) -> tuple[BuildRequest, dict[str, Any]]:
+    calibration = None
+    folder.mkdir(exist_ok=True)
+    if fields.get("precision") == "int8":
+        batches = {f"{n}/x": random_x(4, seed=n)["x"].array for n in range(2)}
+        np.savez(folder / "batches.npz", **batches)
+        calibration = Calibration(folder / "batches.npz", "", folder / "unused")
+    asked = BuildRequest(
+        "m",
+        Path(),
+        folder / "engine.pte",
+        options(**fields),
+        {"x": {"shape": IMAGE["x"]["shape"], "dtype": "float32"}},
+        DIMS,
+        program=source,
+        calibration=calibration,
+    )
+    backend.prepare(asked.options)
+    return asked, backend.build(asked)
+
+
+def run(engine: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    session = backend.load(engine, options(threads=1))
+    try:
+        return session.run(inputs)
+    finally:
+        backend.unload(session)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captured(tmp_path_factory.mktemp("program"), "Small")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Any:
+    return build(tmp_path_factory.mktemp("executorch"), source)
+
+
+def expected(source: Path, inputs: dict[str, Tensor]) -> np.ndarray:
+    import torch
+
+    found = torch.export.load(source).module()(torch.from_numpy(inputs["x"].array))
+    return (found[0] if isinstance(found, tuple) else found).detach().numpy()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_an_engine_computes_what_the_program_does(built: Any, source: Path, batch: int) -> None:
+    inputs = random_x(batch)
+    (found,) = run(built[0].engine, inputs).values()
+    np.testing.assert_allclose(found.array, expected(source, inputs), rtol=1e-3, atol=1e-5)
+
+
+def test_the_operators_of_the_delegate_are_counted(built: Any) -> None:
+    delegated = built[1]["delegated"]
+    assert delegated["share"] == 1.0
+    assert delegated["operators"]["convolution"] == 2
+    assert not delegated["portable"]
+    assert not built[1]["messages"]
+
+
+def test_portable_kernels_are_announced(tmp_path: Path, source: Path) -> None:
+    asked, figures = build(tmp_path, source, delegate="none")
+    assert figures["delegated"]["share"] == 0.0
+    inputs = random_x(3)
+    (found,) = run(asked.engine, inputs).values()
+    np.testing.assert_allclose(found.array, expected(source, inputs), rtol=1e-3, atol=1e-5)
+
+
+def test_the_slowest_layers_have_times_and_types(built: Any) -> None:
+    layers = backend.slowest_layers(built[0].engine, options(), (), random_x(2))
+    assert layers[0]["time_ms"] >= layers[-1]["time_ms"]
+    assert {"Convolution"} <= {layer["kind"] for layer in layers}
+    assert {layer["precision"] for layer in layers if layer["kind"] == "Convolution"} == {"float32"}
+
+
+def test_an_int8_engine_is_quantized(tmp_path: Path, source: Path) -> None:
+    asked, figures = build(tmp_path, source, precision="int8")
+    assert figures["precision_shares"]["layers"]["int8"] > 0.3
+    inputs = random_x(4)
+    (found,) = run(asked.engine, inputs).values()
+    one, other = found.array.ravel(), expected(source, inputs).ravel()
+    assert one @ other >= 0.95 * np.linalg.norm(one) * np.linalg.norm(other)
+
+
+def test_equal_programs_give_equal_engines(tmp_path: Path, built: Any, source: Path) -> None:
+    again, _ = build(tmp_path, source)
+    assert again.engine.read_bytes() == built[0].engine.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        (random_x(9), r"has the shape \[9, 3, 8, 8\], but the engine was built for batch 1 to 8"),
+        ({}, "the engine needs the input x"),
+        (random_x(2, "float16"), "the input x is float16, and the engine needs float32"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(built: Any, inputs: Any, problem: str) -> None:
+    with pytest.raises(StageError, match=problem):
+        run(built[0].engine, inputs)
+
+
+def test_the_recorded_options_can_be_replaced(built: Any) -> None:
+    for name, default in backend.RUN_OPTIONS.items():  # load_engine compares the types
+        assert type(built[1]["settings"][name]) is type(default), name
+
+
+def test_a_bound_call_and_another_session_run(built: Any) -> None:
+    session = backend.load(built[0].engine, options())
+    inputs = random_x(2)
+    before = session.run(inputs)
+    session.duplicate().run(random_x(3))
+    session.bind(inputs)()
+    for name, tensor in session.run(inputs).items():
+        assert np.array_equal(tensor.array, before[name].array)
+
+
+@pytest.mark.parametrize("cut", [10, 100, 0.5, 0.99])
+def test_a_truncated_file_is_one_sentence(built: Any, tmp_path: Path, cut: float) -> None:
+    content = built[0].engine.read_bytes()
+    size = int(cut if cut > 1 else cut * len(content))
+    (tmp_path / "engine.pte").write_bytes(content[:size])
+    with pytest.raises(StageError, match=r"ExecuTorch cannot load engine\.pte"):
+        backend.load(tmp_path / "engine.pte", options())
+    header = read_header(content[:size])
+    assert header is None or header.truncated
+
+
+def test_the_header_has_the_size_of_the_file(built: Any) -> None:
+    content = built[0].engine.read_bytes()
+    header = read_header(content)
+    assert header is not None
+    assert not header.truncated
+    assert header.whole_bytes is not None
+    assert header.whole_bytes <= len(content)
+
+
+def test_a_program_of_another_format_version_is_one_sentence(built: Any, tmp_path: Path) -> None:
+    content = bytearray(built[0].engine.read_bytes())
+    content[4:8] = b"ET99"
+    (tmp_path / "engine.pte").write_bytes(content)
+    with pytest.raises(StageError, match=r"damaged, or of another version; build it again"):
+        backend.load(tmp_path / "engine.pte", options())
+
+
+def test_too_small_a_share_of_the_delegate_is_an_error(tmp_path: Path) -> None:
+    source = captured(tmp_path, "Cumulated")
+    with pytest.raises(StageError, match="XNNPACK runs only 0% of the operators"):
+        build(tmp_path, source)
+    _, figures = build(tmp_path, source, delegated_share=0.0)
+    assert figures["messages"][0].startswith("portable kernels run ")
+
+
+def test_an_operator_without_a_kernel_is_named(tmp_path: Path) -> None:
+    source = captured(tmp_path, "NoKernel")
+    with pytest.raises(GraphRefusedError) as caught:
+        build(tmp_path, source, delegated_share=0.0)
+    assert "svd" in str(caught.value), str(caught.value)

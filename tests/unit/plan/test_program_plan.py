@@ -1,0 +1,78 @@
+"""Engines that are built from the captured program of PyTorch; without their libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action
+from buildsys.plan.stage_table import plan_model
+
+CALIBRATION = {"data": {"x": {"npz": "data/calibration.npz"}}}
+ENGINE = {"backend": "executorch", "name": "e"}
+
+
+def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
+    manifest = {
+        "model": "m",
+        "source": {"torchvision": "resnet18"},
+        "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+        "engines": engines or (ENGINE,),
+        **sections,
+    }
+    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
+    return {action.target: action for action in plan_model(resolved)}
+
+
+def test_the_program_is_the_only_input_of_the_engine() -> None:
+    found = plan()
+    engine, program = found["engine:m:e"], found["program:m"]
+    assert [ref.path for ref in engine.inputs.values()] == ["m/program/program.pt2"]
+    assert engine.inputs["program"] == program.outputs["program"]
+    assert engine.after == ("program:m",)
+    assert engine.advisory["origins"] == program.outputs["origins"]
+    assert engine.options["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8}}
+    assert "torch" in engine.tools
+    assert "executorch" in engine.tools
+
+
+def test_the_program_depends_on_the_network_but_not_on_the_exporter_of_onnx() -> None:
+    export: dict[str, Any] = {"export": {"opset": 18}}
+    ours, other = plan()["program:m"], plan(**export)["program:m"]
+    assert ours == other
+    assert not ours.after
+    assert ours.options["ranges"] == {"batch": {"min": 1, "max": 8, "multiple_of": 1}}
+    source = {"torchvision": "resnet18", "seed": 1}
+    assert plan(source=source)["program:m"].options != ours.options
+
+
+def test_other_models_have_no_program() -> None:
+    found = plan({"backend": "onnxruntime", "name": "ort"})
+    assert not any(target.startswith("program") for target in found)
+    shared = plan({"backend": "onnxruntime", "name": "ort"}, ENGINE)
+    assert shared["engine:m:ort"] == found["engine:m:ort"]
+
+
+def test_the_engine_is_compared_with_the_golden_outputs_of_the_network() -> None:
+    verify = plan()["verify:m:e"]
+    assert {ref.path for role, ref in verify.inputs.items() if role.startswith("case.")} == {
+        f"m/reference/{case}.npz" for case in ("min", "opt", "max", "odd")
+    }
+
+
+def test_int8_depends_on_the_batches() -> None:
+    found = plan({**ENGINE, "precision": "int8"}, calibration=CALIBRATION)
+    engine = found["engine:m:e"]
+    assert engine.inputs["batches"].path == "m/calibrate/batches.npz"
+    assert "torchao" in engine.tools
+    assert not any(target.startswith("convert") for target in found)
+
+
+@pytest.mark.parametrize("stage", ["program", "engine"])
+def test_a_custom_operator_of_onnx_changes_nothing(stage: str) -> None:
+    ops = ({"op": "my::swish", "function": "ops.py:swish"},)
+    target = {"program": "program:m", "engine": "engine:m:e"}[stage]
+    assert plan()[target] == plan(ops=ops)[target]
