@@ -236,7 +236,8 @@ def _delegated(found: Delegated) -> str:
     if found.get("share") is None:
         return ""
     others = ", ".join(f"{count} {name}" for name, count in found.get("portable", {}).items())
-    return f"{found['share']:.0%}" + (f"; in portable kernels: {others}" if others else "")
+    share = f"{found['share']:.0%}".replace("%", " %")
+    return share + (f"; in portable kernels: {others}" if others else "")
 
 
 def _shape_range(shapes: Mapping[str, list[int]]) -> str:

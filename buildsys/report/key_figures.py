@@ -80,7 +80,11 @@ def refit_origin(engine: EngineResult) -> str:
 
 def _engine(result: EngineResult) -> str:
     refitted = "refitted" if "refitted_from" in result else ""
-    parts = (q.size(result["engine_bytes"]), executed_precision(result), refitted)
+    share = result.get("delegated", {}).get("share")
+    delegated = (
+        "" if share is None else f"{share:.0%} of the operators delegated".replace("%", " %")
+    )
+    parts = (q.size(result["engine_bytes"]), executed_precision(result), delegated, refitted)
     return ", ".join(filter(None, parts))
 
 

@@ -9,9 +9,11 @@ from tiny_results import NO_GPU, Results
 
 from buildsys.backends.onnxruntime.options import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
-from buildsys.report.engines import NOT_SETTINGS
+from buildsys.report.engines import NOT_SETTINGS, engine_provenance
 from buildsys.report.html.model_page import render_model
 from buildsys.report.markdown.document import render
+from buildsys.report.results.engine import EngineResult
+from buildsys.report.results.reader import PASSED, Result, parse
 from buildsys.report.results.report import Report, as_json
 from buildsys.system.backend_registry import describe_backend
 
@@ -364,3 +366,11 @@ def test_a_profile_without_comparisons_is_never_passed(results: Results) -> None
     assert (
         "verify:tiny:rtx-fp16 has passed without comparing anything in profile 1" in report.warnings
     )
+
+
+def test_engine_provenance_names_operators_outside_the_delegate() -> None:
+    delegated = {"share": 0.8, "operators": {"convolution": 4}, "portable": {"mean": 1}}
+    engine = {"engine_sha256": "0" * 64, "delegated": delegated}
+    result = Result("engine:net:et", PASSED, parse(engine, EngineResult))
+    (made,) = engine_provenance([result], {"engines": []})
+    assert made.lines["operators in the delegate"] == "80 %; in portable kernels: 1 mean"

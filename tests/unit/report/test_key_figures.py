@@ -155,3 +155,8 @@ def test_a_refitted_engine_says_so() -> None:
     text = "the engine abababababababab…, built 2026-11-03T10:00:00Z in 35.5 s"
     assert refit_origin(engine) == text
     assert refit_origin(parse({"refitted_from": {"started": "?"}}, EngineResult)) == ""
+
+
+def test_an_engine_with_a_delegate_has_its_share() -> None:
+    engine = {"engine_bytes": 2048, "delegated": {"share": 0.8333, "portable": {"mean": 1}}}
+    assert key_figure("engine", engine) == "2.05 kB, 83 % of the operators delegated"
