@@ -16,6 +16,7 @@ MAX_MODELS = 1000
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]+")
+_LONGEST_LABEL = 256  # characters of a value in a name
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 Axis = tuple[FieldPath, list[ValueNode]]
@@ -117,7 +118,8 @@ def _label(value: Any) -> str:
         members = value.values() if isinstance(value, dict) else value
         return "-".join(map(_label, members))
     is_word = value is None or isinstance(value, bool)
-    return _NOT_IN_NAMES.sub("-", show_value(value) if is_word else str(value))
+    word = show_value(value) if is_word else str(value)
+    return _NOT_IN_NAMES.sub("-", word[:_LONGEST_LABEL])
 
 
 def name_dynamic_axes(tree: ValueNode) -> tuple[ValueNode, list[Problem]]:

@@ -25,11 +25,12 @@ from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import known_fields, schema_problems
-from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain
+from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain, text_size
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.backend_registry import package_files
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
+MAX_CHARACTERS, MAX_MODEL_CHARACTERS = 64 << 20, 4 << 20  # of the models of one file, and of one
 _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
 
 
@@ -69,7 +70,14 @@ class Resolver:
         variants, matrix_problems = expand_matrix(tree)
         problems = [*layers.problems, *matrix_problems]
         resolutions = []
+        size = 0
         for variant in variants:
+            size += text_size(variant, MAX_CHARACTERS)
+            if size > MAX_CHARACTERS:
+                text = "the models of this manifest have more than"
+                text += f" {MAX_CHARACTERS >> 20} million characters"
+                problems.append(Problem(tree.origin, text, "shorten its texts or its matrix"))
+                break
             # a broken layer may set any field that is missing
             names = known_fields(ModelSpec, ()) if layers.problems else ()
             unknown = [(name,) for name in names if variant.get(name) is None]
@@ -83,6 +91,10 @@ class Resolver:
     ) -> tuple[Resolution | None, list[Problem]]:
         tree, axes_problems = name_dynamic_axes(tree)
         tree, engine_problems = resolve_engines(tree, self._presets)
+        if text_size(tree, MAX_MODEL_CHARACTERS) > MAX_MODEL_CHARACTERS:
+            text = f"the model has more than {MAX_MODEL_CHARACTERS >> 20} million characters with"
+            text += " its engine presets"
+            return None, [Problem(tree.origin, text, "shorten its texts or its list of engines")]
         tree = _without_shared_dims(tree, file)
         problems = [*axes_problems, *engine_problems]
         data: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the manifest
 Dims = dict[str, int]
@@ -48,6 +48,18 @@ def example_dims(dims: Mapping[str, DimRange]) -> Dims:
 def concrete_shape(shape: Iterable[int | str], dims: Mapping[str, int]) -> tuple[int, ...]:
     """Return ``shape`` with every named dimension replaced by its value."""
     return tuple(dims[size] if isinstance(size, str) else size for size in shape)
+
+
+def dims_of_shapes(
+    declared: Mapping[str, Sequence[int | str]], shapes: Mapping[str, Sequence[int]]
+) -> Dims:
+    """Return the sizes of the named dimensions, from the shapes of all inputs."""
+    return {
+        name: size
+        for tensor, shape in declared.items()
+        for name, size in zip(shape, shapes[tensor], strict=True)
+        if isinstance(name, str)
+    }
 
 
 def format_dims(dims: Mapping[str, int]) -> str:

@@ -50,6 +50,22 @@ def with_origins(value: Any, file: Path, path: FieldPath = ()) -> ValueNode:
     return ValueNode(value, ValueOrigin(file, path))
 
 
+def text_size(node: ValueNode, most: int) -> int:
+    """Return about the number of characters of the data; counting stops above ``most``."""
+    value, size = node.value, 8
+    if isinstance(value, str):
+        return size + len(value)
+    if isinstance(value, dict):
+        size += sum(map(len, value))
+    elif not isinstance(value, list):
+        return size
+    for member in value.values() if isinstance(value, dict) else value:
+        size += text_size(member, most - size)
+        if size > most:
+            break
+    return size
+
+
 def plain(node: ValueNode) -> Any:
     """Return the data without origins."""
     value = node.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from buildsys.onnx_graphs.tensors import BIT_DTYPES, Array, Tensor, tensor_of
 
 Data = Mapping[str, Any]  # the manifest's ``data`` of one input
 _DRAWN_BYTES = 8  # of a value while it is drawn
+_WITH_NAN = ("float16", "bfloat16", "float32", "float64")
 _EXTREME_FACTOR, _LEAST_EXTREME = 4.0, 6.0  # of normal values, in standard deviations
 
 
@@ -34,11 +35,13 @@ def golden_input(
     project: Path,
     extreme: int = 0,
     half: bool = False,
+    special: Collection[float] = (),
 ) -> Tensor:
     """Return the golden values of one input in one case.
 
     ``extreme`` 1 or -1 takes random values from both ends of their range, or in the other order;
-    with ``half`` only in the second half of the input.
+    with ``half`` only in the second half of the input. ``special`` values replace some of the
+    floats.
     Raises: StageError: the data does not fit the input's shape or dtype, or cannot be read.
     """
     if not data and _is_float(dtype):
@@ -72,14 +75,26 @@ def golden_input(
         return tensor_of(np.full(shape, value), dtype)
     key = int.from_bytes(hashlib.sha256(f"{name}/{case}".encode()).digest()[:16], "little")
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
+    if data["random"] == "uniform":
+        special = [value for value in special if data["low"] <= value <= data["high"]]
     if not half:
-        return _random(data, name, shape, dtype, stream, extreme)
+        return _with_special(_random(data, name, shape, dtype, stream, extreme), special)
     size = prod(shape)
     parts = [
         _random(data, name, (count,), dtype, stream, ends).array
         for count, ends in ((size // 2, 0), (size - size // 2, extreme))
     ]
-    return Tensor(np.concatenate(parts).reshape(shape), dtype)
+    return _with_special(Tensor(np.concatenate(parts).reshape(shape), dtype), special)
+
+
+def _with_special(tensor: Tensor, special: Collection[float]) -> Tensor:
+    """Return a tensor of floats with each special value at every ninth position."""
+    if tensor.dtype not in _WITH_NAN or not special:
+        return tensor
+    values = np.array(tensor.values())
+    for start, value in enumerate(special):
+        values.reshape(-1)[2 * start :: 9] = value
+    return tensor_of(values, tensor.dtype)
 
 
 def _random(

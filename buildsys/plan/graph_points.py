@@ -34,7 +34,7 @@ ALL_CASES = ("min", "opt", "max", "odd")
 _LONGEST_NAME = 100  # the name of a case is a file name
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
-_VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2")
+_VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2", "nan-1", "inf-1")
 _NEW_INTERFACE = ("rename", "free_dims", "cut", "cast")  # kinds of steps
 
 

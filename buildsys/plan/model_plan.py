@@ -293,6 +293,20 @@ class EnginePlan:
         graph = final.graph if full else model.conversion(self.baseline_precision).graph
         self.baseline_graph = graph if ONNXRUNTIME in self.baselines else None  # in ONNX Runtime
 
+    def further_cases(self, model: ModelPlan) -> dict[str, Any]:
+        """Return the further cases to verify with the shapes of the inputs, or {}.
+
+        Extreme values exceed the range of narrow floats, and the ranges of a calibration are those
+        of its data: the limits of these engines are for ordinary values.
+        """
+        names = model.further_names if model.final.has_further else []
+        if self.precision != FULL_PRECISION:
+            names = [name for name in names if name.startswith(("drawn", "seed"))]
+        if not names or self.precision in QUANTIZED or self.calibrates:
+            return {}
+        inputs = model.final.inputs.items()
+        return {"cases": names, "shapes": {name: tensor["shape"] for name, tensor in inputs}}
+
 
 def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:
     """Return the options of a graph that is fused or has quantized weights, or {}."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from buildsys.manifest.surgery_interface import AFTER_EXPORT
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.graph_points import changes_golden
+from buildsys.plan.graph_points import changes_golden, size_ranges
 from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
 
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
@@ -33,6 +33,8 @@ def plan_surgery(model: ModelPlan, when: str) -> Iterator[Action]:
     }
     if golden_changes:
         options["tolerance"] = {field: spec["validate"][field] for field in _TOLERANCE}
+    if before.dims and any(step.get("changes") == "nothing" for step in steps):
+        options["spans"] = size_ranges(spec, before)
     if any(step.get("inputs") for step in steps):
         options["seed"] = spec["source"]["seed"]
     files: list[str] = []

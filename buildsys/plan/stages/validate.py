@@ -44,6 +44,8 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
             after += [network.graph.target, network.golden_target]
             if network.policies:
                 options["compare_unmodified"] = dict(network.policies)
+    if constant := _constant_inputs(model):
+        options["constant"] = constant
     operators = model.operators.use()
     yield Action(
         **model.fields("validate"),
@@ -62,3 +64,9 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         environment=("onnxruntime",),
         doc=f"check {name} in ONNX Runtime against PyTorch",
     )
+
+
+def _constant_inputs(model: ModelPlan) -> dict[str, Any]:
+    """Return input -> value of the inputs with one value in every case."""
+    entries = {name: tensor["data"] or {} for name, tensor in model.spec["inputs"].items()}
+    return {name: data["constant"] for name, data in entries.items() if "constant" in data}

@@ -9,6 +9,7 @@ from buildsys.plan.model_plan import EnginePlan, ModelPlan
 def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
     """Plan the check of ``engine``."""
     name, final, operators = model.name, model.final, engine.loaded_operators
+    further = engine.further_cases(model)
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
     upstream = (
@@ -20,6 +21,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
             "engine": engine.options,
             "tolerance": engine.tolerance,
             "cases": engine.cases,
+            **({"further": further} if further else {}),
             **final.compare,
             **operators.options,
         },
@@ -27,6 +29,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
             **engine.files,
             "assembled": model.final_assembled,
             **final.golden(engine.cases),
+            **final.golden(further.get("cases", ()), optional=True),
             **operators.inputs,
         },
         outputs={"result": FileRef(f"{name}/verify/{engine.name}.json")},

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from onnx import ModelProto
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import CheckFailed, StageError
+from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison, compare
 from buildsys.onnx_graphs.tensor_types import narrowest_float
-from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 
@@ -35,6 +39,26 @@ _LIMITS: Mapping[str, Limits] = {
 def limits_of(model: ModelProto) -> Limits:
     """Return the tolerance between two equivalent forms of a graph."""
     return _LIMITS.get(narrowest_float(model), _LIMITS["float32"])
+
+
+def random_inputs(
+    inputs: Mapping[str, Any], case: str, dims: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Return seeded inputs: normal floats, integers 0 or 1 (valid as indices)."""
+    found = {}
+    for name, spec in inputs.items():
+        dtype, shape = spec["dtype"], concrete_shape(spec["shape"], dims)
+        rng = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
+        values: Any
+        if dtype.startswith("float") or dtype == "bfloat16":
+            values = rng.standard_normal(shape, dtype=np.float32)
+        elif dtype.startswith("complex"):
+            values = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+        else:
+            values = rng.integers(0, 2, shape)
+            values = np.where(values, "a", "b") if dtype == "string" else values
+        found[name] = tensor_of(values, dtype)
+    return found
 
 
 def run_cases(job: Job, path: Path, feeds: Mapping[str, Tensors]) -> dict[str, dict[str, Tensor]]:

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from buildsys.onnx_graphs.last_bits import BITS, nudge, nudged_tensors
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison
-from buildsys.onnx_graphs.tensors import Array, Tensor
+from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 
@@ -27,10 +28,6 @@ _UNSTABLE = "a change of the last bits of weights and inputs changes this output
 _DRAWS = 3
 _FACTOR = 4.0  # times the noise: both sides round, at more places than weights and inputs
 _MOST = 10.0  # times the limit: errors beyond it are never excused
-_EXACT = 256.0  # multiples of 1/256 are not rounded numbers but sizes, scales and thresholds
-_BITS = {
-    "float16": np.uint16, "bfloat16": np.uint16, "float32": np.uint32, "float64": np.uint64,
-}  # fmt: skip
 _ELEM_TYPES = {
     TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
     TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64",
@@ -95,26 +92,7 @@ class RoundingNoise:
         for tensor in model.graph.initializer:
             if dtype := _ELEM_TYPES.get(tensor.data_type):
                 values = numpy_helper.to_array(tensor)
-                bits = nudge(values.view(_BITS[dtype]), values.astype(np.float64), rng)
+                bits = nudge(values.view(BITS[dtype]), values.astype(np.float64), rng)
                 changed = numpy_helper.from_array(bits.view(values.dtype), tensor.name)
                 tensor.CopyFrom(changed)
-        feeds = {
-            name: Tensor(_nudged_input(tensor, rng), tensor.dtype)
-            if tensor.dtype in _BITS
-            else tensor
-            for name, tensor in inputs.items()
-        }
-        return open_graph(self.job, model).run(feeds)
-
-
-def _nudged_input(tensor: Tensor, rng: np.random.Generator) -> Array:
-    bits = tensor.array.view(_BITS[tensor.dtype])
-    return nudge(bits, tensor.values().astype(np.float64), rng).view(tensor.array.dtype)
-
-
-def nudge(bits: Array, values: Array, rng: np.random.Generator) -> Array:
-    """Return the bits of the next larger or smaller magnitudes."""
-    is_rounded = np.isfinite(values) & (values * _EXACT != np.round(values * _EXACT))
-    step = rng.integers(0, 2, bits.shape, dtype=np.int8).astype(bool)
-    one = bits.dtype.type(1)
-    return np.where(is_rounded, np.where(step, bits + one, bits - one), bits)
+        return open_graph(self.job, model).run(nudged_tensors(inputs, rng))

@@ -6,10 +6,13 @@ largest golden value, would pass.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import prod
+from math import inf, nan, prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.manifest.shape_cases import Dims, concrete_shape
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 _DRAWN_SHARE = 0.25  # of the shape cases' elements
 _LARGE = 4096  # elements of all inputs
+_NOT_FINITE = {"nan-1": (nan,), "inf-1": (inf, -inf)}
+_ZERO = (0.0,)  # random floats never are
+_NAN_FUNCTIONS = re.compile(rb"\b(is(nan|inf|finite|posinf|neginf)|nan(_to_num|sum|mean|median))\b")
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,9 @@ class FurtherCase:
 
     name: str
     dims: Dims
-    values: Mapping[str, Any]  # of golden_input: case, seed, extreme, half
+    values: Mapping[str, Any]  # of golden_input: case, seed, extreme, half, special
     apart: tuple[FurtherCase, ...] = ()  # instead of this case if it cannot be compared
+    is_optional: bool = False  # the network need not return finite numbers
 
 
 def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
@@ -38,7 +45,8 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
 
     Large inputs have few: the smallest new size with extreme values in one half, so that one run
     of the network shows both, and other drawn sizes only up to a quarter of the shape cases. The
-    ordinary half shows errors that saturated outputs hide.
+    ordinary half shows errors that saturated outputs hide. Networks that test for NaN or infinity
+    get such values as well.
     """
     options, seed = job.options.get("further"), job.options["source"]["seed"]
     if options is None:
@@ -68,15 +76,35 @@ def further_cases(job: Job, module: nn.Module | None) -> Iterator[FurtherCase]:
         for name, dims in zip(options["sizes"], sizes, strict=False)
     ]
     for name in options["values"]:
+        if name in _NOT_FINITE:
+            continue
         kind, _, number = name.partition("-")
         if is_large and (number == "2" or (kind == "seed" and sizes)):
             continue
         values = {"case": "min", "seed": seed + int(number)}  # callables know the case
         if kind == "extremes":
             values |= {"extreme": 1 if number == "1" else -1, "seed": seed}
-        cases.append(FurtherCase(name, options["dims"], values))
+        case = FurtherCase(name, options["dims"], values)
+        if kind == "extremes":
+            case = replace(case, values={**values, "special": _ZERO}, apart=(case,))
+        cases.append(case)
     if is_large and sizes and "extreme" in cases[-1].values:
         size, *others, extremes = cases
-        values = {**size.values, "extreme": 1, "half": True}
+        values = {**size.values, "extreme": 1, "half": True, "special": _ZERO}
         cases = [replace(extremes, dims=size.dims, values=values, apart=(size, extremes)), *others]
     yield from cases
+    special = [name for name in options["values"] if name in _NOT_FINITE]
+    if special and module is not None and _handles_nan(module):
+        small = [dims for dims in known if elements(dims) <= _LARGE]
+        dims = max(small, key=elements, default=options["dims"])
+        for name in special:
+            values = {"case": "min", "seed": seed, "special": _NOT_FINITE[name]}
+            yield FurtherCase(name, dims, values, is_optional=True)
+
+
+def _handles_nan(network: nn.Module) -> bool:
+    """Check if the files of a network's layers name a function for NaN or infinity."""
+    modules = {type(layer).__module__ for layer in network.modules()}
+    names = (getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules))
+    files = (Path(name) for name in names if name and "torch/nn/" not in name)
+    return any(_NAN_FUNCTIONS.search(file.read_bytes()) for file in files if file.is_file())

@@ -67,10 +67,10 @@ def run(job: Job) -> StageResult:
             problem = error.problem
         if problem and further.apart:
             pending.extend(further.apart)
-        elif problem:
+        elif problem and not further.is_optional:
             shown = format_case(further.name, further.dims)
             warnings.append(f"case {shown} is not compared: {problem}")
-        else:
+        elif not problem:
             golden = Case(inputs, outputs, original.float_type)
             cases[further.name] = _save_case(job, further.name, further.dims, golden)
     return StageResult(figures={"cases": cases, "weights": original.weights, "warnings": warnings})

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from buildsys.errors import CheckFailed, StageError
-from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
@@ -26,11 +22,12 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.result_types import GraphSummary
-from buildsys.onnx_graphs.tensors import Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.stages.common.equivalence import (
     compare_cases,
     limits_of,
+    random_inputs,
     random_operators,
     refuse_random_graph,
     run_cases,
@@ -129,26 +126,6 @@ def run(job: Job) -> StageResult:
         reason = f"simplification changed {name} in case {case}: {sentence}"
         return StageResult("failed", reason, _KEEP, figures)
     return StageResult(figures=figures)
-
-
-def random_inputs(
-    inputs: Mapping[str, Any], case: str, dims: Mapping[str, int]
-) -> dict[str, Tensor]:
-    """Return seeded inputs: normal floats, integers 0 or 1 (valid as indices)."""
-    found = {}
-    for name, spec in inputs.items():
-        dtype, shape = spec["dtype"], concrete_shape(spec["shape"], dims)
-        rng = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
-        values: Any
-        if dtype.startswith("float") or dtype == "bfloat16":
-            values = rng.standard_normal(shape, dtype=np.float32)
-        elif dtype.startswith("complex"):
-            values = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
-        else:
-            values = rng.integers(0, 2, shape)
-            values = np.where(values, "a", "b") if dtype == "string" else values
-        found[name] = tensor_of(values, dtype)
-    return found
 
 
 def _random_cases(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:

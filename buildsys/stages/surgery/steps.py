@@ -35,6 +35,7 @@ from buildsys.stages.common.equivalence import (
 )
 from buildsys.stages.surgery import edit_nodes, edit_ports, golden_cases
 from buildsys.stages.surgery.golden_cases import GraphState, Step, StepCases, Tensors
+from buildsys.stages.surgery.other_sizes import compare_other_sizes
 from buildsys.stages.surgery.tensor_names import replace_messages
 from buildsys.workers.job import Job
 
@@ -116,6 +117,9 @@ def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResul
         if found.problem
     ]
     now, random = operator_counts(after), random_operators(counts)
+    keeps_ports = step.get("inputs") is None and step.get("outputs") is None
+    if step.get("changes") == "nothing" and keeps_ports and not random and not differences:
+        compare_other_sizes(job, inputs, state.path, path, limits)
     if random or differences:
         first = next(iter(state.golden.values())).inputs
         refuse_random_graph(job, state.path, "the graph before it", first, limits, random)

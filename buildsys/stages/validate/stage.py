@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from buildsys.errors import StageError
-from buildsys.manifest.shape_cases import Dims, format_case, format_dims
+from buildsys.manifest.shape_cases import Dims, dims_of_shapes, format_case, format_dims
 from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
@@ -81,7 +81,7 @@ def run(job: Job) -> StageResult:
     if any(found.graph == _UNMODIFIED for found in further.values()):
         golden = {_UNMODIFIED: {}, **golden}
     dims = {**job.options["cases"], **{case: found.sizes for case, found in further.items()}}
-    warnings, checks = _limited(further), {}
+    warnings, checks = [*_constant(job), *_limited(further)], {}
     for graph in golden:
         job.progress(f"running the {graph} graph in {len(golden[graph])} cases")
         path = job.inputs[f"{graph}.model"]
@@ -166,9 +166,19 @@ def _further_cases(job: Job) -> dict[str, _FurtherCase]:
         ]
         if files:
             (graph, path), (_, original) = files[0], files[-1]
-            case, sizes = load_case(path), _sizes(load_case(original), further["shapes"])
-            found[name] = _FurtherCase(graph, case, sizes)
+            shapes = {tensor: t.shape for tensor, t in load_case(original).inputs.items()}
+            sizes = dims_of_shapes(further["shapes"], shapes)
+            found[name] = _FurtherCase(graph, load_case(path), sizes)
     return found
+
+
+def _constant(job: Job) -> list[str]:
+    """Return warnings for inputs that never change."""
+    return [
+        f"input {name} is {value} in every case, so its effect is not compared; to compare it, give"
+        f" inputs.{name}.data other values"
+        for name, value in job.options.get("constant", {}).items()
+    ]
 
 
 def _limited(further: Mapping[str, _FurtherCase]) -> list[str]:
@@ -188,13 +198,3 @@ def _hint(job: Job, case: str, sizes: Dims) -> str:
     hints = [_OTHER_SIZES] if sizes not in job.options["cases"].values() else []
     hints += [] if case.startswith("drawn") else [_OTHER_VALUES]
     return "; or ".join(hints).format(model=job.model)
-
-
-def _sizes(case: Case, shapes: Mapping[str, Sequence[int | str]]) -> Dims:
-    """Return the dimensions of a case from the shapes of its inputs."""
-    return {
-        name: size
-        for tensor, shape in shapes.items()
-        for name, size in zip(shape, case.inputs[tensor].shape, strict=True)
-        if isinstance(name, str)
-    }

@@ -75,6 +75,33 @@ def test_a_branch_on_a_computed_size_fails(tmp_path: Path, kind: str, size: int)
     assert size in {failure["dims"]["length"] for failure in result.figures["failures"]}
 
 
+@pytest.mark.parametrize("least", [4, 40])  # small and large inputs
+def test_one_drawn_size_is_higher_than_wide(tmp_path: Path, least: int) -> None:
+    inputs = {"x": {"shape": [1, 3, "height", "width"]}}
+    span = {"min": least, "opt": 2 * least, "max": 4 * least}
+    dims = {"height": span, "width": span}
+    result = validate.run(validate_job(tmp_path, "Portrait", inputs=inputs, dims=dims))
+    assert result.status == "failed"
+    failed = [failure["dims"] for failure in result.figures["failures"]]
+    assert failed
+    assert all(sizes["height"] > sizes["width"] for sizes in failed)
+
+
+def test_networks_that_test_for_nan_get_values_that_are_not_finite(tmp_path: Path) -> None:
+    result = validate.run(validate_job(tmp_path, "Cleaned"))
+    assert result.status == "failed"
+    assert {failure["case"] for failure in result.figures["failures"]} == {"inf-1"}
+
+
+def test_an_input_that_never_changes_is_reported(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["batch", "length"], "data": {"constant": 1}}}
+    outputs = {"y": {"compare": {"policy": "auto", "allow_zero": True}}}
+    result = validate.run(validate_job(tmp_path, "Branches", inputs=inputs, outputs=outputs))
+    assert result.status == "passed", result.reason
+    (warning,) = result.figures["warnings"]
+    assert warning.startswith("input x is 1 in every case, so its effect is not compared; to")
+
+
 def test_a_graph_that_cannot_run_at_a_drawn_size_fails_with_the_size(tmp_path: Path) -> None:
     dims = {**LONG, "length": {"min": 4, "opt": 8, "max": 64, "odd": 16}}
     with pytest.raises(StageError) as error:

@@ -271,3 +271,36 @@ def test_a_hook_declares_the_inputs_that_it_makes(tmp_path: Path) -> None:
         "it changed the interface of the graph: input picture was ['batch', 3, 8, 8] and became"
         in error.error()
     )
+
+
+SPECIAL_SIZE = """\
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    def change(model):
+        output = model.graph.output[0].name
+        for node in model.graph.node:
+            node.output[:] = ["before" if name == output else name for name in node.output]
+        constants = {{"special": np.int64({size}), "axis": np.int64(0), "one": np.float32(1),
+                     "two": np.float32(2)}}
+        for name, value in constants.items():
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        model.graph.node.extend([
+            helper.make_node("Shape", ["x"], ["shape"]),
+            helper.make_node("Gather", ["shape", "axis"], ["batch_size"]),
+            helper.make_node("Equal", ["batch_size", "special"], ["is_special"]),
+            helper.make_node("Where", ["is_special", "two", "one"], ["factor"]),
+            helper.make_node("Mul", ["before", "factor"], [output]),
+        ])
+        return model
+"""
+
+
+@pytest.mark.parametrize(("size", "most"), [(13, 16), (777, 1000)])
+def test_a_hook_that_is_wrong_at_one_size_fails(tmp_path: Path, size: int, most: int) -> None:
+    hook(tmp_path, SPECIAL_SIZE.format(size=size))
+    dims = {"batch": {"min": 1, "opt": 2, "max": most, "odd": 3}}
+    surgery = Surgery(tmp_path, conv_bn(), [{"function": HOOK}], dims=dims)
+    error = surgery.error()
+    assert f"it changed y at batch {size}: " in error
+    assert "the graph after it has" in error

@@ -24,6 +24,7 @@ from buildsys.workers.job import StageResult
 CASES = {**BATCHES, "odd": 3}
 INPUTS = {case: random_x(batch, seed=batch) for case, batch in CASES.items()}
 ORT = {"backend": "onnxruntime"}
+INT8 = {"calibration": {"data": {"x": {"random": "normal"}}}}
 
 
 def golden(model: onnx.ModelProto) -> dict[str, dict[str, Tensor]]:
@@ -65,6 +66,54 @@ def test_a_right_engine_passes_in_every_case(tmp_path: Path) -> None:
     assert result.figures["dims"] == {case: {"batch": batch} for case, batch in CASES.items()}
     assert "profiles" not in result.figures  # ONNX Runtime has none
     assert not (tmp_path / "m" / "verify" / "failed").exists()
+
+
+def limited(high: float) -> onnx.ModelProto:
+    """A graph that clips its input."""
+    x = y = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    node = helper.make_node("Clip", ["x", "", "high"], ["y"])
+    return make_model([node], {"x": x}, {"y": y}, {"high": np.array(high, np.float32)})
+
+
+@pytest.mark.parametrize("case", ["drawn-1", "seed-1", "extremes-1"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_an_engine_that_is_wrong_in_a_further_case_fails(
+    tmp_path: Path, case: str, precision: str
+) -> None:
+    expected, spec = golden(limited(99)), resolved({**ORT, "precision": precision}, **INT8)
+    write_golden(tmp_path, expected, INPUTS)
+    inputs = {case: {"x": tensor_of(np.full((5, 3, 8, 8), 7, np.float32))}}
+    write_golden(
+        tmp_path, {case: OrtGraph(limited(99).SerializeToString()).run(inputs[case])}, inputs
+    )
+    path = save_at(tmp_path / "model.onnx", limited(6))
+    assert engine.run(stage_job(spec, "engine", tmp_path, path)).status == "passed"
+    result = verify.run(stage_job(spec, "verify", tmp_path))
+    is_run = precision == "fp32" or (precision == "fp16" and case != "extremes-1")
+    assert result.status == ("failed" if is_run else "passed")
+    if is_run:
+        assert f"is wrong in 1 of 5 cases: output 'y', case {case} (batch 5): at [" in result.reason
+        assert result.figures["dims"][case] == {"batch": 5}
+
+
+def test_last_bits_of_the_inputs_excuse_a_further_case(tmp_path: Path) -> None:
+    x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.FLOAT, ["batch", 8, 8])
+    nodes = [
+        helper.make_node("ArgMax", ["x"], ["index"], axis=1, keepdims=0),
+        helper.make_node("Cast", ["index"], ["y"], to=TensorProto.FLOAT),
+    ]
+    model = make_model(nodes, {"x": x}, {"y": y})
+    values = np.random.default_rng(0).standard_normal((5, 3, 8, 8)).astype(np.float32)
+    values[0, :2, 0], values[0, 2, 0] = 0.7, -1
+    values[0, 1, 0] = np.nextafter(np.float32(0.7), np.float32(9))  # equal but for the last bit
+    inputs = {"drawn-1": {"x": tensor_of(values)}}
+    found = {"drawn-1": OrtGraph(model.SerializeToString()).run(inputs["drawn-1"])}
+    found["drawn-1"]["y"].array[0, 0, 0] -= 1
+    write_golden(tmp_path, found, inputs)
+    result = verified(tmp_path, model, golden(model))
+    assert result.status == "passed", result.reason
+    (warning,) = result.figures["warnings"]
+    assert warning.startswith("case drawn-1 (batch 5) is not compared: its outputs depend on the")
 
 
 def scaled_boxes_and_scores(wrong: float = 0.0) -> onnx.ModelProto:

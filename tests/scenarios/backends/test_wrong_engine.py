@@ -99,7 +99,7 @@ def test_exact_at_batch_1_and_wrong_at_batch_2(project: ProjectFolder) -> None:
     }  # fmt: skip
 
     golden = {path.stem for path in (project.root / "build/baked/reference").glob("*.npz")}
-    # two for the engine rtx alone, and the further cases of validate, which no engine has
+    # two for the engine rtx alone, and the further cases
     assert golden == {
         *("min", "opt", "max", "odd", "batch=5", "batch=6"),
         *("drawn-1", "drawn-2", "seed-1", "seed-2", "extremes-1", "extremes-2"),

@@ -267,3 +267,12 @@ def test_an_input_larger_than_the_memory_is_one_sentence(
     problem = rf"the input x of shape \[{size}, 4\], case max, needs more than all memory"
     with pytest.raises(StageError, match=problem):
         golden_input("x", (size, 4), "float32", data, case="max", seed=0, project=tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_special_values_replace_some(dtype: str) -> None:
+    found = values(dtype, shape=(4, 9), special=(np.nan, np.inf, -np.inf))
+    assert (np.isnan(found).sum(), np.isposinf(found).sum(), np.isneginf(found).sum()) == (4, 4, 4)
+    rest = np.isfinite(found)
+    assert (found[rest] == values(dtype, shape=(4, 9))[rest]).all()
+    assert np.isfinite(values("int32", integers(0, 9), special=(np.nan,))).all()

@@ -168,7 +168,7 @@ READ: dict[str, dict[str, str]] = {
     "engine:net:ort": {**AFTER_SIMPLIFY, **LIBRARY},
     "verify:net:ort": {
         "engine/ort": f"{ORT_ENGINE} library.b:b.so",
-        "surgery/after_simplify": f"{ASSEMBLED} {CASES}",
+        "surgery/after_simplify": f"{ASSEMBLED} {CASES} {FURTHER}",
     },
     "bench:net:ort": {
         "engine/ort": f"{ORT_ENGINE} library.b:b.so",
@@ -178,7 +178,7 @@ READ: dict[str, dict[str, str]] = {
     "engine:net:rtx": {"convert/fp16": GRAPH},
     "verify:net:rtx": {
         "engine/rtx": RTX_ENGINE,
-        "surgery/after_simplify": f"{ASSEMBLED} {CASES}",
+        "surgery/after_simplify": f"{ASSEMBLED} {CASES} {FURTHER}",
     },
     "bench:net:rtx": {
         "engine/rtx": RTX_ENGINE,
@@ -244,7 +244,7 @@ OPTIONS = {
     "operators:net": "libraries",
     "export:net": "source example inputs outputs data export",
     "reference:net": "source example inputs outputs data cases further",
-    "surgery:net:after_export": "steps inputs cases operators",
+    "surgery:net:after_export": "steps inputs cases spans operators",
     "simplify:net": "simplify cases inputs compare operators",
     "surgery:net:after_simplify": "steps inputs cases tolerance operators",
     "calibrate:net": "calibration inputs dims exclude operators",
@@ -252,10 +252,10 @@ OPTIONS = {
     "convert:net:int8": "precision quantize tolerance cases compare operators",
     "validate:net": "tolerance compare cases simplified_cases compare_simplified further operators",
     "engine:net:ort": "engine operators",
-    "verify:net:ort": "engine tolerance cases compare operators",
+    "verify:net:ort": "engine tolerance cases further compare operators",
     "bench:net:ort": "engine bench cases operators network",
     "engine:net:rtx": "engine dims inputs operators",
-    "verify:net:rtx": "engine tolerance cases compare",
+    "verify:net:rtx": "engine tolerance cases further compare",
     "bench:net:rtx": "engine bench cases network",
 }
 
@@ -521,7 +521,7 @@ def test_surgery_depends_on_what_its_steps_load() -> None:
     removal = plan(surgery=[{"remove": ["Identity"]}], calibration={}, engines=[])
     action = removal["surgery:net:after_export"]
     assert set(action.tools) == {"onnx", "onnxruntime", "numpy"}
-    assert action.options.keys() == {"steps", "inputs", "cases", "operators"}
+    assert action.options.keys() == {"steps", "inputs", "cases", "spans", "operators"}
 
 
 def test_a_report_shows_the_sections_in_use() -> None:
