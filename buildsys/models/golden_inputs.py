@@ -92,8 +92,8 @@ def _with_special(tensor: Tensor, special: Collection[float]) -> Tensor:
     if tensor.dtype not in _WITH_NAN or not special:
         return tensor
     values = np.array(tensor.values())
-    for start, value in enumerate(special):
-        values.reshape(-1)[2 * start :: 9] = value
+    for index, value in enumerate(special):
+        values.reshape(-1)[4 + 2 * index :: 9] = value  # single values stay extreme
     return tensor_of(values, tensor.dtype)
 
 

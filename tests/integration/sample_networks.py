@@ -277,15 +277,6 @@ class Portrait(nn.Module):
         return x * 2 if x.shape[2] > x.shape[3] else x + 1
 
 
-class Cleaned(nn.Module):
-    """Replaces what is no number; its export knows NaN only."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.onnx.is_in_onnx_export():
-            return torch.where(torch.isnan(x), 0.0, x) + 1
-        return torch.nan_to_num(x, 0.0, 9.0, -9.0) + 1
-
-
 class IndirectBranch(nn.Module):
     """A branch on a size that is hidden in ``kind`` of arithmetic."""
 

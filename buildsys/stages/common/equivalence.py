@@ -23,6 +23,10 @@ from buildsys.workers.job import Job
 Tensors = Mapping[str, Tensor]
 Limits = Mapping[str, float]
 
+_MAYBE_FIXED = (
+    "the graph may be right only for the sizes of the trace: the warnings of the export name the"
+    " lines; make these sizes numbers in inputs, or change the code"
+)
 _RANDOM_OPERATORS = frozenset((
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
@@ -80,13 +84,13 @@ def run_case(graph: OrtGraph, case: str, feeds: Mapping[str, Tensors]) -> dict[s
     except StageError as error:
         others = [other for other in feeds if other != case and _runs(graph, feeds[other])]
         if not others:
-            raise
+            raise StageError(error.problem, error.hint or _MAYBE_FIXED) from error
         raise StageError(
             f"{error.problem}; case {case} fails, unlike {', '.join(others)}: a size is fixed in"
             " the graph",
-            "limit dims to the sizes that run; if exporter torchscript fixed it, dynamo keeps sizes"
-            " that forward neither loops over nor turns into numbers: export: {exporter: dynamo,"
-            " opset: 18}",
+            "limit dims to the sizes that run, or make the size a number in inputs; if exporter"
+            " torchscript fixed it, dynamo keeps sizes that forward neither loops over nor turns"
+            " into numbers: export: {exporter: dynamo, opset: 18}",
         ) from error
 
 

@@ -29,13 +29,15 @@ from buildsys.stages.validate import stage as validate
 from buildsys.stages.validate import stress
 from buildsys.workers.job import Job
 
+NAN_NETWORK = "tests/integration/sample_nan_network.py"
 LENGTH = {"x": {"shape": ["batch", "length"]}}
 LONG = {"batch": {"min": 1, "opt": 2, "max": 4}, "length": {"min": 2, "opt": 8, "max": 64}}
 
 
 def validate_job(folder: Path, name: str, **sections: Any) -> Job:
     """Return the job of validate after the stages before it; the graph is not simplified."""
-    source = {"python": f"{NETWORKS}:{name}", "kwargs": sections.pop("kwargs", {})}
+    network = name if ":" in name else f"{NETWORKS}:{name}"
+    source = {"python": network, "kwargs": sections.pop("kwargs", {})}
     resolved = manifest(**{"source": source, "inputs": LENGTH, "dims": LONG, **sections})
     simplified = "/surgery/after_export/" if "surgery" in sections else "/export/"
 
@@ -88,7 +90,7 @@ def test_one_drawn_size_is_higher_than_wide(tmp_path: Path, least: int) -> None:
 
 
 def test_networks_that_test_for_nan_get_values_that_are_not_finite(tmp_path: Path) -> None:
-    result = validate.run(validate_job(tmp_path, "Cleaned"))
+    result = validate.run(validate_job(tmp_path, f"{NAN_NETWORK}:Cleaned"))
     assert result.status == "failed"
     assert {failure["case"] for failure in result.figures["failures"]} == {"inf-1"}
 

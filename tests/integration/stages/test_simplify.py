@@ -33,6 +33,7 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
+from buildsys.stages.common.equivalence import random_inputs
 from buildsys.stages.simplify import stage as simplify
 from buildsys.stages.simplify import tools
 
@@ -367,7 +368,7 @@ def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
 )
 def test_random_inputs_of_any_type_are_seeded(dtype: str) -> None:
     spec = {"x": {"shape": ["batch", 4], "dtype": dtype}}
-    one, two = (simplify.random_inputs(spec, "odd", {"batch": 3})["x"] for _ in range(2))
+    one, two = (random_inputs(spec, "odd", {"batch": 3})["x"] for _ in range(2))
     assert (one.dtype, one.shape) == (dtype, (3, 4))
     assert one.array.tobytes() == two.array.tobytes()
     assert len(set(one.array.reshape(-1).tolist())) > 1
