@@ -21,7 +21,7 @@ NOISY = "noisy"
 ASKED_FOR, UPSTREAM, UNDECLARED = "asked-for", "upstream", "undeclared-read"
 UNTRUSTED, REBUILD = "untrusted", "rebuild"
 OUTPUT_MISSING, OUTPUT_EDITED, OUTPUT_ADDED = "output-missing", "output-edited", "output-added"
-FOLLOWING = (UPSTREAM, "input")  # kinds that follow from a change of another target
+FOLLOWING = (UPSTREAM, "input", "baseline")  # kinds that follow from a change of another target
 _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
 _SHOWN_NAMES = 3  # upstream targets on one line
@@ -148,6 +148,8 @@ def _as_map(value: str | None) -> dict[str, str] | None:
 def _describe_part(reason: Reason) -> str:
     """Return the text for a changed part."""
     kind, subject, old, new = reason
+    if kind == "baseline":  # a digest, or none
+        return f"baseline {subject} changed"
     where = ""
     if kind == "read":  # a digest and the line that reads it
         where = next((v.split(" ", 1)[1] for v in (new, old) if v and " " in v), "")

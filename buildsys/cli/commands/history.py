@@ -163,7 +163,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
     for stages in list(runs.values())[:count]:
         last = max(stages.values(), key=lambda build: build.position)
         figures = {stage: build.figures for stage, build in stages.items()}
-        bench = figures.get("bench", {})
+        bench, verify = figures.get("bench", {}), figures.get("verify", {})
         failed = [build for build in stages.values() if build.status not in _COMPLETE]
         notes = [failed[0].status] if failed else ["noisy"] if bench.get("noisy") else []
         if all(build.how == RESTORED for build in stages.values()):
@@ -176,7 +176,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
                 significant(bench["latency_p50_ms"]) if "latency_p50_ms" in bench else "",
                 _precision(bench),
                 size(figures["engine"]["bytes"]) if "bytes" in figures.get("engine", {}) else "",
-                error(figures["verify"]["relative"]) if figures.get("verify") else "",
+                error(verify["relative"]) if "relative" in verify else "",
                 " ".join(notes),
             ]
         )

@@ -116,6 +116,11 @@ def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_an_unavailable_engine_has_no_figures(recorded: Recorded, run: Run) -> None:
+    recorded.add("verify:m:ort", 1, status="unavailable", figures={"cases": 0})
+    assert "unavailable" in run(HistoryCommand, "m")
+
+
 def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(
     recorded: Recorded, run: Run
 ) -> None:
