@@ -124,7 +124,8 @@ def _fuse(
         except Exception as error:  # of any class: it asserts and indexes what it finds
             raise StageError(
                 f"the transformers optimizer fails for model_type {kind}: {first_line(error)}",
-                "choose the model_type of the network, or disable fusions in optimize.disable",
+                "set simplify: {tool: none}, as it expects graphs as they are exported, or choose"
+                " the model_type of the network",
             ) from error
         fused: ModelProto = optimized.model
     if _MICROSOFT not in opsets(fused):
@@ -139,7 +140,8 @@ def _fuse(
         raise StageError(
             f"the transformers optimizer fused no node of this graph as model_type {kind}: its"
             f" operators are {operators}",
-            "choose the model_type of the network, or remove optimized: true",
+            "choose the model_type of the network, set simplify: {tool: none}, or remove optimized:"
+            " true",
         )
     return fused, found
 
