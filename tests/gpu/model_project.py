@@ -46,13 +46,13 @@ class ModelProject:
     root: Path
 
     def doit(self, *arguments: str, timeout_s: float = 3600) -> subprocess.CompletedProcess[str]:
-        """Run doit, its output as one text."""
+        """Run buildsys, its output as one text."""
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
         }
         return subprocess.run(
-            [sys.executable, "-m", "doit", *arguments], cwd=self.root, env=environment,
+            [sys.executable, "-m", "buildsys", *arguments], cwd=self.root, env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
         )  # fmt: skip

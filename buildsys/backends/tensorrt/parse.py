@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from buildsys.backends.interface import (
@@ -85,10 +88,16 @@ def new_builder(library: Library) -> Any:
 
 
 def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) -> Parsed:
-    """Parse a file; keep the network, as a temporary one crashes."""
+    """Parse a file; keep the network, as a temporary one crashes.
+
+    Raises: StageError: it has local functions for a parser without them, and onnx is missing.
+    """
     network = version_adapter.create_network(library, builder, strong=strong)
     parser = library.trt.OnnxParser(network, log_of(library).logger)
-    accepted = bool(parser.parse_from_file(str(onnx)))
+    with _parsable(library, onnx) as file:
+        accepted = bool(parser.parse_from_file(str(file)))
+        if not accepted:
+            nodes = read_nodes(file)
     refused = []
     for number in range(parser.num_errors):
         node = version_adapter.refused_node(library, parser.get_error(number))
@@ -97,7 +106,7 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
         text = match["text"] if match else node.reason
         refused.append(replace(node, reason=" ".join(text.split())))
     if not accepted and not library.has("names of all refused nodes"):
-        refused = _with_all_nodes(library, parser, read_nodes(onnx), refused)
+        refused = _with_all_nodes(library, parser, nodes, refused)
         refused.sort(key=lambda each: -1 if each.index is None else each.index)
     return Parsed(builder, network, parser, refused, accepted)
 
@@ -134,6 +143,28 @@ def network_facts(library: Library, network: Any) -> Figures:
         "precision_shares": {"layers": shares(types)},
         "precision_of": "network",
     }
+
+
+@contextmanager
+def _parsable(library: Library, onnx: Path) -> Iterator[Path]:
+    """Yield a file, for parsers without local functions a copy with them inlined."""
+    if library.has("local functions") or not read_nodes(onnx).functions:
+        yield onnx
+        return
+    try:
+        import onnx as onnx_library
+        from onnx.inliner import inline_local_functions
+    except ImportError as error:  # a toolchain that has only TensorRT
+        problem = f"{library.release} has no local functions, and inlining them needs onnx"
+        raise StageError(problem, f"{sys.executable} -m pip install onnx") from error
+    model = onnx_library.load(str(onnx), load_external_data=False)
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / onnx.name
+        onnx_library.save(inline_local_functions(model), str(copy))
+        data = onnx.with_name(f"{onnx.name}.data")
+        if data.exists():
+            copy.with_name(data.name).symlink_to(data.resolve())
+        yield copy
 
 
 def _with_all_nodes(

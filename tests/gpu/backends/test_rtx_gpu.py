@@ -205,7 +205,7 @@ def verify_shipped(tmp_path: Path, model: str, engine: str) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for file in ("dodo.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
-    command = [sys.executable, "-m", "doit", f"verify:{model}:{engine}"]
+    command = [sys.executable, "-m", "buildsys", f"verify:{model}:{engine}"]
     subprocess.run(command, cwd=tmp_path, check=True)
     result = json.loads((tmp_path / f"build/{model}/verify/{engine}.json").read_text())
     assert result["status"] == "passed", result["reason"]

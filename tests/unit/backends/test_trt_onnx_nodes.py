@@ -2,9 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from buildsys.backends.tensorrt.parse import read_nodes
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from trt_double import RecordingTensorRt
+
+from buildsys.backends.tensorrt.library import GENERATIONS, TRT_8
+from buildsys.backends.tensorrt.parse import new_builder, parse, read_nodes
+from buildsys.errors import StageError
+
+
+def with_a_function(folder: Path) -> Path:
+    """Write y = own.Twice(x) with weights in another file; return its path."""
+    node, value = helper.make_node, helper.make_tensor_value_info
+    opsets = [helper.make_opsetid("", 17)]
+    twice = helper.make_function(
+        "own", "Twice", ["x"], ["y"], [node("Add", ["x", "x"], ["y"])], opsets
+    )
+    ports = [value(name, TensorProto.FLOAT, [4]) for name in "xy"]
+    graph = helper.make_graph(
+        [node("Twice", ["x"], ["y"], domain="own")], "g", *[[p] for p in ports]
+    )
+    model = helper.make_model(
+        graph, functions=[twice], opset_imports=[*opsets, helper.make_opsetid("own", 1)]
+    )
+    onnx.save(model, folder / "m.onnx")
+    (folder / "m.onnx.data").write_bytes(b"weights")
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_functions_are_inlined_for_a_parser_without_them(tmp_path: Path, generation: str) -> None:
+    made = RecordingTensorRt(generation)
+    file = with_a_function(tmp_path)
+    assert parse(made.library, new_builder(made.library), file).accepted
+    model = onnx.load_from_string(made.parsed)
+    kinds = [node.op_type for node in model.graph.node]
+    assert (kinds, len(model.functions)) == (
+        (["Add"], 0) if generation == TRT_8 else (["Twice"], 1)
+    )
+
+
+def test_inlining_needs_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, file = RecordingTensorRt(TRT_8), with_a_function(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(StageError, match=r"no local functions.* pip install onnx"):
+        parse(made.library, new_builder(made.library), file)
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -192,6 +192,7 @@ class _Parser(Listed):
     owner = "OnnxParser"
 
     def parse_from_file(self, file: str) -> bool:
+        self._made.parsed = Path(file).read_bytes()
         return True
 
 
