@@ -58,8 +58,9 @@ def test_other_models_have_no_program() -> None:
 
 def test_the_engine_is_compared_with_the_golden_outputs_of_the_network() -> None:
     verify = plan()["verify:m:e"]
+    cases = ("min", "opt", "max", "odd", *verify.options["further"]["cases"])
     assert {ref.path for role, ref in verify.inputs.items() if role.startswith("case.")} == {
-        f"m/reference/{case}.npz" for case in ("min", "opt", "max", "odd")
+        f"m/reference/{case}.npz" for case in cases
     }
 
 
