@@ -72,7 +72,8 @@ class ModelFilter:
         if not found:
             tagged = ModelFilter(tags=self.tags).models(*projects)
             shown = first_names(tagged, _SHOWN)
-            raise UsageError(f"no model has {self}", f"with {ModelFilter(self.tags)}: {shown}")
+            hint = f"choose another --owner or --tag; with {ModelFilter(self.tags)}: {shown}"
+            raise UsageError(f"no model has {self}", hint)
         return list(found)
 
     def kept(self, targets: Iterable[str], models: Iterable[str], name: str) -> set[str]:

@@ -344,7 +344,8 @@ class Executor:
         declared = dict.fromkeys(ref.path for ref in action.outputs.values())
         written = {name: True for name in declared if (tree / name).is_file()}
         if missing := missing_outputs(action, status, written):
-            raise StageError(f"the stage {action.stage} did not write {missing[0]} for {target}")
+            problem = f"the stage {action.stage} did not write {missing[0]} for {target}"
+            raise StageError(problem, f"`doit debug {target}` runs it in the foreground")
         if status == ledger.FAILED:  # nobody must mistake what failed its check for a good output
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)

@@ -70,7 +70,9 @@ def schema_problems(
                 refused.append((*path[:-1], intended))
             problem = problem_at(tree, path, "unknown field", hint, of_key=True)
         elif kind == "missing":
-            missing.append((path, problem_at(tree, path, "required field is missing")))
+            missing.append(
+                (path, problem_at(tree, path, "required field is missing", "add the field"))
+            )
             continue
         else:
             text, hint = _sentence(found)

@@ -172,7 +172,7 @@ def _content(path: Path, shown: Path) -> bytes:
             size = os.fstat(file.fileno()).st_size
             content = file.read(min(size, MAX_BYTES) + 1)
     except (ValueError, IsADirectoryError):
-        raise ManifestError(shown, (), "not a regular file") from None
+        raise ManifestError(shown, (), "not a regular file", "remove it or rename it") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ManifestError(

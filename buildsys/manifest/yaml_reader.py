@@ -117,7 +117,9 @@ class _Builder:
         try:
             self._loader.get_event()  # the stream's start
             if self._loader.check_event(StreamEndEvent):
-                raise ManifestError(self._file, (), "the file is empty", "", 1, 1)
+                raise ManifestError(
+                    self._file, (), "the file is empty", "remove it, or write its fields", 1, 1
+                )
             self._loader.get_event()
             value = self._value(self._loader.get_event(), (), 0)
             self._loader.get_event()

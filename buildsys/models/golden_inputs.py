@@ -210,9 +210,11 @@ def values_from_callable(
         array = np.asarray(make(shape, dtype, which, seed))
     if array.shape != shape:
         raise StageError(
-            f"{reference} returned the shape {array.shape} for {where}; expected {shape}"
+            f"{reference} returned the shape {array.shape} for {where}; expected {shape}",
+            "return an array of the shape in its first argument",
         )
     found = tensor_of(array).dtype
     if found != dtype and not (dtype in BIT_DTYPES and found == "float32"):
-        raise StageError(f"{reference} returned {found} for {where}; expected {dtype}")
+        problem = f"{reference} returned {found} for {where}; expected {dtype}"
+        raise StageError(problem, "convert it with .astype(dtype), its second argument")
     return tensor_of(array, dtype)

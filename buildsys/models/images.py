@@ -163,7 +163,9 @@ def _decoded(file: Path, mode: str) -> Image.Image:
         with warnings.catch_warnings(), Image.open(file, formats=_FORMATS) as opened:
             warnings.simplefilter("ignore")  # of large images, below the limit for an error
             if opened.mode.startswith(("I", "F")):
-                raise _unreadable(file, "it has more than 8 bits per channel", "convert it to 8")
+                raise _unreadable(
+                    file, "it has more than 8 bits per channel", "convert it to 8 bits"
+                )
             return ImageOps.exif_transpose(opened).convert(mode)
     except UnidentifiedImageError as error:
         formats = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"

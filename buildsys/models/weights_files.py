@@ -227,7 +227,8 @@ def _check_fit(
         f"{len(found)} {kind} ({shortened(found)})" for kind, found in differences.items() if found
     ]
     if problems:
-        raise StageError(f"the state dict in {shown} does not fit {network}: {'; '.join(problems)}")
+        problem = f"the state dict in {shown} does not fit {network}: {'; '.join(problems)}"
+        raise StageError(problem, "name weights of this network, or build the one they are of")
 
 
 def _shape(value: Any) -> str:

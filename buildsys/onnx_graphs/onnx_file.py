@@ -145,7 +145,8 @@ def check_file(path: Path, what: str) -> None:
         # by path: a proto would be serialized again, with a limit of 2 GiB
         onnx.checker.check_model(str(path), full_check=True)
     except (*_INVALID, ValueError, RuntimeError) as error:
-        raise StageError(f"{what} is not valid ONNX: {first_line(error)}") from error
+        problem = f"{what} is not valid ONNX: {first_line(error)}"
+        raise StageError(problem, "repair the graph, or the step that wrote it") from error
 
 
 def file_facts(model: ModelProto, path: Path) -> GraphSummary:

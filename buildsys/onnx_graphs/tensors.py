@@ -117,7 +117,7 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
         words = [item.decode() if isinstance(item, bytes) else str(item) for item in items]
         if any(word.endswith("\0") for word in words):
             problem = "a string that ends in a NUL character cannot be stored in a numpy array"
-            raise StageError(problem)
+            raise StageError(problem, "remove the NUL characters")
         return Tensor(np.array(words, dtype=np.str_).reshape(values.shape), dtype)
     if dtype in BIT_DTYPES:
         if values.dtype.name == ML_DTYPES[dtype]:
@@ -131,7 +131,7 @@ def tensor_of(array: npt.ArrayLike, dtype: str | None = None) -> Tensor:
             bits = values.astype(np.float32).astype(_ml_dtype(dtype)).view(BIT_DTYPES[dtype])
         return Tensor(bits, dtype)
     if dtype not in NATIVE_DTYPES:
-        raise StageError(f"{dtype} is not a supported tensor type")
+        raise StageError(f"{dtype} is not a supported tensor type", "convert it in the network")
     return Tensor(values.astype(dtype, copy=False), dtype)
 
 

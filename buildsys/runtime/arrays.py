@@ -94,7 +94,8 @@ class InputReader:
         self._last_shape = shape
 
     def _unreadable(self, error: Exception) -> StageError:
-        return StageError(f"{self._shown} cannot be read: {' '.join(str(error).split())}")
+        problem = f"{self._shown} cannot be read: {' '.join(str(error).split())}"
+        return StageError(problem, "pass a contiguous array of numpy, torch or cupy")
 
     def _host_tensor(self, value: Any) -> Tensor:
         if isinstance(value, np.ma.MaskedArray):

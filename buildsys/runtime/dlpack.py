@@ -83,7 +83,8 @@ def read_capsule(capsule: Any) -> Memory:
     found = ctypes.cast(_get_pointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents.tensor
     dtype = _DTYPES.get((found.code, found.bits))
     if dtype is None or found.lanes != 1:
-        raise StageError(f"DLPack's type {found.code} of {found.bits} bits is unknown")
+        problem = f"DLPack's type {found.code} of {found.bits} bits is unknown"
+        raise StageError(problem, "convert the array to a type of the engine's inputs")
     shape = tuple(found.shape[: found.ndim])
     address = (found.data or 0) + found.byte_offset
     is_contiguous = not found.strides or _are_dense(shape, found.strides[: found.ndim])

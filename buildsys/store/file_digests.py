@@ -29,6 +29,7 @@ _REPORTED_BYTES = 16 << 30  # several seconds, in which nothing else happens
 _ATTEMPTS = 3
 _FEW_FILES = 300  # looked up one by one; above, reading all rows at once is faster
 T = TypeVar("T")
+_READABLE = "check its permissions and its disk"
 _Row = tuple[int, int, int, int, str]
 
 _COLUMNS = "mtime_ns, ctime_ns, size, inode, digest"
@@ -54,9 +55,9 @@ def stamp_file(path: str) -> Stamp | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StageError(f"cannot read {path}: {error.strerror}") from error
+        raise StageError(f"cannot read {path}: {error.strerror}", _READABLE) from error
     if stat.S_ISDIR(found.st_mode):
-        raise StageError(f"{path} is a folder where a file is expected")
+        raise StageError(f"{path} is a folder where a file is expected", "remove it or rename it")
     if not stat.S_ISREG(found.st_mode):
         raise StageError(f"{path} is not a regular file", "remove it")  # reading it may not end
     return Stamp.of(found)
@@ -83,8 +84,8 @@ def hash_file(path: str) -> FileDigest:
                 if Stamp.of(os.fstat(file.fileno())) == before:
                     return FileDigest(digest.hexdigest(), before)
     except OSError as error:
-        raise StageError(f"cannot read {path}: {error.strerror}") from error
-    raise StageError(f"{path} keeps changing while it is read")
+        raise StageError(f"cannot read {path}: {error.strerror}", _READABLE) from error
+    raise StageError(f"{path} keeps changing while it is read", "run again when it is complete")
 
 
 class DigestCache:

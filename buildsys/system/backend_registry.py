@@ -220,7 +220,8 @@ def describe_backend(name: str) -> BackendDescription:
             return description
         problem = f"{module.__name__} has no DESCRIPTION of the type BackendDescription"
         owner = getattr(find_package(name), "owner", "")
-        raise BrokenBackendError(f"the backend {name} of {owner} is broken: {problem}")
+        hint = f"pip install --force-reinstall {owner or name}"
+        raise BrokenBackendError(f"the backend {name} of {owner} is broken: {problem}", hint)
     except BrokenBackendError as error:
         command = error.hint or f"pip install --force-reinstall {name}"
         return BackendDescription(name, {name: name}, command, name, problem=error.problem)

@@ -45,6 +45,7 @@ _ARGUMENTS = {"Problem": 1, "problem": 1, "problem_at": 2, "ManifestError": 2}
 _NAMES = {*_ARGUMENTS, "InvalidDodoFile", "InvalidCommand", "unknown_name"}
 _PHRASES = {"suggest": "did you mean …?", "suggest_file": "did you mean …?"}
 _ANY = "…"
+_COMPUTED = "The message ends with the remedy for the case."
 _VARIANTS = 4  # of one message or remedy
 
 
@@ -93,6 +94,8 @@ def messages(source: str) -> Iterator[Message]:
         hint = given.get("hint") or next(iter(texts[1:]), None)
         remedies = _texts(hint, call, scope) if hint else [""]
         remedy = " Or: ".join(dict.fromkeys(one for one in remedies if _has_words(one)))
+        if not remedy and _ANY in remedies:
+            remedy = _COMPUTED
         for text in dict.fromkeys(_texts(problem, call, scope) if problem else []):
             if _has_words(text):
                 yield Message(text, remedy)

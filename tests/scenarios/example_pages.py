@@ -27,13 +27,25 @@ def run_page(project: ProjectFolder, page: Path, not_run: Mapping[str, str] | No
     """
     found = 0
     for language, text in blocks(page):
-        if named := _FILE.match(text):
-            file = project.root / named["path"]
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text[named.end() :], encoding="utf-8")
-        elif language == "console":
+        if not _write_file(project, text) and language == "console":
             found += replay(project, text, not_run or {})
     return found
+
+
+def write_files(project: ProjectFolder, page: Path) -> None:
+    """Write the files of a page that another one starts from."""
+    for _, text in blocks(page):
+        _write_file(project, text)
+
+
+def _write_file(project: ProjectFolder, text: str) -> bool:
+    """Write a block with the name of a file; return False for others."""
+    named = _FILE.match(text)
+    if named:
+        file = project.root / named["path"]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text[named.end() :], encoding="utf-8")
+    return named is not None
 
 
 def replay(project: ProjectFolder, terminal: str, not_run: Mapping[str, str]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from buildsys.cli.main import PROGRAM, commands_of
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
-SHARE_WITHOUT_REMEDY = 0.17  # impossible states, and hints computed at run time; only lower it
+SHARE_WITHOUT_REMEDY = 0.055  # impossible states, and remedies in the message; only lower it
 MODULE = """
 def refuse(name, size, hint=""):
     if size == 1:
@@ -23,6 +23,10 @@ def refuse(name, size, hint=""):
     problem = f"the {text} of {name} is wrong"
     yield view.problem(("inputs",), problem, "correct it" if name else "name it")
     raise StageError(str(name), hint)
+
+
+def fail(name, failure):
+    raise StageError(f"{name} is broken", failure.hint)
 """
 
 
@@ -40,6 +44,7 @@ def test_messages_are_found_with_their_remedies() -> None:
         ("one size only", ""),
         ("… is missing", "pip install …"),
         ("the … of … is wrong", "correct it Or: name it"),
+        ("… is broken", "The message ends with the remedy for the case."),
     }
 
 

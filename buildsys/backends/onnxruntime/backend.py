@@ -260,7 +260,8 @@ def slowest_layers(
         try:
             return read_layers(profile, with_providers=not runs_on_cpu_only(options))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StageError(f"ONNX Runtime's profile cannot be read: {error}") from error
+            problem = f"ONNX Runtime's profile cannot be read: {error}"
+            raise StageError(problem, "build it again") from error
 
 
 def load_graph(

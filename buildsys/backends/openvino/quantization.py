@@ -65,7 +65,9 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
             return quantized
     except (RuntimeError, ValueError, nncf.ValidationError) as error:
         cause = " ".join(str(error).split())[:400]
-        raise StageError(f"model {request.model}: NNCF cannot quantize it: {cause}") from error
+        problem = f"model {request.model}: NNCF cannot quantize it: {cause}"
+        hint = "set quantization_preset: mixed, or use another precision"
+        raise StageError(problem, hint) from error
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class OpenVinoSession:
         """Return the outputs by name."""
         missing = [port.name for port in self.inputs if port.name not in inputs]
         if missing:
-            raise StageError(f"the engine needs the input {missing[0]}")
+            raise StageError(f"the engine needs the input {missing[0]}", "pass all inputs by name")
         # by index: names of tensors may be numbers
         feeds = {index: _array(port, inputs[port.name]) for index, port in enumerate(self.inputs)}
         call("cannot run the engine", lambda: self._request.infer(feeds, share_inputs=True))
@@ -154,7 +154,8 @@ def port_of(port: Any) -> Port:
     if dtype not in _RUNNABLE:
         raise StageError(
             f"{name} has the type {dtype or port.get_element_type()}, which cannot be passed to"
-            " OpenVINO from Python"
+            " OpenVINO from Python",
+            "add a cast to a type of numpy: surgery: [{cast: …}]",
         )
     shape = tuple(
         size.get_length() if size.is_static else None for size in port.get_partial_shape()
@@ -165,6 +166,7 @@ def port_of(port: Any) -> Port:
 def _array(port: Port, tensor: Tensor) -> Any:
     if tensor.dtype != port.dtype:  # OpenVINO would convert it without a word
         raise StageError(
-            f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}"
+            f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}",
+            "convert the array first",
         )
     return np.asarray(tensor.array, order="C")

@@ -94,12 +94,12 @@ class TimedSession(TensorRtSession):
         if other._context is None:
             other.gpu.close()
             text = messages.error_text("the engine has no other execution context")
-            raise StageError(text)
+            raise StageError(text, "set bench.in_flight: 1")
         # choosing a profile that another context uses crashes TensorRT 8.6.0
         if other._context.active_optimization_profile < 0:
             other.close()
             text = "an optimization profile of this engine serves one inference at a time"
-            raise StageError(text)
+            raise StageError(text, "set bench.in_flight: 1")
         return other
 
     def _enqueue(self) -> None:

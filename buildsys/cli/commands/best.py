@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer
+from buildsys.cli.command import (
+    JSON,
+    Options,
+    ProjectCommand,
+    option,
+    print_answer,
+    unknown_name,
+)
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.failure_report import current_report
 from buildsys.cli.session import Session
@@ -41,7 +48,7 @@ class Best(ProjectCommand):
         """Print the ranking; return 1 if no engine can be shipped."""
         by, within = options["by"] or LATENCY, _limit(options["within"])
         if by not in MEASURES:
-            raise UsageError(f"--by expects one of {', '.join(MEASURES)}, found {by!r}")
+            raise unknown_name("measure", by, MEASURES, f"known: {', '.join(MEASURES)}")
         session = Session.read_only(root)
         model = session.one_model("best", names)
         report, _ = current_report(session, model)

@@ -194,7 +194,7 @@ def _usable(what: str, folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         problem = f"cannot use the {what} {folder}: {error.strerror or error}"
-        raise UsageError(problem) from error
+        raise UsageError(problem, "check the folder and its permissions") from error
 
 
 def _quantity(parse: Callable[[object], T], text: str, name: str) -> T | None:

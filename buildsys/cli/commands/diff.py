@@ -56,7 +56,7 @@ class Diff(ProjectCommand):
         for graph in graphs:
             if not graph.is_onnx:
                 raise UsageError(
-                    f"{graph.target} is a TensorRT engine without a graph to compare",
+                    f"{graph.target} is an engine without a graph to compare",
                     "name the graph from which it was built, such as simplify",
                 )
         request = {"first": graphs[0].request(), "second": graphs[1].request()}

@@ -144,10 +144,10 @@ def _describe_nodes(
 def _describe_engine(
     session: Session, graph: GraphFile, head: Document, options: Options
 ) -> tuple[Document, Sequence[str]]:
-    """Return the record of a TensorRT engine, or the layers of the ONNX nodes."""
+    """Return the record of an engine, or the layers of the ONNX nodes."""
     if options["tensor"]:
         hint = "inspect the graph of an earlier stage"
-        raise UsageError(f"{graph.target} is a TensorRT engine without readable tensors", hint)
+        raise UsageError(f"{graph.target} is an engine without readable tensors", hint)
     result = {} if graph.state == STORED else dict(session.result(graph.target))
     layers = result.get("layer_nodes", [])
     if options["node"] or options["nodes"]:
@@ -163,7 +163,7 @@ def _describe_engine(
         return {**head, "nodes": nodes}, node_lines(nodes)
     lines = [
         f"{graph.target}: {shown_path(graph.file)}, {size(graph.bytes)}",
-        "TensorRT engines have no readable graph; from engine.json:",
+        "the engine has no readable graph; from engine.json:",
     ]
     for name, value in result.items():
         if name not in (*_ENGINE_HEADER, "layer_nodes", "refit_basis") and value not in (
@@ -192,7 +192,7 @@ def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document,
     """Write the drawing; return its figures as JSON and as text."""
     if not graph.is_onnx:
         raise UsageError(
-            f"{graph.target} is a TensorRT engine without a graph to draw",
+            f"{graph.target} is an engine without a graph to draw",
             "inspect the graph from which it was built, such as simplify",
         )
     part = {

@@ -46,7 +46,7 @@ class Localize(ProjectCommand):
         """Print a list for the manifest; return 1 if none was found."""
         limit = positive_integer("--limit", options["limit"])
         if len(names) != 1:
-            raise UsageError("localize takes one MODEL:ENGINE")
+            raise UsageError("localize takes one MODEL:ENGINE", "`doit list engine` lists all")
         session = Session.read_only(root)
         engines = named_engines(session, names[0])
         if len(engines) > 1:

@@ -47,7 +47,7 @@ class Netron(ProjectCommand):
         _, graph = named_graph(session, "netron", names[0])
         if not graph.is_onnx:
             hint = "show the graph of an earlier stage"
-            raise UsageError(f"{graph.target} is a TensorRT engine; netron cannot show it", hint)
+            raise UsageError(f"{graph.target} is an engine; netron cannot show it", hint)
         if importlib.util.find_spec("netron") is None:
             hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
             raise Unavailable("netron is not installed", hint)
@@ -81,7 +81,8 @@ def _port(text: str) -> int:
     if not text:
         return next((n for n in range(_PORT, _PORT + _TRIED_PORTS) if _is_free(n)), _PORT)
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise UsageError(f"--port expects a number from 1 to 65535, found {text!r}")
+        problem = f"--port expects a number from 1 to 65535, found {text!r}"
+        raise UsageError(problem, "without --port a free one is chosen")
     if not _is_free(int(text)):
         raise BuildsysError(f"port {text} is in use; without --port a free one is chosen")
     return int(text)

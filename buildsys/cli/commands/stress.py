@@ -69,7 +69,8 @@ def _seed(given: str) -> int:
     if not given:
         return random.SystemRandom().randrange(1 << 31)
     if not given.isdecimal():
-        raise UsageError(f"--seed expects an integer of at least 0, found {given!r}")
+        problem = f"--seed expects an integer of at least 0, found {given!r}"
+        raise UsageError(problem, "without --seed a new one is drawn")
     return int(given)
 
 

@@ -71,7 +71,8 @@ class RemoteEngine:
         except OSError as error:
             raise StageError(
                 f"the interpreter of the toolchain {toolchain.name} cannot be started: "
-                f"{toolchain.python}: {(error.strerror or str(error)).lower()}"
+                f"{toolchain.python}: {(error.strerror or str(error)).lower()}",
+                "correct toolchains in configs/project.yaml",
             ) from error
         self.processes: tuple[int, ...] = (self._process.pid,)
         self._rest = b""

@@ -198,7 +198,8 @@ def _output_files(job: Job) -> list[Path]:
     """Return the engine, its external data and its operator libraries."""
     engine = job.outputs["engine"]
     if not engine.is_file() or engine.stat().st_size == 0:
-        raise StageError(f"model {job.model}: the backend wrote no engine to {engine.name}")
+        problem = f"model {job.model}: the backend wrote no engine to {engine.name}"
+        raise StageError(problem, "its log has what the library printed")
     libraries = [role for role in job.outputs if role.startswith("library.")]
     for role in libraries:  # next to the engine, which needs them to run
         shutil.copyfile(job.inputs[role], job.outputs[role])

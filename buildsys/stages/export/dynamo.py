@@ -65,7 +65,8 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
             report.rename(request.path.parent / _TIME_STAMP.sub("", report.name))
         mismatches = [line for line in messages if any(sign in line for sign in _MISMATCHES)]
         if request.options["verify"] and mismatches:
-            raise CheckFailed(f"export.verify: {mismatches[0]}")
+            hint = "validate compares all sizes; set export.verify: false to see its result"
+            raise CheckFailed(f"export.verify: {mismatches[0]}", hint)
         if exported is not None and exported.exported_program is not None:
             check_guards(exported.exported_program, guards, request)
         for message in messages:  # collected to find mismatches; the caller reports them

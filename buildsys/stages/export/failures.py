@@ -180,7 +180,8 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
     if not found:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what = lines[0] if lines else type(error).__name__
-        return StageError(f"onnx.checker rejects the file ({exporter}): {what}")
+        problem = f"onnx.checker rejects the file ({exporter}): {what}"
+        return StageError(problem, "try the other exporter: export: {exporter: …}")
     operator, opset = found["op"], int(found["opset"])
     versions = [v for v in onnx_operators.versions().get(("", operator), ()) if v > 0]
     problem = f"opset {opset} does not have the operator {operator} used in the file"

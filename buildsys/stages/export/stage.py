@@ -141,7 +141,7 @@ def _export_network(
     if written != opset:
         problem = f"the {exporter} exporter wrote opset {written} instead of {opset}"
         if exporter != "dynamo" or written < opset:
-            raise StageError(problem)
+            raise StageError(problem, f"set export.opset: {written}, or use the other exporter")
         remedies = format_remedies([("", higher_opset_remedies(written, opset))])
         raise StageError(f"{problem}: it cannot convert this network down", remedies)
     _check_signature(model, options["inputs"], options["outputs"], request.output_names)

@@ -20,7 +20,7 @@ from buildsys.onnx_graphs.onnx_file import first_line
 from buildsys.stages.operators.function_placement import nodes_of, operator_of, split_operator
 
 _IR_VERSION = 10
-_EXPECTED = "expected a FunctionProto, an onnxscript function or a list of them"
+_EXPECTED = "return a FunctionProto, an onnxscript function or a list of them"
 
 
 def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
@@ -68,7 +68,7 @@ def _load_functions(op: str, reference: str, project: Path) -> list[FunctionProt
     wrong = next((member for member in members if not _is_function(member)), None)
     if wrong is not None or not members:
         what = with_article(type(wrong).__name__) if members else "an empty list"
-        raise StageError(f"{reference} gives {what} for {op}; {_EXPECTED}")
+        raise StageError(f"{reference} gives {what} for {op}", _EXPECTED)
     with reraise_as_stage_error(f"{reference} failed", project):
         protos = [proto for member in members for proto in _protos(member)]
     names = [operator_of(proto) for proto in protos]

@@ -135,7 +135,10 @@ def run(job: Job) -> StageResult:
         for name, tensor, what in _arrays(one, declared):
             if name in found.tensors:
                 problem = f"the input {name} is given twice"
-                raise StageError(problem, f"remove {one.shown} or {found.origins[name][0]}")
+                other = found.origins[name][0]
+                hint = "give a batch as one array"
+                hint = hint if other == one.shown else f"remove {one.shown} or {other}"
+                raise StageError(problem, hint)
             found.add_array(name, tensor, what, one.shown)
     for name, files in images.items():
         if name in found.tensors:
@@ -193,7 +196,8 @@ def _arrays(
             if name not in declared or not key:
                 wrong, known = (key, declared) if key else (name, names)
                 near = nearest(wrong, known, count=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+                every = f"inputs: {', '.join(declared)}" if key else f"it has {', '.join(names)}"
+                hint = f"did you mean {near[0]}?" if near else every
                 problem = f"has no array {name}" if not key else f"has the array {key}, no input"
                 raise StageError(f"{given.shown} {problem}", hint)
             value = arrays[key]

@@ -85,7 +85,8 @@ def remove(model: ModelProto, step: Step) -> ModelProto:
     if not removed:
         what = f"no {' or '.join(operators)}"
         if not pattern:
-            raise StageError(f"{what} can be removed")
+            hint = "a node between an input and an output stays; remove this step"
+            raise StageError(f"{what} can be removed", hint)
         names = [n.name for n in all_nodes(model.graph) if operator_name(n) in operators]
         hint = suggest(pattern, filter(None, names), what="their names")
         raise StageError(f"{what} with a name matching {pattern} can be removed", hint)
@@ -122,8 +123,8 @@ def _load_function(reference: str, project: Path) -> FunctionProto:
     if not isinstance(made, FunctionProto):
         kind = "nothing" if made is None else with_article(type(made).__name__)
         raise StageError(
-            f"{reference} returned {kind}; a replacement is an onnxscript function, or a callable"
-            " that returns an onnx.FunctionProto"
+            f"{reference} returned {kind}",
+            "name an onnxscript function, or a callable that returns an onnx.FunctionProto",
         )
     return made
 
@@ -161,7 +162,8 @@ def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> Non
             own, others = (
                 f"{count} {side}{'s' * (count != 1)}" for count in (len(found), len(parameters))
             )
-            raise StageError(f"{what} has {own}, and {reference} {others}")
+            problem = f"{what} has {own}, and {reference} {others}"
+            raise StageError(problem, "give the function as many parameters and results")
     known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
     for attribute in node.attribute:
         if attribute.name not in known:

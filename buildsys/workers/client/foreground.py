@@ -61,7 +61,8 @@ def run_in_foreground(job: Job, folder: Path, *, debugger: bool = False) -> Mess
     try:
         answer: Message = json.loads((folder / "answer.json").read_bytes())
     except (OSError, ValueError):
-        raise WorkerDied(f"the worker of {job.target} {describe_exit(code)}") from None
+        died = f"the worker of {job.target} {describe_exit(code)}"
+        raise WorkerDied(died, "the output above has its last words") from None
     if answer["event"] == "error":
         raise error_from_json(answer["error"])
     return answer

@@ -146,7 +146,8 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             except OSError as error:
                 file = f": {error.filename}" if error.filename else ""
                 raise StageError(
-                    f"cannot start a worker server with {python}: {error.strerror}{file}"
+                    f"cannot start a worker server with {python}: {error.strerror}{file}",
+                    "check that it can be executed, and the free memory and disk",
                 ) from None
             self._servers[key] = server
             return server

@@ -47,7 +47,7 @@ def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
             stack.enter_context(locked(folder))
         except OSError as error:
             problem = f"cannot look for worker servers in {folder}: {error.strerror}"
-            raise StageError(problem) from None
+            raise StageError(problem, "check the permissions of the folder") from None
         for path in sorted(folder.glob("*.sock")):
             record = read_record(path)
             if record is None or not record.process.is_running:

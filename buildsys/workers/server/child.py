@@ -128,7 +128,8 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
         os.chdir(job.project)
     except OSError as error:
         problem = f"cannot start {job.target}: {error.strerror}: {error.filename}"
-        send({"event": "error", "error": error_to_json(StageError(problem))})
+        hint = "check the permissions of the project, and the free space"
+        send({"event": "error", "error": error_to_json(StageError(problem, hint))})
         os._exit(0)
     clock = time.perf_counter()
     answer = _run_job(replace(job, progress=progress, count=count, fail=fail), log_file)

@@ -172,7 +172,7 @@ FUNCTIONS = {
     "missing": ("def swsh():\n    pass\n", "plugins/ops/swish.py has no swish; did you mean swsh?"),
     "returns a number": (
         "def swish():\n    return 3\n",
-        f"gives an int for {OP}; expected a FunctionProto, an onnxscript function",
+        f"gives an int for {OP}; return a FunctionProto, an onnxscript function",
     ),
     "is a number": ("swish = 3\n", f"plugins/ops/swish.py:swish gives an int for {OP}"),
     "returns nothing": ("def swish():\n    return []\n", f"gives an empty list for {OP}"),

@@ -397,7 +397,7 @@ def test_an_operator_is_replaced_by_a_local_function(
         ("Gelu", "none_at_all",
          "Gelu g has 1 input, and plugins/hooks/hook.py:none_at_all 0 inputs"),
         ("Gelu", "text",
-         "hook.py:text returned a str; a replacement is an onnxscript function, or a callable"),
+         "hook.py:text returned a str; name an onnxscript function, or a callable"),
         ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
     ],
 )  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from documented_commands import shown_commands
-from example_pages import run_page
+from example_pages import run_page, write_files
 from project_folder import REPOSITORY, ProjectFolder
 
 TUTORIALS = REPOSITORY / "docs" / "tutorials"
@@ -14,6 +15,7 @@ NOT_RUN = {
     "python3 -m venv .venv && . .venv/bin/activate": "the tests have an environment",
     "pip install '/path/to/buildsys[rtx]'": "downloads 5.5 GB; .ci/wheel installs a wheel",
     "pip install '/path/to/buildsys[tensorrt]'": "downloads TensorRT",
+    "pip install '/path/to/buildsys[openvino]'": "downloads OpenVINO",
     "mkdir engines && cd engines": "the tests have a folder",
     "buildsys run resnet18 --input photo.jpg": "needs a photo",
     "buildsys build digits:trt-fp16": "needs a GPU",
@@ -45,9 +47,17 @@ def test_a_custom_operator(empty_place: ProjectFolder) -> None:
     assert run_page(empty_place, TUTORIALS / "custom-operator.md") == 2
 
 
+def test_openvino(empty_place: ProjectFolder) -> None:
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    assert empty_place.doit("init", program="buildsys").code == 0
+    write_files(empty_place, TUTORIALS / "own-model.md")
+    assert run_page(empty_place, TUTORIALS / "openvino.md", {**NOT_RUN, **SLOW})
+
+
 def test_what_is_not_run_is_shown_and_every_page_is_tested() -> None:
     pages = {page.stem: page for page in TUTORIALS.glob("*.md")}
-    assert pages.keys() == {*ONE_AFTER_THE_OTHER, "custom-operator", "tensorrt"}
+    assert pages.keys() == {*ONE_AFTER_THE_OTHER, "custom-operator", "openvino", "tensorrt"}
     shown = {line for page in pages.values() for line in shown_commands(page)}
     assert shown >= NOT_RUN.keys() | SLOW.keys()
     assert set(shown_commands(pages["tensorrt"])) <= NOT_RUN.keys() | SLOW.keys()

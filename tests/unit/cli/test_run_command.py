@@ -140,6 +140,15 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
     )
 
 
+def test_no_command_builds_an_unavailable_engine(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"status": "unavailable", "reason": "no GPU", "hint": "run it elsewhere"}
+    monkeypatch.setattr(project.session, "result", lambda _: found)
+    expected = "net:rtx cannot run: unavailable here: no GPU; run it elsewhere; or name another"
+    assert project.refusal("net:rtx") == f"{expected} engine"
+
+
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
@@ -151,6 +160,7 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
             "to build, type `buildsys build net`"),
         (["net"], {"input": ["X=x.npy"]}, "there is no input 'X'; nearest: x"),
         (["net"], {"input": ["x=foto.jpg"]}, "there is no file foto.jpg; did you mean photo.jpg?"),
+        (["net"], {"input": ["x=zzzz.jpg"]}, "there is no file zzzz.jpg; check the path; it is"),
         (["net"], {"input": ["x.npy"]}, "net has several inputs; write --input NAME=x.npy; inputs"),
         (["net"], {"input": ["x=labels.txt"]}, "labels.txt is no image, .npy or .npz file; images"),
         (["net"], {"input": ["x=build"]}, "build is not a regular file"),

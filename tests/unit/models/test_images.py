@@ -117,7 +117,7 @@ def test_files_that_are_no_images_are_one_sentence(folder: Path) -> None:
 
 def test_sixteen_bits_are_not_cut_off() -> None:
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save("deep.png")
-    with pytest.raises(StageError, match="more than 8 bits per channel; convert it to 8"):
+    with pytest.raises(StageError, match="more than 8 bits per channel; convert it to 8 bits"):
         read(Path("deep.png"), (1, 2, 2, 3))
 
 

@@ -156,13 +156,15 @@ def test_other_mistakes_are_one_sentence_each(folder: Path) -> None:
     np.save("image.npy", ZEROS)
     fixed = {"image": {**IMAGE, "shape": [2, 3, 4, 4]}}
     single = {"image": {**IMAGE, "shape": [3, 4, 4]}}
+    np.savez("two.npz", image=ZEROS, zzz=ZEROS)
     (folder / "text.npz").write_text("no archive")
     (folder / "text.npy").write_text("no array")
     for declared, files, message in (
         (fixed, ["image=red.png"], "the input image takes 2 at a time, 1 given; name 2: --input"),
         (single, ["image=red.png"] * 2, "the input image takes 1 at a time, 2 given; name 1"),
         (ONE, ["image=red.png"] * 5, "batch is 5 in the images of image, the engine takes 1 to 4"),
-        (ONE, ["image=image.npy"] * 2, "the input image is given twice; remove image.npy or"),
+        (ONE, ["image=image.npy"] * 2, "the input image is given twice; give a batch as one"),
+        (ONE, ["two.npz"], "two.npz has the array zzz, no input; inputs: image"),
         (ONE, ["image=red.png", "image=image.npy"], "the input image is given as an image and as"),
         (ONE, ["image=text.npz"], "text.npz cannot be read: File is not a zip file; save it with"),
         (ONE, ["image=text.npy"], "text.npy cannot be read: text.npy is not an array; save it"),

@@ -185,7 +185,8 @@ def _check_in_process(engine: _Engine, root: Path) -> dict[str, Any]:
         problem = f"cannot start {python}, the interpreter of its toolchain: {error.strerror}"
         return _refused(engine, problem, "correct toolchains in configs/project.yaml")
     if done.code is None:
-        raise StageError(f"{python} has not answered for {_LIMIT_S} s about {engine.shown}")
+        problem = f"{python} has not answered for {_LIMIT_S} s about {engine.shown}"
+        raise StageError(problem, "run it again when this machine is idle")
     try:
         found: dict[str, Any] = done.json()
     except ValueError:

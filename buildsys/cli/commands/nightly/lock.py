@@ -82,7 +82,7 @@ def hold_lock(path: Path, started: str) -> Iterator[NightlyLock]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = open_lock(path, 0o644)
     except OSError as error:
-        raise StageError(f"cannot lock {path}: {error.strerror}") from None
+        raise _cannot_lock(path, error) from None
     try:
         if not try_lock(handle):
             raise StageError(
@@ -95,9 +95,14 @@ def hold_lock(path: Path, started: str) -> Iterator[NightlyLock]:
             run = replace(run, since=previous.since or started, rebuilds=previous.rebuilds)
         yield NightlyLock(handle, previous, run)
     except OSError as error:
-        raise StageError(f"cannot lock {path}: {error.strerror}") from None
+        raise _cannot_lock(path, error) from None
     finally:
         os.close(handle)
+
+
+def _cannot_lock(path: Path, error: OSError) -> StageError:
+    problem = f"cannot lock {path}: {error.strerror}"
+    return StageError(problem, "check the permissions of its folder, and the free space")
 
 
 def _holder(handle: int) -> str:

@@ -126,7 +126,8 @@ def _build(
             if not bad:
                 code = process.returncode
                 raise StageError(
-                    f"the {conditions.name} ended at {action.target}, exit code {code}"
+                    f"the {conditions.name} ended at {action.target}, exit code {code}",
+                    f"`doit debug {action.target}` runs it in the foreground",
                 )
             ends[action.target] = {"status": "not run", "reason": f"needs {', '.join(bad)}"}
     return ends

@@ -160,7 +160,8 @@ class Network:
         try:
             is_file = stat.S_ISREG(path.stat().st_mode)
         except (OSError, ValueError):
-            raise UsageError(f"there is no file {shown}", suggest_file(path)) from None
+            hint = suggest_file(path) or "check the path; it is relative to the current folder"
+            raise UsageError(f"there is no file {shown}", hint) from None
         suffix = path.suffix.lower()
         if not is_file or suffix not in (*_ARRAY_SUFFIXES, *IMAGE_SUFFIXES):
             if not is_file:

@@ -16,6 +16,7 @@ from buildsys.store.ledger import UNAVAILABLE
 
 NAMED, RECOMMENDED, FIRST = "named", "recommended", "first"  # why an engine is chosen
 _SHOWN_ENGINES = 12
+_UNAVAILABLE = "unavailable here"
 
 
 def named_engines(session: Session, name: str) -> list[Action]:
@@ -67,6 +68,8 @@ def choose_engine(session: Session, engines: Sequence[Action], program: str) -> 
         listed = "; ".join(f"{', '.join(names)}: {found}" for found, names in groups.items())
         problem = f"no engine of {model} can run ({listed})"
         raise UsageError(problem, f"`{build_command(program, model)}` builds and verifies them")
+    if problem.startswith(_UNAVAILABLE):
+        raise UsageError(f"{name} cannot run: {problem}", "or name another engine")
     build = f"{program} build" if program == "buildsys" else program
     command = f"{build} validate:{model} verify:{name}"
     raise UsageError(f"{name} cannot run: {problem}", f"`{command}` builds and verifies it")
@@ -87,7 +90,7 @@ def _problem(session: Session, engine: Action) -> str | None:
     reason = next(project_reasons(session, engine, with_gate=False), None)
     result = session.result(engine.target)
     if result.get("status") == UNAVAILABLE:
-        return f"unavailable here: {session.unavailable_reason(engine.target)}"
+        return f"{_UNAVAILABLE}: {session.unavailable_reason(engine.target)}"
     if not (session.project.build / engine.outputs["engine"].path).is_file():
         return "not built"
     return None if reason is None else reason["problem"]
