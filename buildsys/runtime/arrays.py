@@ -14,7 +14,7 @@ import numpy as np
 from buildsys.backends.interface import DeviceTensor, Port
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Tensor, tensor_of
-from buildsys.runtime.device_arrays import TORCH, DeviceArray, is_on_gpu, read_memory
+from buildsys.runtime.device_arrays import TORCH, DeviceArray, is_on_gpu, library_of, read_memory
 from buildsys.runtime.dlpack import CPU, CUDA_HOST
 
 NUMPY = "numpy"
@@ -49,7 +49,7 @@ class InputReader:
         if dtype is not None and type(value) is np.ndarray and value.dtype == dtype:
             tensor = Tensor(value, self.port.dtype)
         else:
-            tensor = self._fitting(self._host_tensor(value))
+            tensor = self._fitting(self._host_tensor(value), library_of(type(value)))
         self._check_shape(tensor.array.shape)
         return tensor
 
@@ -130,7 +130,7 @@ class InputReader:
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise self._unreadable(error) from error
 
-    def _fitting(self, given: Tensor) -> Tensor:
+    def _fitting(self, given: Tensor, library: str) -> Tensor:
         """Return a tensor in the engine's type; only integers are converted."""
         wanted = self.port.dtype
         if given.dtype == wanted:
@@ -143,7 +143,8 @@ class InputReader:
             raise StageError(
                 f"{self._shown} has values beyond int32, the engine's type", "pass int32 values"
             )
-        hint = f"convert it, e.g. {self.port.name}.astype({wanted!r})"
+        method = f"to(torch.{wanted})" if library == TORCH else f"astype({wanted!r})"
+        hint = f"convert it, e.g. {self.port.name}.{method}"
         if wanted in BIT_DTYPES:
             hint = f"pass it as ml_dtypes.{ML_DTYPES[wanted]}"
             hint += f" or torch.{ML_DTYPES[wanted]}" if "int" not in wanted else ""

@@ -52,7 +52,11 @@ class OpenVinoSession:
             raise StageError(f"the engine needs the input {missing[0]}", "pass all inputs by name")
         # by index: names of tensors may be numbers
         feeds = {index: _array(port, inputs[port.name]) for index, port in enumerate(self.inputs)}
-        call("cannot run the engine", lambda: self._request.infer(feeds, share_inputs=True))
+        call(
+            "cannot run the engine",
+            lambda: self._request.infer(feeds, share_inputs=True),
+            "sizes must be within dims of the manifest",
+        )
         return {
             port.name: tensor_of(np.array(self._request.get_output_tensor(index).data), port.dtype)
             for index, port in enumerate(self.outputs)
@@ -132,12 +136,12 @@ def import_blob(core: ov.Core, blob: Path, options: Options) -> ov.CompiledModel
         raise StageError(text, "build it here, or set compiled: false") from error
 
 
-def call(what: str, function: Callable[[], T]) -> T:
+def call(what: str, function: Callable[[], T], hint: str = "") -> T:
     """Call OpenVINO; raise its error in one sentence."""
     try:
         return function()
     except (RuntimeError, TypeError, ValueError) as error:
-        raise StageError(f"OpenVINO {what}: {last_words(error)}") from error
+        raise StageError(f"OpenVINO {what}: {last_words(error)}", hint) from error
 
 
 def last_words(error: BaseException) -> str:

@@ -103,6 +103,10 @@ def test_torch_tensors_give_torch_tensors(engine: Engine) -> None:
     weights = torch.nn.Parameter(x)
     with pytest.raises(EngineError, match=r"x of m:e requires gradients; pass it with \.detach"):
         engine(x=weights)
+    with pytest.raises(
+        EngineError, match=r"x of m:e is bfloat16, .*; convert it, e\.g\. x\.to\(tor"
+    ):
+        engine(x=x.bfloat16())
     with pytest.raises(EngineError, match="x of m:e cannot be read: Unknown device type meta"):
         engine(x=x.to("meta"))
 
