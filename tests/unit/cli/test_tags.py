@@ -71,7 +71,8 @@ def test_names_and_tags_select_what_both_name(session: Session, name: str, full:
         (
             [],
             only("vision", owners=("the B team",)),
-            "no model has the tag vision and the owner the B team; with the tag vision: a",
+            "no model has the tag vision and the owner the B team; choose another --owner or "
+            "--tag; with the tag vision: a",
         ),
         (["c"], only("nightly"), "nothing of 'c' has the tag nightly; models with it: a, b"),
         (["d"], only("nightly"), "there is no target 'd'; `doit list --all` lists all targets"),

@@ -37,6 +37,7 @@ from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, Reason, deco
 from buildsys.store.ledger import HistoryEntry
 from buildsys.store.state_db import StateDb
 
+A_FOLDER = "is a folder where a file is expected; remove it or rename it"
 MODEL = "m/export/model.onnx"
 
 
@@ -100,7 +101,7 @@ def test_a_target_never_built_is_explained_without_its_key(root: Path) -> None:
 def test_a_target_never_built_still_names_an_unreadable_file(root: Path) -> None:
     (root / "net.py").unlink()
     (root / "net.py").mkdir()
-    assert reasons(root, EXPORT) == [f"{root / 'net.py'} is a folder where a file is expected"]
+    assert reasons(root, EXPORT) == [f"{root / 'net.py'} {A_FOLDER}"]
 
 
 def test_a_forced_run_of_a_fresh_target_has_that_reason(root: Path) -> None:
@@ -212,7 +213,7 @@ def test_an_unreadable_file_is_a_reason_and_not_an_error(root: Path) -> None:
     build(root)
     (root / "net.py").unlink()
     (root / "net.py").mkdir()
-    assert reasons(root, EXPORT) == [f"{root}/net.py is a folder where a file is expected"]
+    assert reasons(root, EXPORT) == [f"{root}/net.py {A_FOLDER}"]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,7 @@ def test_an_unreadable_output_does_not_hide_the_key(root: Path) -> None:
     (root / "build" / MODEL).mkdir()
     found = checker(root).check(actions(opset=18)[EXPORT])
     assert (found.target, found.up_to_date) == (EXPORT, False)
-    assert found.unreadable == f"{root}/build/{MODEL} is a folder where a file is expected"
+    assert found.unreadable == f"{root}/build/{MODEL} {A_FOLDER}"
     assert found.key is not None
     assert found.last is not None
 

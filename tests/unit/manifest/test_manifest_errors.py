@@ -330,7 +330,7 @@ def test_a_call_with_a_keyword_or_an_onnx_source(project):
         ("{n: {min: 4, opt: 2, max: 8}}", "dims.n: min 4, opt 2, max 8 are not ascending"),
         ("{n: {min: 1, opt: 9, max: 8}}", "dims.n: min 1, opt 9, max 8 are not ascending"),
         ("{n: {min: 1, opt: 2, max: 8, odd: 9}}", "dims.n: odd 9 is outside the range 1 to 8"),
-        ("{n: {min: 1, opt: 2}}", "dims.n.max: required field is missing"),
+        ("{n: {min: 1, opt: 2}}", "dims.n.max: required field is missing; add the field"),
         (
             "{n: {min: 1, opt: 2, max: 4}, m: {min: 1, opt: 2, max: 4}}",
             'dims.m: dimension "m" is not used by any input; remove it',

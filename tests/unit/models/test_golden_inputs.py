@@ -220,8 +220,10 @@ def test_values_from_a_callable(tmp_path: Path) -> None:
         == [[7] * 3] * 2
     )
     for name, message in {
-        "flat": "returned the shape (3,) for input x, case opt; expected (2, 3)",
-        "wrong": "returned float64 for input x, case opt; expected float32",
+        "flat": "returned the shape (3,) for input x, case opt; expected (2, 3); return an array "
+        "of the shape in its first argument",
+        "wrong": "returned float64 for input x, case opt; expected float32; convert it with "
+        ".astype(dtype), its second argument",
         "broken": "failed for input x, case opt: ZeroDivisionError: division by zero "
         "(golden_data.py:5)",
     }.items():
