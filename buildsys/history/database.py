@@ -124,8 +124,10 @@ class History:
 
         Builds of an unknown project belong to every project.
         """
+        # `+`: the index of machines would lead through all builds of one
+        machine = "+machine_id" if target or model else "machine_id"
         equal = {
-            "target": target, "model": model, "stage": stage, "run": run, "machine_id": machine_id,
+            "target": target, "model": model, "stage": stage, "run": run, machine: machine_id,
         }  # fmt: skip
         conditions = {f"{column} = ?": value for column, value in equal.items() if value}
         return self._select(conditions, project, limit)
