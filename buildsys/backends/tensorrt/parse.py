@@ -152,15 +152,13 @@ def _parsable(library: Library, onnx: Path) -> Iterator[Path]:
         yield onnx
         return
     try:
-        import onnx as onnx_library
-        from onnx.inliner import inline_local_functions
+        from buildsys.backends.tensorrt.inlined_functions import inline_functions
     except ImportError as error:  # a toolchain that has only TensorRT
         problem = f"{library.release} has no local functions, and inlining them needs onnx"
         raise StageError(problem, f"{sys.executable} -m pip install onnx") from error
-    model = onnx_library.load(str(onnx), load_external_data=False)
     with TemporaryDirectory() as folder:
         copy = Path(folder) / onnx.name
-        onnx_library.save(inline_local_functions(model), str(copy))
+        inline_functions(onnx, copy)
         data = onnx.with_name(f"{onnx.name}.data")
         if data.exists():
             copy.with_name(data.name).symlink_to(data.resolve())

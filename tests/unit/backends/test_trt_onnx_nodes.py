@@ -16,18 +16,22 @@ from buildsys.errors import StageError
 
 
 def with_a_function(folder: Path) -> Path:
-    """Write y = own.Twice(x) with weights in another file; return its path."""
+    """Write y = own.Next(x) with weights in another file; return its path."""
     node, value = helper.make_node, helper.make_tensor_value_info
     opsets = [helper.make_opsetid("", 17)]
-    twice = helper.make_function(
-        "own", "Twice", ["x"], ["y"], [node("Add", ["x", "x"], ["y"])], opsets
-    )
+    one = helper.make_tensor("one", TensorProto.INT64, [], [1])
+    body = [
+        node("Constant", [], ["one"], value=one),
+        node("CastLike", ["one", "x"], ["own_one"]),
+        node("Add", ["x", "own_one"], ["y"]),
+    ]
+    successor = helper.make_function("own", "Next", ["x"], ["y"], body, opsets)
     ports = [value(name, TensorProto.FLOAT, [4]) for name in "xy"]
     graph = helper.make_graph(
-        [node("Twice", ["x"], ["y"], domain="own")], "g", *[[p] for p in ports]
+        [node("Next", ["x"], ["y"], domain="own")], "g", *[[p] for p in ports]
     )
     model = helper.make_model(
-        graph, functions=[twice], opset_imports=[*opsets, helper.make_opsetid("own", 1)]
+        graph, functions=[successor], opset_imports=[*opsets, helper.make_opsetid("own", 1)]
     )
     onnx.save(model, folder / "m.onnx")
     (folder / "m.onnx.data").write_bytes(b"weights")
@@ -40,14 +44,16 @@ def test_functions_are_inlined_for_a_parser_without_them(tmp_path: Path, generat
     file = with_a_function(tmp_path)
     assert parse(made.library, new_builder(made.library), file).accepted
     model = onnx.load_from_string(made.parsed)
+    onnx.checker.check_model(model, full_check=True)
     kinds = [node.op_type for node in model.graph.node]
     assert (kinds, len(model.functions)) == (
-        (["Add"], 0) if generation == TRT_8 else (["Twice"], 1)
+        (["Constant", "Cast", "Add"], 0) if generation == TRT_8 else (["Next"], 1)
     )
 
 
 def test_inlining_needs_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, file = RecordingTensorRt(TRT_8), with_a_function(tmp_path)
+    monkeypatch.delitem(sys.modules, "buildsys.backends.tensorrt.inlined_functions", raising=False)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(StageError, match=r"no local functions.* pip install onnx"):
         parse(made.library, new_builder(made.library), file)
