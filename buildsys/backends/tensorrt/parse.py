@@ -152,7 +152,7 @@ def _parsable(library: Library, onnx: Path) -> Iterator[Path]:
         yield onnx
         return
     try:
-        from buildsys.backends.tensorrt.inlined_functions import inline_functions
+        from buildsys.onnx_graphs.inlined_functions import inline_functions
     except ImportError as error:  # a toolchain that has only TensorRT
         problem = f"{library.release} has no local functions, and inlining them needs onnx"
         raise StageError(problem, f"{sys.executable} -m pip install onnx") from error

@@ -546,7 +546,7 @@ def test_every_field_of_an_action_is_classified() -> None:
         "timeout_s",
         "doc",
     }
-    elsewhere |= {"strict_reads", "measures", "exclusive", "alone_on_gpu"}
+    elsewhere |= {"strict_reads", "measures", "exclusive", "alone_on_gpu", "refits"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere
 
 

@@ -275,11 +275,12 @@ def test_the_nearest_target_is_suggested_for_an_unknown_one(built: ProjectFolder
 def test_wrong_options_are_one_sentence(built: ProjectFolder) -> None:
     unknown = "option --jsn not recognized; run `doit help explain` for its options"
     missing = "option --since requires argument; run `doit help plan` for its options"
+    number = "write a number such as 5"
     for arguments, problem in (
         (("explain", "--jsn"), unknown),
         (("plan", "--since"), missing),
-        (("plan", "-n", "two"), "-n expects a positive integer, found 'two'"),
-        (("plan", "-n", "0"), "-n expects a positive integer, found '0'"),
+        (("plan", "-n", "two"), f"-n expects a positive integer, found 'two'; {number}"),
+        (("plan", "-n", "0"), f"-n expects a positive integer, found '0'; {number}"),
     ):
         assert built.doit(*arguments) == Ran(3, "", f"ERROR: {problem}\n")
 

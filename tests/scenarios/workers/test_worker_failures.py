@@ -206,7 +206,8 @@ def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     pool = WorkerPool(tmp_path / ".buildsys", python="/no/such/python")
     assert str(PoolProject(tmp_path, pool).error("echo")) == (
         "cannot start a worker server with /no/such/python:"
-        " No such file or directory: /no/such/python"
+        " No such file or directory: /no/such/python; check that it can be executed, and the free"
+        " memory and disk"
     )
 
 

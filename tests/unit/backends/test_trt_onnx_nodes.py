@@ -53,7 +53,7 @@ def test_functions_are_inlined_for_a_parser_without_them(tmp_path: Path, generat
 
 def test_inlining_needs_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, file = RecordingTensorRt(TRT_8), with_a_function(tmp_path)
-    monkeypatch.delitem(sys.modules, "buildsys.backends.tensorrt.inlined_functions", raising=False)
+    monkeypatch.delitem(sys.modules, "buildsys.onnx_graphs.inlined_functions", raising=False)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(StageError, match=r"no local functions.* pip install onnx"):
         parse(made.library, new_builder(made.library), file)

@@ -349,6 +349,8 @@ class RecordingTensorRt:
 
     def request(self, folder: Path, options: dict[str, Any], **fields: Any) -> BuildRequest:
         """Return the request to build an engine of the double's network."""
+        if not (folder / "model.onnx").exists():
+            (folder / "model.onnx").touch()
         return BuildRequest(
             model="m",
             onnx=folder / "model.onnx",
