@@ -257,7 +257,8 @@ def _comparable_builds(history: History, target: str, limit: int) -> list[Build]
     found = history.builds(target=target, machine_id=machine_id(), limit=limit)
     if not found and (newest := history.builds(target=target, limit=1)):
         found = history.builds(target=target, machine_id=newest[0].machine_id, limit=limit)
-    environments = {one.environment: history.environment(one) for one in found}
+    distinct = {one.environment: one for one in reversed(found)}
+    environments = {digest: history.environment(one) for digest, one in distinct.items()}
     newer = environments[found[0].environment] if found else {}
     other = {digest for digest, parts in environments.items() if machine_differences(parts, newer)}
     return [one for one in found if one.environment not in other]
