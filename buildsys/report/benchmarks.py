@@ -15,8 +15,8 @@ from buildsys.report.results.bench import (
     Span,
     engine_contender,
 )
+from buildsys.report.results.engine_lines import GpuState, GpuTimingLine, TimingLine
 from buildsys.report.results.reader import NOISY, AnyResult, Result, of_type
-from buildsys.report.results.report import GpuState, GpuTimingLine, TimingLine
 
 _FIGURES = (
     "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s",

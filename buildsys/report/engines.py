@@ -17,8 +17,8 @@ from buildsys.report.results.engine import (
     SlowLayer,
     TimingCache,
 )
+from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
-from buildsys.report.results.report import EngineLine, EngineProvenance, LayerLine
 from buildsys.system.backend_registry import describe_backend, find_package, our_backends
 
 _SHOWN_DIGITS = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from buildsys.report import formatting as q
+from buildsys.report.results.engine_lines import GateLine
 from buildsys.report.results.gate import GateResult
 from buildsys.report.results.reader import UNAVAILABLE, AnyResult, of_type
-from buildsys.report.results.report import GateLine
 
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "latency": lambda value: f"{q.significant(value * 1e3)} ms",

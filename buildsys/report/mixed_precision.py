@@ -7,9 +7,9 @@ from typing import Any
 
 from buildsys.manifest.precisions import base_precision, full_name, is_auto
 from buildsys.report.key_figures import graph_error
+from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.mixed_precision import ComparedEngine, SearchLine
 from buildsys.report.results.reader import AnyResult, of_type
-from buildsys.report.results.report import TimingLine
 from buildsys.report.results.search import SearchedGraph, SearchResult
 
 _FULL = "fp32"

@@ -15,6 +15,7 @@ from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.formatting import case_order
 from buildsys.report.results.bench import ENGINE, ENGINE_CUDA_GRAPH
+from buildsys.report.results.engine_lines import EngineLine, TimingLine
 from buildsys.report.results.ranking import (
     ERROR,
     LATENCY,
@@ -25,7 +26,7 @@ from buildsys.report.results.ranking import (
     UnrankedEngine,
 )
 from buildsys.report.results.reader import ABSENT, FAILED, NOISY, PASSED, UNAVAILABLE
-from buildsys.report.results.report import Check, EngineLine, Report, TargetLine, TimingLine
+from buildsys.report.results.report import Check, Report, TargetLine
 
 ENGINE_CONTENDERS = (ENGINE, ENGINE_CUDA_GRAPH)
 COLUMNS = (

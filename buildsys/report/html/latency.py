@@ -12,7 +12,8 @@ from buildsys.report.html import charts
 from buildsys.report.html.charts import Chart, Distribution, Series
 from buildsys.report.ranking import contender_name
 from buildsys.report.results.bench import ENGINE, ENGINE_CUDA_GRAPH
-from buildsys.report.results.report import Report, TimingLine
+from buildsys.report.results.engine_lines import TimingLine
+from buildsys.report.results.report import Report
 
 _ENGINE_COLORS = 3
 _BASELINE_KINDS = {

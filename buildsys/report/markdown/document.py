@@ -20,8 +20,9 @@ from buildsys.report.markdown.elements import (
 )
 from buildsys.report.ranking import contender_name, rank_text
 from buildsys.report.recommendation import error_margin
+from buildsys.report.results.engine_lines import ErrorMargin
 from buildsys.report.results.ranking import LATENCY, Ranking
-from buildsys.report.results.report import ErrorMargin, Report, TargetLine
+from buildsys.report.results.report import Report, TargetLine
 from buildsys.system.printable import printable
 
 Lines = Iterator[str]

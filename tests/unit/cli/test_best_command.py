@@ -13,7 +13,8 @@ from buildsys.cli.commands import best
 from buildsys.cli.commands.best import Best
 from buildsys.errors import UsageError
 from buildsys.report.assemble import assemble_after_failure
-from buildsys.report.results.report import BuildVerdict, EngineLine, Report, TimingLine
+from buildsys.report.results.engine_lines import EngineLine, TimingLine
+from buildsys.report.results.report import BuildVerdict, Report
 
 MANIFEST = """\
 model: m

@@ -7,7 +7,7 @@ from tiny_results import Results, contender
 
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
-from buildsys.report.results.report import Recommendation
+from buildsys.report.results.engine_lines import Recommendation
 
 
 def recommendation(results: Results) -> Recommendation:
