@@ -52,7 +52,7 @@ def make_project(root: Path) -> Path:
     shutil.copy(ROOT / "configs/engines.yaml", root / "configs")
     for model, (name, export) in MODELS.items():
         text = (ROOT / f"configs/models/{name}.yaml").read_text()
-        text = re.sub(r"^(export|model):.*\n", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^(export|model|engines):.*\n", "", text, flags=re.MULTILINE)
         (root / f"configs/models/{model}.yaml").write_text(
             f"model: {model}\nexport: {export}\nengines: [ort-cpu]\n{text}"
         )

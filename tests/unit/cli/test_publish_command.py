@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,11 @@ def test_a_gate_without_a_baseline_keeps_no_engine_back(
             "not published to /proc/nothing/x: /proc/nothing: No such file",
         ),
         ("nowhere://user:secret@x/y", "nowhere://user:***@x/y"),
-        ("http://127.0.0.1:1/x", "/x: this protocol is read-only; use a folder, sftp:// or"),
+        pytest.param(
+            "http://127.0.0.1:1/x",
+            "/x: this protocol is read-only; use a folder, sftp:// or",
+            marks=pytest.mark.skipif(not find_spec("aiohttp"), reason="needs aiohttp"),
+        ),
         ("memory://x", "memory:// is gone when the command ends; name a folder"),
     ],
 )
