@@ -253,7 +253,8 @@ class EnginePlan:
             variant = f"auto-{self.precision}{f'-{self.name}' if own else ''}"
             limits = self.tolerance
             self.search = Conversion(model.name, variant, self.precision, limits, search=True)
-            typed = typed or self.precision in QUANTIZED  # no builder is told by the list alone
+            # builders quantize from the typed graph only
+            typed = typed or self.precision in QUANTIZED
         self.conversion: Conversion | None = None  # that it is built from
         without_calibration = _without_calibration(model.spec, spec)
         self.quantizes_weights = "quantize_weights" in without_calibration

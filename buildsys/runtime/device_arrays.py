@@ -160,7 +160,7 @@ def is_on_gpu(value: object) -> bool:
         return False
     if kind is DeviceArray:
         return True
-    with suppress(Exception):  # libraries raise errors of their own for unusual devices
+    with suppress(Exception):  # libraries raise their own errors for unusual devices
         if hasattr(value, "__dlpack_device__"):
             return value.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED)
     return hasattr(value, _INTERFACE)

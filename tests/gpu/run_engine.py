@@ -7,7 +7,6 @@ the engine and the figures.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import statistics
@@ -29,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from cuda.bindings import driver as cuda
 
 from buildsys import EngineError, can_run, load_engine
-from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer
+from buildsys.backends.cuda.device import Device, HostBuffer
 from buildsys.backends.cuda.gpus import call, find_driver
 from buildsys.runtime.device_arrays import DeviceArray
 from buildsys.system.engine_environment import built_with
@@ -273,7 +272,8 @@ def check_graphs(file: Path) -> str:
             }
             for number in range(200):
                 seed = number % 3
-                assert_equal(host_of(engine(x=arrays[seed])), expected[batch][seed])  # type: ignore[arg-type]
+                y = host_of(engine(x=arrays[seed]))  # type: ignore[arg-type]
+                assert_equal(y, expected[batch][seed])
                 engine.run({"x": arrays[seed]}, out=out)  # type: ignore[dict-item]
                 assert_equal(host_of(out), expected[batch][seed])
             used += len(session.graphs.captured)
@@ -508,162 +508,6 @@ def latencies(file: Path, batch: int, *, graphs: bool) -> list[str]:
     return lines
 
 
-def check_parts(file: Path) -> str:
-    """Print the time of each part of a call without CUDA graphs, and of the driver's functions."""
-    print("  before, in and after execute_async_v3, in cuStreamSynchronize, after it (us, median)")
-    for batch in (1, 8):
-        parts_of_calls(file, batch)
-    primitives()
-    return "printed"
-
-
-def parts_of_calls(file: Path, batch: int) -> None:
-    x, bare = x_of(batch), Bare(file, batch)
-    options = {"cuda_graphs": False}
-    with load_engine(file, options=options) as engine, bare.device.current():
-        given: Any = DeviceArray.from_host(x)
-        out: Any = {name: DeviceArray("float32", bare.shapes[name]) for name in ("mean", "y")}
-        engine(x=x)
-        session: Any = engine._pool._first
-        marks: list[int] = []
-        for owner in (bare, session):
-            setattr(owner, "context" if owner is bare else "_context", Marked(owner, marks))
-        wait = cuda.cuStreamSynchronize
-
-        def marked_wait(stream: Any) -> Any:
-            marks.append(time.perf_counter_ns())
-            found = wait(stream)
-            marks.append(time.perf_counter_ns())
-            return found
-
-        calls: dict[str, Callable[[], object]] = {
-            "bare host": lambda: bare.host(x),
-            "bare host, pinned": lambda: bare.pinned(x),
-            "engine host": lambda: engine(x=x),
-            "bare device": bare.on_device,
-            "engine device": lambda: engine(x=given),
-            "engine device, out": lambda: engine.run({"x": given}, out=out),
-        }
-        try:
-            cuda.cuStreamSynchronize = marked_wait
-            for name, function in calls.items():
-                rows = []
-                for _ in range(400):
-                    marks.clear()
-                    begun = time.perf_counter_ns()
-                    function()
-                    ends = [begun, *marks[:2], *marks[-2:], time.perf_counter_ns()]
-                    rows.append([(b - a) / 1e3 for a, b in itertools.pairwise(ends)])
-                parts = [statistics.median(column) for column in zip(*rows[50:], strict=True)]
-                whole = statistics.median(map(sum, rows[50:]))
-                FIGURES[f"parts, batch {batch}, {name}"] = {"parts_us": parts, "whole_us": whole}
-                shown = " ".join(f"{part:8.1f}" for part in parts)
-                print(f"  batch {batch}, {name:20} {shown}   whole {whole:8.1f}", flush=True)
-        finally:
-            cuda.cuStreamSynchronize = wait
-        session._context, bare.context = session._context.context, bare.context.context
-        graph = CudaGraph(
-            bare.device.main_stream, lambda: bare.context.execute_async_v3(bare.stream)
-        )
-
-        def launch() -> None:
-            graph.launch(bare.device.main_stream)
-            cuda.cuStreamSynchronize(bare.stream)
-
-        print(f"  batch {batch}, bare device as a CUDA graph {time_of(launch, 400):8.1f}")
-        graph.release()
-    bare.close()
-
-
-class Marked:
-    """A context that notes the times of its executions."""
-
-    def __init__(self, owner: Any, marks: list[int]) -> None:
-        self.context = owner.context if isinstance(owner, Bare) else owner._context
-        self.marks = marks
-
-    def execute_async_v3(self, stream: int) -> bool:
-        self.marks.append(time.perf_counter_ns())
-        done: bool = self.context.execute_async_v3(stream)
-        self.marks.append(time.perf_counter_ns())
-        return done
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.context, name)
-
-
-def time_of(function: Callable[[], object], count: int = 2000) -> float:
-    """Return the median microseconds of a call."""
-    taken = []
-    for _ in range(count):
-        begun = time.perf_counter_ns()
-        function()
-        taken.append((time.perf_counter_ns() - begun) / 1e3)
-    return statistics.median(taken)
-
-
-def primitives() -> None:
-    """Print the time of what a call consists of."""
-    device = Device(0)
-    with device.current():
-        stream = device.main_stream.handle
-        spare = device.allocate(16 << 20)
-        locked = HostBuffer(16 << 20)
-        context = device._context
-
-        def push() -> None:
-            cuda.cuCtxPushCurrent(context)
-            cuda.cuCtxPopCurrent()
-
-        def copies(size: int) -> dict[str, Callable[[], object]]:
-            host, staged = np.zeros(size, np.uint8), locked.array[:size]
-
-            def in_pageable() -> None:
-                cuda.cuMemcpyHtoDAsync(spare.handle, host, size, stream)
-                cuda.cuStreamSynchronize(stream)
-
-            def in_staged() -> None:
-                np.copyto(staged, host)
-                cuda.cuMemcpyHtoDAsync(spare.handle, staged, size, stream)
-                cuda.cuStreamSynchronize(stream)
-
-            def out_pageable() -> None:
-                target = np.empty(size, np.uint8)
-                cuda.cuMemcpyDtoHAsync(target, spare.handle, size, stream)
-                cuda.cuStreamSynchronize(stream)
-
-            def out_staged() -> None:
-                cuda.cuMemcpyDtoHAsync(staged, spare.handle, size, stream)
-                cuda.cuStreamSynchronize(stream)
-                staged.copy()
-
-            def in_pageable_queued() -> None:
-                cuda.cuMemcpyHtoDAsync(spare.handle, host, size, stream)
-
-            functions = (in_pageable, in_pageable_queued, in_staged, out_pageable, out_staged)
-            return {f"{each.__name__}, {size} bytes": each for each in functions}
-
-        parts: dict[str, Callable[[], object]] = {
-            "nothing": lambda: None,
-            "getpid": os.getpid,
-            "push and pop": push,
-            "cuCtxGetCurrent": cuda.cuCtxGetCurrent,
-            "cuStreamSynchronize": lambda: cuda.cuStreamSynchronize(stream),
-            "cuMemAlloc, cuMemFree": lambda: cuda.cuMemFree(cuda.cuMemAlloc(4096)[1]),
-            "DeviceArray": lambda: DeviceArray("float32", (8, 512)),
-            "loop of 1000": lambda: [each for each in range(1000) if each],
-        }
-        for size in (4 << 10, 32 << 10, 64 << 10, 128 << 10, 600 << 10, 1 << 20, 5 << 20, 16 << 20):
-            parts.update(copies(size))
-        for name, function in parts.items():
-            taken = time_of(function, 500)
-            device.main_stream.synchronize()
-            FIGURES[f"part, {name}"] = {"us": taken}
-            print(f"  {name:36} {taken:9.2f} us", flush=True)
-        locked.release()
-    device.close()
-
-
 def compare(name: str, theirs: Callable[[], object], ours: Callable[[], object]) -> str:
     def median_ms(function: Callable[[], object]) -> float:
         taken = []
@@ -705,7 +549,6 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "refusals": check_refusals,
     "torch": check_library("torch"),
     "cupy": check_library("cupy"),
-    "parts": check_parts,
     "latency": check_latency,
 }
 

@@ -75,7 +75,7 @@ class ExecuTorchSession:
         del self._method, self._program
 
     def duplicate(self) -> ExecuTorchSession:
-        """Return a session with memory of its own."""
+        """Return a session with separate memory."""
         return ExecuTorchSession(self._engine, self._threads)
 
     def _call(self, feeds: list[torch.Tensor], *, clone: bool) -> Any:

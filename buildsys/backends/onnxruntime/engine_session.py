@@ -140,7 +140,7 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
 
 
 def _own_options(wanted: WantedProvider, options: Options) -> dict[str, str]:
-    """Return what an engine says of its own about a provider's options."""
+    """Return the provider options that an engine's settings imply."""
     if wanted.name != "openvino":
         return {}
     own = {"device_type": "CPU"}

@@ -38,7 +38,7 @@ class Provider:
     plugin: str = ""  # the one of them that adds it to any onnxruntime
     libraries: tuple[str, ...] = ()  # further distributions that decide what it computes
     needs_nvidia: bool = False
-    # it makes kernels of its own from nodes when a session is created: no session can save them
+    # compiles nodes to kernels when a session is created; sessions cannot save them
     compiles: bool = True
     writes_contexts: bool = False  # keeps these kernels in EPContext nodes
     booleans: tuple[str, str] = ("0", "1")  # texts of false and true
@@ -62,7 +62,7 @@ class WantedProvider:
 
 
 _CACHES = "remove it: files of a cache are not in the key; ep_context: true keeps the result"
-_STREAM = "remove it: calls of engines have no stream of their own"
+_STREAM = "remove it: engines run on ONNX Runtime's stream"
 _ONNXRUNTIME_GPU = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
 _PROVIDERS = (
     Provider(

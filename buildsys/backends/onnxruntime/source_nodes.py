@@ -1,7 +1,7 @@
 """Source nodes of the nodes of an optimized graph.
 
 ONNX Runtime keeps the names of nodes that it does not change, and of the tensors that a fused node
-returns. Only its convolutions for blocked layouts (NCHWc) have tensors of their own. They are named
+returns. Only its convolutions for blocked layouts (NCHWc) have new tensors. They are named
 after the source tensor that they computed when their layout changed, and later take in the addition
 and the activation that follow. An inserted node without a known tensor has the nodes of the next
 one with known tensors. Seen in ONNX Runtime 1.31.

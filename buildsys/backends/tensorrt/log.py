@@ -112,7 +112,7 @@ class Log:
     def collected(self) -> Collected:
         """Collect the messages logged inside the block, without earlier ones.
 
-        Blocks of several threads at the same time get the messages of their own thread.
+        A block gets the messages of its thread only.
         """
         return Collected(self)
 

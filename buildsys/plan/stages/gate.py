@@ -9,7 +9,7 @@ from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
 from buildsys.plan.stages.bench import GPU_CLOCK
 
 _METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
-TIMED = ("latency", "throughput", "memory")  # measured in processes of their own
+TIMED = ("latency", "throughput", "memory")  # measured in separate processes
 
 
 def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:

@@ -80,6 +80,16 @@ def format_ranges(ranges: Ranges) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _ComparedRun:
+    """The outputs of the engine in one case and profile."""
+
+    run: CaseRun
+    golden: Case
+    actual: Mapping[str, Tensor]
+    compared: dict[str, Comparison]  # by output
+
+
 @dataclass
 class _Checks:
     """Everything compared so far."""
@@ -156,8 +166,7 @@ def _run_cases(job: Job, session: Session) -> _Checks:
         job.progress(f"case {run.case}{where}")
         job.count(number, len(runs), "cases")
         actual = session.run(golden[run.case].inputs, run.profile)
-        compared = _compare(job, checks, golden[run.case], actual)
-        _keep(job, checks, run, golden[run.case], actual, compared)
+        _keep(job, checks, _compared_run(job, checks, run, golden[run.case], actual))
     for output, reason in uninformative_outputs(checks.compared.values()).items():
         problem = f"output '{output}': {reason} in every case, so no case compares anything"
         checks.sentences.append(problem)
@@ -185,40 +194,39 @@ def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
                 actual = session.run(golden.inputs, run.profile)
             except StageError as error:
                 raise type(error)(f"case {shown}: {error.problem}", error.hint) from error
-            compared = _compare(job, checks, golden, actual)
-            if _is_unstable(job, session, checks, run, golden, actual, compared):
+            done = _compared_run(job, checks, run, golden, actual)
+            if _is_unstable(job, session, checks, done):
                 checks.warnings.append(
                     f"case {shown} is not compared: its outputs depend on the last bits of the"
                     " inputs"
                 )
             else:
-                _keep(job, checks, run, golden, actual, compared)
+                _keep(job, checks, done)
 
 
-def _is_unstable(
-    job: Job,
-    session: Session,
-    checks: _Checks,
-    run: CaseRun,
-    golden: Case,
-    actual: Mapping[str, Tensor],
-    compared: Mapping[str, Comparison],
-) -> bool:
+def _is_unstable(job: Job, session: Session, checks: _Checks, done: _ComparedRun) -> bool:
     """Check if the last bits of the inputs move every failed output as far.
 
     Two right engines then differ as well, for example in the order of nearly equal scores.
     """
-    unexplained = {o: found.relative for o, found in compared.items() if not found.passed}
+    unexplained = {o: found.relative for o, found in done.compared.items() if not found.passed}
     if not unexplained:
         return False
-    own = Case(golden.inputs, dict(actual), golden.float_type)
+    golden = done.golden
+    own = Case(golden.inputs, dict(done.actual), golden.float_type)
     for draw in range(_NUDGES):
-        moved = session.run(nudged_tensors(golden.inputs, draw), run.profile)
+        moved = session.run(nudged_tensors(golden.inputs, draw), done.run.profile)
         for output, change in _compare(job, checks, own, moved).items():
             relative = unexplained.get(output, 0.0)
             if not change.passed and _EXPLAINED * change.relative >= relative:
                 unexplained.pop(output, None)
     return not unexplained
+
+
+def _compared_run(
+    job: Job, checks: _Checks, run: CaseRun, golden: Case, actual: Mapping[str, Tensor]
+) -> _ComparedRun:
+    return _ComparedRun(run, golden, actual, _compare(job, checks, golden, actual))
 
 
 def _compare(
@@ -249,17 +257,11 @@ def _compare(
     )
 
 
-def _keep(
-    job: Job,
-    checks: _Checks,
-    run: CaseRun,
-    golden: Case,
-    actual: Mapping[str, Tensor],
-    compared: dict[str, Comparison],
-) -> None:
+def _keep(job: Job, checks: _Checks, done: _ComparedRun) -> None:
     """Keep the verdicts of a run, and the tensors of a failed one."""
-    checks.compared[run] = compared
-    failed = {output: found for output, found in compared.items() if not found.passed}
+    run = done.run
+    checks.compared[run] = done.compared
+    failed = {output: found for output, found in done.compared.items() if not found.passed}
     if not failed:
         return
     several = run.profile is not None and len(checks.profiles) > 1
@@ -274,9 +276,9 @@ def _keep(
     suffix = f"-profile{run.profile}" if several else ""
     file = job.outputs["result"].parent / "failed" / f"{job.variant}{suffix}-{run.case}.npz"
     file.parent.mkdir(exist_ok=True)  # shared with the model's other engines
-    tensors = {f"in.{name}": tensor for name, tensor in golden.inputs.items()}
-    tensors |= {f"expected.{name}": golden.outputs[name] for name in failed}
-    save_tensors(file, tensors | {f"actual.{name}": actual[name] for name in failed})
+    tensors = {f"in.{name}": tensor for name, tensor in done.golden.inputs.items()}
+    tensors |= {f"expected.{name}": done.golden.outputs[name] for name in failed}
+    save_tensors(file, tensors | {f"actual.{name}": done.actual[name] for name in failed})
 
 
 def _figures(checks: _Checks) -> VerifyResult:

@@ -174,7 +174,8 @@ from onnx import helper, numpy_helper
 def make(size=4):
     weight = numpy_helper.from_array(np.random.randn(size).astype("float32"), "w")
     ports = [helper.make_tensor_value_info(name, 1, ["batch", size]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [weight])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 def text():
@@ -182,7 +183,7 @@ def text():
 
 def fails():
     return helper.make_node()
-"""  # noqa: E501
+"""
 
 
 def test_a_callable_makes_the_same_model_in_every_stage(tmp_path: Path) -> None:

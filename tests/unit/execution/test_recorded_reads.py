@@ -208,7 +208,8 @@ def test_files_that_the_stage_writes_itself_do_not_fail_it(project: Path) -> Non
     executor._pool.run = caching  # type: ignore[method-assign]
     executor.run(EXPORT, force=True)
     assert executor.is_fresh(EXPORT)
-    assert list(executor.examine(EXPORT).key.reads) == ["read:cache.json"]  # type: ignore[union-attr]
+    key = executor.examine(EXPORT).key
+    assert key is not None and list(key.reads) == ["read:cache.json"]
     executor.close()
 
 
@@ -379,7 +380,8 @@ def test_a_shared_record_is_restored_with_its_own_reads(project: Path, tmp_path:
     executor, ran = executor_for(other, FILE, remote=remote)
     executor.run(EXPORT)
     assert ran == []
-    assert list(executor.examine(EXPORT).key.reads) == ["read:config.json"]  # type: ignore[union-attr]
+    key = executor.examine(EXPORT).key
+    assert key is not None and list(key.reads) == ["read:config.json"]
     assert executor.is_fresh(EXPORT)
     executor.close()
 

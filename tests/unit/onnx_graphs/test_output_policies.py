@@ -127,9 +127,10 @@ def test_elementwise_allows_a_share_of_the_root_mean_square() -> None:
 
 def test_without_a_relative_limit_nothing_is_allowed() -> None:
     y = random(10)
+    none: dict[str, Any] = {"policy": "elementwise", "rtol": None, "atol": None}
     for limits in ({"cosine": 0.5}, {"rtol": None}):
-        assert check_one(y, y, limits, policy="elementwise", rtol=None, atol=None).passed  # type: ignore[arg-type]
-        assert not check_one(y * 1.01, y, limits, policy="elementwise", rtol=None, atol=None).passed  # type: ignore[arg-type]
+        assert check_one(y, y, limits, **none).passed  # type: ignore[arg-type]
+        assert not check_one(y * 1.01, y, limits, **none).passed  # type: ignore[arg-type]
 
 
 INFINITIES = {

@@ -17,7 +17,7 @@ from buildsys.system.urls import mask_secrets, mask_text
         ("sftp://user:S:EC@RE?T#@host/dir", "sftp://user:***@host/dir"),
         ("https://SECRET@host/dir", "https://***@host/dir"),
         ("https://host/dir?token=SECRET", "https://host/dir?token=***"),
-        ("abfs://box@account/dir?sas_token=SECRET&x=1", "abfs://***@account/dir?sas_token=***&x=***"),
+        ("abfs://box@account/d?sas_token=SECRET&x=1", "abfs://***@account/d?sas_token=***&x=***"),
         ("https://host/d?sv=1&sig=SECRET%3D=", "https://host/d?sv=***&sig=***"),
         ("https://host/d#access_token=SECRET", "https://host/d#access_token=***"),
         (

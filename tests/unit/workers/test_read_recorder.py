@@ -145,7 +145,8 @@ def install(project: Path, code: str) -> tuple[str]:
         'import os\nos.open("config.json", os.O_RDWR)',
         'import sqlite3\nsqlite3.connect("config.json")',
         'import sqlite3\nsqlite3.connect("file:config.json?mode=ro", uri=True)',
-        'import threading\nt = threading.Thread(target=lambda: open("config.json")); t.start(); t.join()',  # noqa: E501
+        'import threading\nt = threading.Thread(target=lambda: open("config.json"))\n'
+        "t.start(), t.join()",
     ],
 )
 def test_a_file_is_seen_in_every_form(project: Path, code: str) -> None:

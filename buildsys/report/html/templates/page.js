@@ -14,7 +14,9 @@
       one.open = begins;
       one.toggleAttribute("data-closed", begins);
     }
-    for (const time of all("time[title]")) [time.title, time.textContent] = [time.textContent, time.title];
+    for (const time of all("time[title]")) {
+      [time.title, time.textContent] = [time.textContent, time.title];
+    }
   };
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
@@ -23,7 +25,8 @@
     const width = () => svg.getBoundingClientRect().width;
     const tools = document.createElement("div");
     tools.className = "tools";
-    for (const [name, label, factor] of [["+", "Zoom in", 1.4], ["−", "Zoom out", 1 / 1.4], ["Fit", "Fit the width", 0]]) {
+    const steps = [["+", "Zoom in", 1.4], ["−", "Zoom out", 1 / 1.4], ["Fit", "Fit the width", 0]];
+    for (const [name, label, factor] of steps) {
       const button = document.createElement("button");
       button.textContent = name;
       button.title = label;
@@ -56,7 +59,9 @@
     button.onclick = () => {
       const kind = button.dataset.f, value = button.value;
       chosen[kind] = chosen[kind] === value ? "" : value;
-      for (const one of all("button[data-f=" + kind + "]")) one.ariaPressed = String(one.value === chosen[kind]);
+      for (const one of all("button[data-f=" + kind + "]")) {
+        one.ariaPressed = String(one.value === chosen[kind]);
+      }
       apply();
     };
   }
@@ -67,7 +72,8 @@
       const key = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent;
       const keyed = rows.map((row) => [key(row), row]);
       const numeric = keyed.every(([value]) => value === "" || !isNaN(value));
-      keyed.sort(([a], [b]) => (a === "") - (b === "") || (down ? 1 : -1) * (numeric ? a - b : a.localeCompare(b)));
+      const order = (a, b) => (down ? 1 : -1) * (numeric ? a - b : a.localeCompare(b));
+      keyed.sort(([a], [b]) => (a === "") - (b === "") || order(a, b));
       body.append(...keyed.map(([, row]) => row));
     };
   });
