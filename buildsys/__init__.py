@@ -22,7 +22,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use. Its module is computed: no stage's key depends on it."""
+    """Import a public name on first use.
+
+    Its module is computed: no stage's key depends on it.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -10,7 +10,10 @@ from buildsys.system.printable import printable
 
 
 def main(arguments: list[str]) -> int:
-    """Print the result of the check. Return 0 if the engine can run."""
+    """Print the result of the check.
+
+    Return 0 if the engine can run.
+    """
     prefix = "--project="
     projects = [option.removeprefix(prefix) for option in arguments if option.startswith(prefix)]
     engines = [argument for argument in arguments if not argument.startswith("-")]

@@ -45,7 +45,10 @@ def main(names: Sequence[str]) -> int:
 
 
 def _project_of(file: Path) -> Path:
-    """Return the folder of the project of a file. Raises: UsageError: there is none."""
+    """Return the folder of the project of a file.
+
+    Raises: UsageError: there is none.
+    """
     found = next((folder for folder in file.parents if (folder / "dodo.py").is_file()), None)
     if found is None:
         name = os.path.relpath(file.parent)

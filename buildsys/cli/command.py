@@ -35,7 +35,10 @@ def option(name: str, text: str, *, flag: bool = False, **more: Any) -> dict[str
 
 
 def positive_integer(name: str, given: str) -> int:
-    """Return the value of an option. Raises: UsageError: it is not a positive integer."""
+    """Return the value of an option.
+
+    Raises: UsageError: it is not a positive integer.
+    """
     if not given.isdecimal() or int(given) < 1:
         problem = f"{name} expects a positive integer, found {given!r}"
         raise UsageError(problem, "write a number such as 5")

@@ -143,7 +143,10 @@ def _in_order(first: list[str], second: list[str]) -> list[str]:
 
 
 def _request(store: Store, build: Build, digests: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a graph for the inspection. Raises: StageError: they are not stored."""
+    """Return the files of a graph for the inspection.
+
+    Raises: StageError: they are not stored.
+    """
     files = [store.object_path(digest) for digest in digests.values()]
     if not all(file.is_file() for file in files):
         raise StageError(

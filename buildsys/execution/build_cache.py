@@ -234,7 +234,10 @@ class BuildCache:
 
 
 def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) -> bool:
-    """Return True if the store has the outputs of a key. Writes nothing."""
+    """Return True if the store has the outputs of a key.
+
+    Writes nothing.
+    """
     target = action.target
     if ledger.is_forgotten(target) or not (store.has_actions() or ledger.has_records(target)):
         return False

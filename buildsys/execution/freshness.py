@@ -175,7 +175,10 @@ class FreshnessChecker:
             return _from_history(action.target, runs, unreadable=str(error))
 
     def check(self, action: Action) -> Freshness:
-        """Return the freshness of a target. Raises: StageError: a file cannot be read."""
+        """Return the freshness of a target.
+
+        Raises: StageError: a file cannot be read.
+        """
         runs = self._ledger.history(action.target, _RECENT_RUNS)
         if not runs and not self._ledger.has_records(action.target):  # never built
             key = self._keys.build(action)

@@ -106,7 +106,10 @@ class History:
 
     @classmethod
     def read_only(cls, path: Path, notify: Callable[[str], None] = warn_on_stderr) -> History:
-        """Open a history for queries. A missing or unreadable file counts as empty."""
+        """Open a history for queries.
+
+        A missing or unreadable file counts as empty.
+        """
         return cls(path, notify, db=ReadOnlyStateDb(path, notify, HISTORY))
 
     def builds(

@@ -99,7 +99,10 @@ class _OtherFile(ReadOnlyStateDb):
             return []
 
     def builds(self) -> Iterator[list[Build]]:
-        """Yield the readable builds in groups. Raises: UsageError: there is no readable table."""
+        """Yield the readable builds in groups.
+
+        Raises: UsageError: there is no readable table.
+        """
         try:
             if self._tables() != _expected_tables():
                 raise UsageError(

@@ -167,7 +167,10 @@ def _shards(index: Path, shown: str, project: Path) -> Shards:
 
 
 def _read_shards(index: Path, shown: str, shards: Shards) -> State:
-    """Return the tensors of all shards. Raises: StageError: one does not fit the index."""
+    """Return the tensors of all shards.
+
+    Raises: StageError: one does not fit the index.
+    """
     state: dict[str, Any] = {}
     for name, tensors in shards.items():
         part = _sibling(shown, name)

@@ -272,7 +272,10 @@ def dtype_name(elem_type: int) -> str:
 
 
 def elem_type(dtype: str) -> int:
-    """Return the TensorProto data type of a manifest's name, e.g. FLOAT for ``float32``."""
+    """Return the TensorProto data type of a manifest's name, e.g.
+
+    FLOAT for ``float32``.
+    """
     names = {ours: theirs for theirs, ours in _DTYPE_NAMES.items()}
     return int(TensorProto.DataType.Value(names.get(dtype, dtype.upper())))
 

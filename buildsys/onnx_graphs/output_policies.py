@@ -128,7 +128,10 @@ def _apply_policy(
 
 
 def _require_axis(name: str, policy: Policy, shape: tuple[int, ...]) -> None:
-    """Check the axis of a policy. Raises: StageError: the output has no such axis."""
+    """Check the axis of a policy.
+
+    Raises: StageError: the output has no such axis.
+    """
     axis = policy.get("axis")
     if axis is not None and not -len(shape) <= axis < len(shape):
         problem = f"output {name} has shape {list(shape)}, but its comparison has axis {axis}"
@@ -229,7 +232,10 @@ _POLICIES: Mapping[str, Callable[[Array, Array, Policy, Tolerance], _Failure | N
 
 
 def _sizes(values: Array) -> Array:
-    """Return the magnitudes of finite values. An infinity would make any limit infinite."""
+    """Return the magnitudes of finite values.
+
+    An infinity would make any limit infinite.
+    """
     return np.where(np.isfinite(values), np.abs(values), 0.0)
 
 

@@ -59,7 +59,10 @@ def float_types(model: ModelProto) -> set[str]:
 
 
 def narrowest_float(model: ModelProto) -> str:
-    """Return the float type with the fewest digits. Without floats it is float32."""
+    """Return the float type with the fewest digits.
+
+    Without floats it is float32.
+    """
     found = float_types(model)
     return next((n for n in ("bfloat16", "float16", "float32", "float64") if n in found), "float32")
 

@@ -177,7 +177,10 @@ def _generated(folder: RemoteFolder, place: str, name: str, content: bytes) -> d
 
 
 def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
-    """Yield the content of a file. Raises: StageError: it is not what was recorded."""
+    """Yield the content of a file.
+
+    Raises: StageError: it is not what was recorded.
+    """
     from blake3 import blake3  # not on the path of a run without work
 
     digest, size = blake3(), 0

@@ -75,7 +75,10 @@ def usage(store: Store) -> list[StageUsage]:
 
 
 def stored_bytes(store: Store) -> int:
-    """Return the size of all objects. Raises: OSError: the store cannot be read."""
+    """Return the size of all objects.
+
+    Raises: OSError: the store cannot be read.
+    """
     total = 0
     with suppress(FileNotFoundError):  # there is no store yet
         for folder in os.scandir(store.folder / "objects"):
@@ -173,7 +176,10 @@ def collect(
 
 
 def timing_cache_usage(folder: Path) -> TimingCacheUsage:
-    """Return the usage of a folder of timing caches. Raises: OSError: it cannot be read."""
+    """Return the usage of a folder of timing caches.
+
+    Raises: OSError: it cannot be read.
+    """
     kinds = list_files(folder)
     size = sum(found.st_size for kind in kinds for found in _stats(kind).values())
     shared, kept, broken = map(len, kinds)

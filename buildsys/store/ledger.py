@@ -249,7 +249,10 @@ def _outputs(text: object) -> dict[str, OutputFile | None] | None:
 
 
 def _map(text: object) -> dict[str, Any] | None:
-    """Return a JSON object. None for anything else, and for one nested too deeply to be ours."""
+    """Return a JSON object.
+
+    None for anything else, and for one nested too deeply to be ours.
+    """
     try:
         found = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):

@@ -166,7 +166,10 @@ class Store:
             raise DamagedError(f"{path} {error}; it was put into quarantine") from error
 
     def write_action(self, record: ActionRecord) -> None:
-        """Store a record, after its objects. Raises: OSError: the store cannot be written."""
+        """Store a record, after its objects.
+
+        Raises: OSError: the store cannot be written.
+        """
         with self._temporary() as temporary:
             temporary.write_bytes(encode_record(record))
             self._move_in(temporary, self.action_path(record.key))

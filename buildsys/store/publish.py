@@ -62,7 +62,10 @@ class Background:
             self._submitted.append(self._executor.submit(work))
 
     def close(self) -> None:
-        """Wait until all work is done. Raises: what the first failed piece of work raised."""
+        """Wait until all work is done.
+
+        Raises: what the first failed piece of work raised.
+        """
         with self._guard:
             executor, submitted = self._executor, self._submitted
             self._executor, self._submitted = None, []

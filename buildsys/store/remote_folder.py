@@ -27,7 +27,10 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss")
 
 
 class RemoteFolder(NamedTuple):
-    """A connection to a folder; paths are relative to it. It serves one thread at a time."""
+    """A connection to a folder; paths are relative to it.
+
+    It serves one thread at a time.
+    """
 
     system: Any  # an fsspec file system, none of which has type information
     root: str

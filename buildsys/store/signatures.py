@@ -37,7 +37,10 @@ class SigningKey:
         self._file = file
 
     def sign(self, record: ActionRecord) -> dict[str, str]:
-        """Return the signature of a record. Raises: StageError: the key cannot be used."""
+        """Return the signature of a record.
+
+        Raises: StageError: the key cannot be used.
+        """
         signature = self._key.sign(_encoded(record))
         return {
             "key": public_key_text(self._key),

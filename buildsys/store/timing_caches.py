@@ -276,7 +276,10 @@ def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCache
 
 
 def write_shared(path: Path, content: TimingCacheData, conditions: Conditions) -> None:
-    """Replace a shared cache. Raises: OSError: it cannot be written; the previous one stays."""
+    """Replace a shared cache.
+
+    Raises: OSError: it cannot be written; the previous one stays.
+    """
     header = {
         "schema": SCHEMA,
         "sha256": content.sha256,
@@ -337,7 +340,10 @@ def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def set_aside(path: Path) -> Path:
-    """Take a file out of use; return its new path. Raises: OSError: it cannot be renamed."""
+    """Take a file out of use; return its new path.
+
+    Raises: OSError: it cannot be renamed.
+    """
     for number in range(1000):
         suffix = f"{BROKEN}{time.strftime('%Y%m%dT%H%M%S')}{f'-{number}' if number else ''}"
         aside = path.with_name(f"{path.name}{suffix}")

@@ -135,7 +135,10 @@ def start_writeback(path: Path) -> None:
 
 
 def fsync(path: Path | str) -> None:
-    """Write a file or the names in a folder to disk. Raises: OSError."""
+    """Write a file or the names in a folder to disk.
+
+    Raises: OSError.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -20,7 +20,10 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return ``text`` without unsafe characters, for the program in use. Lines stay lines."""
+    """Return ``text`` without unsafe characters, for the program in use.
+
+    Lines stay lines.
+    """
     text = with_program(text)
     if text.isascii() and text.isprintable():  # nearly always, and three times as fast
         return text

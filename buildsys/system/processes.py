@@ -110,7 +110,10 @@ def adopt_orphans() -> None:
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the children of a process, zombies included. Empty where the kernel lists none."""
+    """Return the children of a process, zombies included.
+
+    Empty where the kernel lists none.
+    """
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
         with contextlib.suppress(OSError):

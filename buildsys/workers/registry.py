@@ -102,7 +102,10 @@ def locked(folder: Path, limit_s: float = _LOCK_LIMIT_S) -> Iterator[None]:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """Return a connection to the server at ``path``. None unless this user's server listens."""
+    """Return a connection to the server at ``path``.
+
+    None unless this user's server listens.
+    """
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # a stopped server accepts nothing once its queue is full
@@ -131,7 +134,10 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> ServerRecord | None:
-    """Return the record of the server at ``path``. None without a valid one."""
+    """Return the record of the server at ``path``.
+
+    None without a valid one.
+    """
     try:
         return ServerRecord(**json.loads(read_limited(record_path(path), MAX_RESULT_BYTES)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -160,7 +166,10 @@ def retire_others(path: Path, log: Path) -> None:
 
 
 def retire(path: Path) -> bool:
-    """Let the server at ``path`` end with the runs it serves. Return False if none listens."""
+    """Let the server at ``path`` end with the runs it serves.
+
+    Return False if none listens.
+    """
     channel = connect(path)
     if channel is None:
         return False

@@ -58,7 +58,10 @@ def toolchain_of(job: Job) -> Toolchain | None:
 
 
 def server_kind_of(job: Job) -> ServerKind:
-    """Return the kind of server for ``job``. A stage given as a module path gets a bare one."""
+    """Return the kind of server for ``job``.
+
+    A stage given as a module path gets a bare one.
+    """
     toolchain = toolchain_of(job)
     if toolchain is not None:
         return ServerKind(f"toolchain-{toolchain.name}", preload=_TOOLCHAIN_PRELOAD)

@@ -75,7 +75,10 @@ def _check_processor(record: Record) -> Iterator[Reason]:
 
 
 def read_header(content: Content) -> Header | None:
-    """Return the facts in an ONNX file. A whole one ends with its last field."""
+    """Return the facts in an ONNX file.
+
+    A whole one ends with its last field.
+    """
     seen, place, size, count = set[int](), 0, len(content), 0
     truncated = Header("onnxruntime", truncated=True)
     while place < size:

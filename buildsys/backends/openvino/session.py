@@ -106,7 +106,10 @@ def properties(options: Options) -> dict[str, str]:
 def compile_model(
     core: ov.Core, model: ov.Model | Path, options: Options, **further: str
 ) -> ov.CompiledModel:
-    """Compile a model for the device of ``options``. Raises: StageError: it is refused."""
+    """Compile a model for the device of ``options``.
+
+    Raises: StageError: it is refused.
+    """
     source = str(model) if isinstance(model, Path) else model
     chosen = {**properties(options), **further}
     return call(
@@ -152,7 +155,10 @@ def last_words(error: BaseException) -> str:
 
 
 def port_of(port: Any) -> Port:
-    """Return an input or output. Raises: StageError: its type cannot be passed from Python."""
+    """Return an input or output.
+
+    Raises: StageError: its type cannot be passed from Python.
+    """
     name = port.get_any_name()
     dtype = DTYPES.get(port.get_element_type().get_type_name(), "")
     if dtype not in _RUNNABLE:

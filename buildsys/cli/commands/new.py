@@ -156,7 +156,10 @@ def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
 
 
 def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """Return further fields of the source. Raises: UsageError: it does not have them."""
+    """Return further fields of the source.
+
+    Raises: UsageError: it does not have them.
+    """
     import yaml  # only here
 
     defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
@@ -220,7 +223,10 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
 
 
 def _inside(root: Path, name: str) -> Path:
-    """Return the path of a typed name. Raises: UsageError: it is outside of the project."""
+    """Return the path of a typed name.
+
+    Raises: UsageError: it is outside of the project.
+    """
     path = Path(os.path.abspath(typed_path(name)))  # noqa: PTH100 - links stay
     if not path.is_relative_to(root):
         raise UsageError(f"{name} is outside of the project {root}", "copy it into the project")
@@ -228,7 +234,10 @@ def _inside(root: Path, name: str) -> Path:
 
 
 def _input(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name, shape and dtype of ``--input``. Raises: UsageError: it has another form."""
+    """Return name, shape and dtype of ``--input``.
+
+    Raises: UsageError: it has another form.
+    """
     match = _INPUT.fullmatch(text)
     sizes = [size.strip() for size in match["shape"].split(",")] if match and match["shape"] else []
     if match is None or not all(size.isdecimal() or size.isidentifier() for size in sizes):
@@ -247,7 +256,10 @@ def _try(
     source: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Run the model in a worker. Raises: StageError: it cannot be loaded or run."""
+    """Run the model in a worker.
+
+    Raises: StageError: it cannot be loaded or run.
+    """
     defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
     with TemporaryDirectory(prefix="buildsys-new-") as folder:
         job = Job(

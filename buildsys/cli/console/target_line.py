@@ -61,7 +61,10 @@ def target_line(target: str, status: str = "not run") -> TargetLine:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log, "" without one. A progress bar's last state counts."""
+    """Return the last line of a log, "" without one.
+
+    A progress bar's last state counts.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

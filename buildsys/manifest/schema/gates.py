@@ -47,7 +47,10 @@ class ErrorGate(GateLimit):
 
 
 class GatesSpec(Spec):
-    """Gates of an engine. The baseline is the last build that did not fail them."""
+    """Gates of an engine.
+
+    The baseline is the last build that did not fail them.
+    """
 
     revision: str | None = Field(
         None, min_length=1, description="Baseline: the last build of this git revision."

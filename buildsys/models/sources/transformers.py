@@ -158,7 +158,10 @@ def _config(library: Any, source: Mapping[str, Any], project: Path) -> Any:
 
 
 def _model_class(library: Any, name: str, config: Any) -> Any:
-    """Return the class of a model, also by a task. Raises: StageError: there is none."""
+    """Return the class of a model, also by a task.
+
+    Raises: StageError: there is none.
+    """
     if name[:1].isupper():
         found = getattr(library, name, None)
         if found is None:

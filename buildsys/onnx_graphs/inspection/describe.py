@@ -116,7 +116,10 @@ def _stored(model: PlainModel) -> tuple[dict[str, Any], int]:
 
 
 def _tensors(model: PlainModel, sized: PlainModel) -> dict[str, Any]:
-    """Return all tensors by name. Names of bodies get a prefix if they are taken."""
+    """Return all tensors by name.
+
+    Names of bodies get a prefix if they are taken.
+    """
     bodies = [("", model.body, sized.body)]
     for (node, inside), (other, _) in zip(model.body.walk(), sized.body.walk(), strict=True):
         for attribute, body in node.bodies.items():

@@ -37,7 +37,10 @@ class Axis:
         return cls(low - span * margin, high + span * margin)
 
     def at(self, value: float) -> float:
-        """Return the position of ``value``. NaN is at the end, like too large values."""
+        """Return the position of ``value``.
+
+        NaN is at the end, like too large values.
+        """
         if math.isnan(value) or value >= self.high:
             return 100.0
         if value <= self.low:

@@ -37,7 +37,10 @@ Interval = tuple[float, ...] | None
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with its numbers. A column that ends in ``>`` is aligned right."""
+    """A picture with its numbers.
+
+    A column that ends in ``>`` is aligned right.
+    """
 
     svg: Markup
     columns: tuple[str, ...]

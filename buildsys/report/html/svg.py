@@ -11,7 +11,10 @@ from buildsys.system.printable import printable_line
 
 
 def sparkline(values: Sequence[float | None], style: str = "spark") -> Markup:
-    """Draw a small line without axes; a failed build interrupts it. Empty for one value."""
+    """Draw a small line without axes; a failed build interrupts it.
+
+    Empty for one value.
+    """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < 2:
         return Markup("")

@@ -64,7 +64,10 @@ class Inputs:
         self.origins[name] = [origin]
 
     def add_images(self, name: str, files: Sequence[Given]) -> None:
-        """Take images as a batch. Raises: StageError: they cannot be read or do not fit."""
+        """Take images as a batch.
+
+        Raises: StageError: they cannot be read or do not fit.
+        """
         declared = self._declared[name]
         fields, shape = declared["preprocess"], list(declared["shape"])
         if len(shape) == 4:
@@ -86,7 +89,10 @@ class Inputs:
         self.steps[name] = describe_images(fields, concrete)
 
     def _bind(self, dim: int | str, size: int, what: str) -> None:
-        """Note the size of a dimension. Raises: StageError: it is another one, or out of range."""
+        """Note the size of a dimension.
+
+        Raises: StageError: it is another one, or out of range.
+        """
         if not isinstance(dim, str):
             return
         known, other = self._sizes.setdefault(dim, (size, what))

@@ -22,7 +22,10 @@ _EXTREMES = (0, 0, 1, -1)  # in turns; 0: as the manifest's data
 
 
 def run(job: Job) -> StageResult:
-    """Compare both graphs with the original ``count`` times. Failures have sizes and seeds."""
+    """Compare both graphs with the original ``count`` times.
+
+    Failures have sizes and seeds.
+    """
     original = load_original(job)
     paths = {name: job.inputs[f"{name}.model"] for name in GRAPHS}
     graphs = {

@@ -122,7 +122,10 @@ def can_run(
 
 
 def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[Reason]:
-    """Yield the facts in the file alone. They never suffice to say that it runs."""
+    """Yield the facts in the file alone.
+
+    They never suffice to say that it runs.
+    """
     size = path.stat().st_size
     shown = f"the file ({size} bytes) does not begin like an engine"
     if header.backend:

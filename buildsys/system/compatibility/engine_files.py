@@ -49,7 +49,10 @@ class Header:
 
 
 def read_header(engine: Path) -> Header:
-    """Return the facts in an engine file. Raises: OSError: it cannot be read."""
+    """Return the facts in an engine file.
+
+    Raises: OSError: it cannot be read.
+    """
     with opened(engine) as content:
         for name in our_backends():
             rules = compatibility_of(name)

@@ -200,7 +200,10 @@ def _inherited_state() -> dict[str, Any]:
 
 
 def _folder_mark(folder: Path) -> str:
-    """Return a random mark. A later folder of this name may get the same inode."""
+    """Return a random mark.
+
+    A later folder of this name may get the same inode.
+    """
     file = folder / ".mark"
     if not file.exists():
         new = folder / f".mark.{os.getpid()}"

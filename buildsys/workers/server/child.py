@@ -84,7 +84,10 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def flush() -> None:
-    """Write out the buffers of Python and C. A child would write them again."""
+    """Write out the buffers of Python and C.
+
+    A child would write them again.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -140,7 +143,10 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
 
 
 def run_stage(job: Job) -> StageResult:
-    """Run the stage of a job. Raises: TypeError: its result is not one."""
+    """Run the stage of a job.
+
+    Raises: TypeError: its result is not one.
+    """
     name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
     answer = importlib.import_module(name).run(job)
     if not isinstance(answer, StageResult) or answer.status not in _STATUSES:
@@ -263,7 +269,10 @@ def _redirect_output(job: Job, log_file: Path) -> None:
 
 
 def limit_log(log_file: Path) -> None:
-    """Cut out the middle of a log above its limit. Its writers append to the rest."""
+    """Cut out the middle of a log above its limit.
+
+    Its writers append to the rest.
+    """
     half = _LONGEST_LOG // 2
     with contextlib.suppress(OSError), log_file.open("r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)

@@ -192,7 +192,10 @@ def _opened(unit: _Unit, at: int) -> list[_Unit]:
 
 
 def boxes_of(items: Sequence[Item], form: Callable[[PlainNode], str] = lambda _: "") -> list[Box]:
-    """Return a series as boxes. One or two nodes after branches join these."""
+    """Return a series as boxes.
+
+    One or two nodes after branches join these.
+    """
     blocks: list[tuple[Item, ...]] = []  # branches with their joining node, other nodes alone
     for item in items:
         after_branches = blocks and len(blocks[-1]) == 1 and isinstance(blocks[-1][0], Parallel)
