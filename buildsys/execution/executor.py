@@ -125,10 +125,7 @@ class Executor:
             return None
 
     def examine(self, target: str) -> Freshness:
-        """Return the freshness of a target.
-
-        Raises: StageError: the state cannot be used.
-        """
+        """Return a target's freshness. Raises: StageError: unusable state."""
         return self._checker.examine(self._actions[target])
 
     def forecast(self, targets: Sequence[str]) -> dict[str, Explanation]:

@@ -268,10 +268,7 @@ class Server:
         return bool(left)
 
     def _note_use(self, connection: _Connection) -> None:
-        """Record the use of this server.
-
-        Close a dropped connection after its last job.
-        """
+        """Record this server's use; close a dropped connection after its jobs."""
         in_use = any(job.connection is connection for job in self._jobs.values())
         if connection not in self._connections and not in_use:
             connection.control.close()  # its orchestrator waits for that
@@ -280,10 +277,7 @@ class Server:
                 os.utime(self._listener.record)
 
     def _enforce_limits(self) -> float | None:
-        """Stop jobs at their time limits.
-
-        Return the time to the next deadline.
-        """
+        """Stop jobs at their limits; return the time to the next."""
         now = time.monotonic()
         for job in self._jobs.values():
             limit_log(job.log)
@@ -366,10 +360,7 @@ def preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
 
 
 def _load(name: str) -> str:
-    """Import a module and return the problem, if any.
-
-    Broken libraries raise anything.
-    """
+    """Import a module; return any problem, as broken libraries raise anything."""
     if name in sys.modules:
         return ""
     log(f"importing {name}")  # the last such line names a library that crashes
