@@ -38,10 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if "TMPDIR" not in os.environ and has_room_in_memory():
         memory = tempfile.TemporaryDirectory(prefix="bt-", dir=MEMORY, ignore_cleanup_errors=True)
         config.add_cleanup(memory.cleanup)
+        config.add_cleanup(_forget_temporary_folder)  # mutmut calls pytest several times
         os.environ["TMPDIR"] = tempfile.tempdir = memory.name
     folder = tempfile.TemporaryDirectory(prefix="buildsys-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["BUILDSYS_MACHINE_LOCK"] = folder.name
+
+
+def _forget_temporary_folder() -> None:
+    os.environ.pop("TMPDIR", None)
+    tempfile.tempdir = None
 
 
 def has_room_in_memory() -> bool:
