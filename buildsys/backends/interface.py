@@ -63,11 +63,22 @@ class EarlierBuild:
 
 
 @dataclass(frozen=True)
+class Definition:
+    """A user's function that fills a network, instead of a graph."""
+
+    function: str  # FILE.py:FUNCTION
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weights: Path | None = None  # .npz
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # as in the manifest
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """An engine to build: graph, options, output file."""
 
     model: str  # for messages
-    onnx: Path  # with external data, if any, next to it in model.onnx.data; or see ``program``
+    # with external data, if any, next to it in model.onnx.data; or see ``program``, ``definition``
+    onnx: Path
     engine: Path
     options: Options
     # {name: {"shape": [...], "dtype": ...}} as in the manifest
@@ -76,7 +87,8 @@ class BuildRequest:
     operators: tuple[OperatorUse, ...] = ()
     # of torch.export, instead of ``onnx``, for a backend that takes it
     program: Path = Path()
-    project: Path = Path()  # root for imports of a network hook
+    definition: Definition | None = None  # instead of ``onnx``, for TensorRT
+    project: Path = Path()  # root for imports of a network hook and a definition
     timing_cache: Path | None = None  # read if it exists, rewritten with new timings
     # nodes that a search keeps in float32, and their results; {"*": ()}: all nodes
     fp32_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -14,8 +14,11 @@ _SHOWN_NODES = 3
 Layer = Mapping[str, Any]
 
 
-def layer_lines(layers: Sequence[Layer]) -> list[str]:
-    """Return a table of the slowest layers that fit on a screen."""
+def layer_lines(layers: Sequence[Layer], *, of_graph: bool = True) -> list[str]:
+    """Return a table of the slowest layers that fit on a screen.
+
+    They are made of nodes of an ONNX graph, or of the layers of a network defined by hand.
+    """
     room = max(_SHOWN_LAYERS, shutil.get_terminal_size((80, 40)).lines - 24)
     ordered = sorted(layers, key=lambda layer: -layer.get("time_ms", 0.0))
     shown = ordered if len(ordered) <= room + 1 else ordered[:room]
@@ -26,7 +29,14 @@ def layer_lines(layers: Sequence[Layer]) -> list[str]:
         )
         for layer in shown
     ]  # fmt: skip
-    titles = (f"{count(len(layers))} layers", "kind", "type", "time>", "share>", "ONNX nodes")
+    titles = (
+        f"{count(len(layers))} layers",
+        "kind",
+        "type",
+        "time>",
+        "share>",
+        "ONNX nodes" if of_graph else "layers of the network",
+    )
     more = [f"{len(ordered) - len(shown)} more layers (--json lists all)"]
     return [*format_table(titles, rows), *(more if len(shown) < len(ordered) else [])]
 

@@ -19,6 +19,7 @@ from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.freshness import FRESH, STALE
 from buildsys.execution.stale_reasons import summarize_reasons
+from buildsys.manifest.project import Project
 from buildsys.plan.action import Action
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import Store
@@ -81,6 +82,20 @@ def named_graph(session: Session, command: str, name: str) -> tuple[str, GraphFi
     """
     model, graph = split_graph_name(session, command, name)
     return model, find_graph(session, model, graph or DEFAULT_STAGE)
+
+
+def require_graph(project: Project, model: str) -> None:
+    """Refuse a model without an ONNX graph.
+
+    Raises: UsageError: its network is defined by hand.
+    """
+    spec = project.models[model].data
+    if "tensorrt" in spec["source"]:
+        engines = [f"`doit inspect {model}:engine:{engine['name']}`" for engine in spec["engines"]]
+        raise UsageError(
+            f"{model} has no ONNX graph: {spec['source']['tensorrt']} defines its network",
+            f"{' or '.join(engines)} shows the layers of an engine" if engines else "",
+        )
 
 
 def target_of(name: str) -> str:
@@ -157,6 +172,8 @@ def _action(session: Session, model: str, stage: str) -> Action:
             known[action.stage] = action
     if stage in known:
         return known[stage]
+    if not stage.startswith("engine"):
+        require_graph(session.project, model)
     listed = f"graphs of {model}: {', '.join(dict.fromkeys(map(_full_name, known.values())))}"
     if any(stage in (action.stage, _full_name(action)) for action in actions):
         several = any(action.stage == stage for action in known.values())

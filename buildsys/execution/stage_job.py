@@ -69,7 +69,9 @@ def earlier_builds(
     Everything else in their keys equals ``parts``. The key does not depend on them: an engine with
     new weights is verified like a new one.
     """
-    graph = {f"input:{ref.path}" for role, ref in action.inputs.items() if role.startswith("model")}
+    roles = ("model", "weights")  # of a graph, or of a network defined by hand
+    graph = {f"input:{ref.path}" for role, ref in action.inputs.items() if role.startswith(roles)}
+    graph |= {f"weights:{file}" for file in action.weights}
     paths = {role: ref.path for role, ref in action.outputs.items() if role in ("engine", RESULT)}
     found: list[dict[str, str]] = []
     for record in records:

@@ -8,11 +8,15 @@ from pathlib import Path
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.problem import Problem, expected, show_value, suggest, suggest_file
-from buildsys.manifest.schema.network import DATA_KINDS, SOURCE_KINDS
+from buildsys.manifest.schema.network import DATA_KINDS, REFERENCE_KINDS, SOURCE_KINDS
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 from buildsys.manifest.workspace import Workspace
 
 MAX_FILES = 100  # extended by one manifest, directly or not
+_KINDS: Mapping[FieldPath, tuple[str, ...]] = {
+    ("source",): SOURCE_KINDS,
+    ("source", "reference"): REFERENCE_KINDS,
+}
 Presets = Mapping[str, "ValueNode | None"]  # None: broken and already reported
 
 
@@ -25,7 +29,7 @@ def merge(base: ValueNode, override: ValueNode, path: FieldPath = ()) -> ValueNo
         return override
     is_input = len(path) == 3 and path[::2] == ("inputs", "data")
     is_data = is_input or (len(path) == 3 and path[:2] == ("calibration", "data"))
-    kinds = set(SOURCE_KINDS if path == ("source",) else DATA_KINDS if is_data else ())
+    kinds = set(_KINDS.get(path, DATA_KINDS if is_data else ()))
     chosen = kinds & override.value.keys()
     if chosen and chosen != kinds & base.value.keys():
         return override

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from buildsys.manifest.graph_sections import GRAPH_SECTIONS
 from buildsys.manifest.project import ResolvedModel
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*")
@@ -20,7 +21,9 @@ def resolved_text(model: ResolvedModel) -> str:
 
     The text is a manifest itself: in a project without defaults it resolves to the same data.
     """
-    unused = ("toolchains", *(("export",) if "onnx" in model.data["source"] else ()))
+    source = model.data["source"]
+    without = GRAPH_SECTIONS if "tensorrt" in source else ("export",) if "onnx" in source else ()
+    unused = ("toolchains", *without)
     sections = {name: value for name, value in model.data.items() if name not in unused}
     lines = list(_lines(sections, (), 0, model.origins))
     width = min(max((len(line) for line, _ in lines), default=0), 60)

@@ -195,6 +195,18 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
+def load_arrays(path: Path) -> dict[str, Array]:
+    """Read any .npz file as contiguous arrays, types unknown to numpy as float32.
+
+    Raises: OSError, ValueError, StageError: the file cannot be read.
+    """
+    arrays: Mapping[str, Array] = NpzFile(path)
+    if _DTYPES_KEY in arrays:  # of ``save_tensors``
+        arrays = {name: tensor.values() for name, tensor in load_tensors(path).items()}
+    # not ascontiguousarray: it turns a scalar into a vector
+    return {name: np.require(array, requirements="C") for name, array in arrays.items()}
+
+
 def _write_array(stream: IO[bytes], array: Array) -> None:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     # not ascontiguousarray: it turns a scalar into a vector

@@ -46,6 +46,7 @@ _SOURCE_LIBRARIES = {
     "transformers": ("transformers",),
     "exported_program": (),
     "python": (),
+    "numpy": (),
 }
 # of a checkpoint of transformers; a missing one may appear
 _CHECKPOINT_FILES = ("config.json", "model.safetensors", f"model{INDEX_SUFFIX}")
@@ -83,12 +84,17 @@ class ModelPlan:
     """A model to plan. ``spec`` has the typing of its TensorRT engines decided."""
 
     def __init__(self, spec: Spec, version_of: VersionOf = unknown_version) -> None:
+        self.definition = spec["source"] if "tensorrt" in spec["source"] else None  # by hand
+        if self.definition:
+            spec = _of_definition(spec)
         self.spec = spec = with_typing(with_base_precision(_without_run_fields(spec)), version_of)
         self.name: str = spec["model"]
-        source = spec["source"]
+        # of the golden outputs
+        source = self.definition["reference"] if self.definition else spec["source"]
         self.is_onnx = "onnx" in source
+        self.is_torch = "numpy" not in source and not self.is_onnx
         self.on_gpu = source.get("device") == "cuda"  # the network, not its engines
-        self.environment = ("torch", *(("gpu",) if self.on_gpu else ()))
+        self.environment: tuple[str, ...] = ("torch", *(("gpu",) if self.on_gpu else ()))
         self.is_made = False
         self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         self.further = further_cases(spec, self.exported)
@@ -139,8 +145,8 @@ class ModelPlan:
             }
             if spec["call"]:
                 self.network_options["call"] = spec["call"]
-            if "python" in source:
-                self.network_sources = (source["python"].rpartition(":")[0],)
+            if callable_name := source.get("python") or source.get("numpy"):
+                self.network_sources = (callable_name.rpartition(":")[0],)
             self.network_sources += data_files(data.values())
             kind = next(kind for kind in source if kind in _SOURCE_LIBRARIES)
             self.network_code = (f"buildsys.models.sources.{kind}",)
@@ -148,6 +154,9 @@ class ModelPlan:
             if any(file.endswith((".safetensors", INDEX_SUFFIX)) for file in self.weights):
                 libraries.append("safetensors")
             self.network_tools = ("python", "torch", "numpy", *dict.fromkeys(libraries))
+            if not self.is_torch:
+                self.environment, self.network_code = (), ("buildsys.models.numpy_function",)
+                self.network_tools = ("python", "numpy", *image_tools(data.values()))
             # a commit of the Hub, in the options, identifies its files
             self.weights = {f: digest for f, digest in self.weights.items() if f[:5] != HUB}
         tensors = [*spec["inputs"].values(), *spec["outputs"].values()]
@@ -156,13 +165,18 @@ class ModelPlan:
         self.small_float_tools = ("ml_dtypes",) if small else ()
         # the source lines of exported nodes
         origins = FileRef(f"{self.name}/export/origins.json", optional=True)
-        self.origins = {} if self.is_onnx else {"origins": origins}
+        self.origins = {} if self.is_onnx or self.definition else {"origins": origins}
         self.program = FileRef(f"{self.name}/program/program.pt2")
         self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
         # PyTorch does the same work as the engines: no cut, no freed dimensions
         steps = [*self.unsimplified.steps, *self.final.steps]
         changed = any("cut" in step or "free_dims" in step for step in steps)
-        self.has_torch_baselines = not (self.is_onnx or changed)
+        self.has_torch_baselines = self.is_torch and not changed
+        # the arrays that a network defined by hand gets
+        self.definition_weights: dict[str, FileRef] = {}
+        if self.definition and self.definition["weights"] is None and self.is_torch:
+            file = FileRef(f"{self.name}/reference/weights.npz")
+            self.definition_weights = {"weights": file}
         self.engines = [EnginePlan(self, engine) for engine in spec["engines"]]
         self.needs_calibration = any(e.needs_ranges or e.calibrates for e in self.engines)
 
@@ -246,7 +260,7 @@ class EnginePlan:
         self.loaded_operators = NO_OPERATORS if takes_program else model.operators.loaded_use(spec)
         # the graph has the types of the engine's precision
         typed = not is_weak(spec) or spec.get("quantization") == "explicit"
-        typed = typed and not (description.takes_float32 or takes_program)
+        typed = typed and not (description.takes_float32 or takes_program or model.definition)
         self.search: Conversion | None = None
         if spec.get("auto"):
             own = self.tolerance != model.spec["verify"][self.precision]
@@ -258,7 +272,9 @@ class EnginePlan:
         self.conversion: Conversion | None = None  # that it is built from
         without_calibration = _without_calibration(model.spec, spec)
         self.quantizes_weights = "quantize_weights" in without_calibration
-        self.needs_ranges = self.precision in QUANTIZED and not self.quantizes_weights
+        self.needs_ranges = self.precision in QUANTIZED and not (
+            self.quantizes_weights or model.definition
+        )
         if without_calibration:
             self.conversion = Conversion(
                 model.name,
@@ -275,6 +291,9 @@ class EnginePlan:
         self.source, self.source_target = graph.files(), graph.target
         if takes_program:
             self.source, self.source_target = {"program": model.program}, f"program:{model.name}"
+        if model.definition:
+            self.source = model.definition_weights
+            self.source_target = final.golden_target if self.source else ""
         # of the check, including the engine's explicit profiles
         own = list(profile_values(model.spec, [spec], final.inputs, final.dims).values())
         wanted = model.spec["verify"]["cases"]
@@ -284,6 +303,7 @@ class EnginePlan:
             for name in model.spec["bench"]["baselines"]
             if (self.on_gpu or name not in _GPU_BASELINES)
             and (model.has_torch_baselines or name not in TORCH_BASELINES)
+            and not (model.definition and name == ONNXRUNTIME)
             and (self.on_gpu or not model.on_gpu or name not in TORCH_BASELINES)
         ]
         self.baseline_precision: str = model.spec["bench"]["baseline_precision"]
@@ -330,6 +350,19 @@ def _variant(engine: EngineSpec) -> str:
         "" if engine["precision"] == FULL_PRECISION else engine["precision"],
     )
     return "-".join(filter(None, parts))
+
+
+def _of_definition(spec: Spec) -> Spec:
+    """Return the manifest of a network defined by hand, without surgery from shared defaults.
+
+    The network itself has the quantizers of int8 and fp8 engines.
+    """
+    engines = []
+    for engine in spec["engines"]:
+        if engine["precision"] in QUANTIZED and "quantization" in engine:
+            engine = {**engine, "quantization": "explicit"}
+        engines.append(engine)
+    return {**spec, "engines": engines, "surgery": []}
 
 
 def _without_run_fields(spec: Spec) -> Spec:

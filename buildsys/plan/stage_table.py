@@ -40,6 +40,7 @@ MODEL_STAGES = (
     plan_convert,
     plan_validate,
 )
+DEFINITION_STAGES = (plan_operators, plan_reference)  # of a network without an ONNX graph
 ENGINE_STAGES: tuple[Callable[[ModelPlan, EnginePlan], Action | None], ...] = (
     plan_engine,
     plan_verify,
@@ -55,7 +56,8 @@ def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Act
     the engine is built from.
     """
     model = ModelPlan(spec, version_of)
-    actions = [action for plan in MODEL_STAGES for action in plan(model)]
+    stages = DEFINITION_STAGES if model.definition else MODEL_STAGES
+    actions = [action for plan in stages for action in plan(model)]
     planned = (plan(model, engine) for engine in model.engines for plan in ENGINE_STAGES)
     actions += [action for action in planned if action is not None]
     declared = {"reads": tuple(spec["reads"]), "strict_reads": spec["strict_reads"]}

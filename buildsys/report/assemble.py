@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.manifest.operator_choice import chosen_kind, implementations
+from buildsys.onnx_graphs.result_types import TensorPort
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
@@ -50,7 +51,10 @@ from buildsys.report.results.surgery import SurgeryResult
 
 Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
-_SOURCE_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
+_SOURCE_KINDS = (
+    "torchvision", "timm", "transformers", "exported_program", "python", "onnx", "numpy",
+    "tensorrt",
+)  # fmt: skip
 _OF_AN_ENGINE = ("verify", "bench", "gate")
 _NO_ENGINE = ("engine", UNAVAILABLE)
 _MOST_NAMES = 4  # in the verdict
@@ -134,13 +138,15 @@ def _assemble(
     compared = {check.target: check.comparisons for check in checks}
     engines, bench = engine_lines(results, manifest), timings(results)
     source = _section(manifest, "source")
-    kinds = (kind for kind in _SOURCE_KINDS if kind in source)
     # the last surgery that changed the ports, else the export
     ports = next((r.content for r in reversed(surgery) if "inputs" in r.content), export)
+    inputs, outputs = ports.get("inputs", []), ports.get("outputs", [])
+    if "reference" in source:  # defined by hand
+        inputs, outputs = (_declared(_section(manifest, n)) for n in ("inputs", "outputs"))
     report = Report(
         model=model,
         description=str(manifest.get("description") or ""),
-        source=" ".join(f"{kind} {source[kind]}" for kind in kinds),
+        source=_source_text(source),
         weights=export.get("weights") or reference.get("weights") or _weights(source),
         verdict=_verdict(results, doubts),
         summary=(
@@ -154,10 +160,7 @@ def _assemble(
                 dtype=str(tensor.get("dtype")),
                 shape=tuple("?" if s is None else str(s) for s in tensor.get("shape") or ()),
             )
-            for role, tensors in (
-                ("input", ports.get("inputs", [])),
-                ("output", ports.get("outputs", [])),
-            )
+            for role, tensors in (("input", inputs), ("output", outputs))
             for tensor in tensors
         ),
         dims={
@@ -275,6 +278,21 @@ def _own_line(model: str, status: str) -> TargetLine:
 
 def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
     return manifest.get(name) or {}
+
+
+def _source_text(source: Mapping[str, Any]) -> str:
+    """Return e.g. ``torchvision resnet18``, with the reference of a network defined by hand."""
+    own = " ".join(f"{kind} {source[kind]}" for kind in _SOURCE_KINDS if kind in source)
+    reference = source.get("reference")
+    return f"{own}, verified against {_source_text(reference)}" if reference else own
+
+
+def _declared(tensors: Mapping[str, Any]) -> list[TensorPort]:
+    """Return the declared tensors, like those of an export."""
+    return [
+        {"name": name, "dtype": each.get("dtype") or "?", "shape": list(each.get("shape") or ())}
+        for name, each in tensors.items()
+    ]
 
 
 def _weights(source: Mapping[str, Any]) -> str:

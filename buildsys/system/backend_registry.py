@@ -67,6 +67,7 @@ class BackendDescription:
     data_file: str = ""  # of the weights, if they are not in the engine file
     takes_float32: bool = False  # builds every precision from the simplified graph
     takes_program: bool = False  # builds every precision from the captured PyTorch program
+    takes_definition: bool = False  # builds networks defined by hand with TensorRT's API
     calibrators: tuple[str, ...] = ()  # algorithms of calibration for its own int8 ranges
     takes_ranges: bool = True  # builds for ranges of shapes, from ``dims`` and ``inputs``
     # environment variables that change results: families of system.versions or patterns

@@ -44,6 +44,7 @@ _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
 _STRESS = "buildsys.stages.validate.stress"
 _LABELS = "buildsys.stages.run.labels"  # imports torchvision
 _TORCH_STAGES = frozenset({"export", "program", "reference", _STRESS})
+_WITHOUT_TORCH = {"onnx", "numpy"}  # kinds of sources
 # imported by the first dynamo export; saves 0.3 s of each later one
 _DYNAMO = (
     "torch.export._trace",
@@ -77,7 +78,7 @@ def server_kind_of(job: Job) -> ServerKind:
     if job.stage in ("engine", "verify"):
         libraries = describe_backend(job.options["engine"]["backend"]).libraries
         return TORCH if "torch" in libraries else LIGHT
-    needs_torch = job.stage in _TORCH_STAGES and "onnx" not in job.options["source"]
+    needs_torch = job.stage in _TORCH_STAGES and not job.options["source"].keys() & _WITHOUT_TORCH
     return TORCH if needs_torch else LIGHT
 
 

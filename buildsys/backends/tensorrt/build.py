@@ -1,4 +1,4 @@
-"""Build an engine from an ONNX file with TensorRT's builder.
+"""Build an engine from an ONNX file or a user's network with TensorRT's builder.
 
 TensorRT does not keep logger, builder and network alive, so references to them are kept for as
 long as anything made from them.
@@ -15,6 +15,7 @@ from buildsys.backends.interface import BuildRequest, Figures, precision_problem
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.builder_config import configure, is_strong, settings_in_force
 from buildsys.backends.tensorrt.calibrator import attach_calibrator
+from buildsys.backends.tensorrt.definition import define_network
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, build_failure, log_of
 from buildsys.backends.tensorrt.network_edits import (
@@ -33,21 +34,25 @@ from buildsys.backends.tensorrt.timing_cache import keep_timing_cache, use_timin
 from buildsys.errors import StageError
 
 
-def build_engine(library: Library, request: BuildRequest) -> Figures:
+def build_engine(library: Library, request: BuildRequest, defined: Parsed | None = None) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
-    The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
+    ``defined`` is the network, if the user's function has been called. The layers and the share of
+    each type are those of the parsed network, before TensorRT fuses it.
     Raises: GraphRefusedError: all nodes that the parser refuses. StageError: the build failed.
     """
     options, phases = request.options, [("", time.perf_counter())]
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with log_of(library).collected() as messages:
         plugins = load_plugins(library, request.operators)
-        builder = new_builder(library)
+        builder = defined.builder if defined else new_builder(library)
         phases.append(("start", time.perf_counter()))  # mostly TensorRT loading its kernels
-        parsed = parse(library, builder, request.onnx, strong=is_strong(options))
-        check_parsed(library, request, parsed, messages)
-        phases.append(("parse", time.perf_counter()))
+        if request.definition:
+            parsed = defined or define_network(library, builder, request, messages)
+        else:
+            parsed = parse(library, builder, request.onnx, strong=is_strong(options))
+            check_parsed(library, request, parsed, messages)
+        phases.append(("define" if request.definition else "parse", time.perf_counter()))
         network, config = parsed.network, builder.create_builder_config()
         if request.fp32_nodes:  # of a weakly typed engine; the types of a graph tell the others
             layers = fp32_layers(computed_layers(library, network), request.fp32_nodes)
@@ -81,7 +86,11 @@ def build_engine(library: Library, request: BuildRequest) -> Figures:
         if problem:
             request.engine.unlink(missing_ok=True)
             text = problem.replace("the engine", f"model {request.model}: the engine", 1)
-            raise StageError(text, "its graph has other types: see the result of the stage convert")
+            hint = "its graph has other types: see the result of the stage convert"
+            if request.definition:
+                name = request.definition.function
+                hint = f"cast its tensors in {name}, which gets the precision as an argument"
+            raise StageError(text, hint)
     return {
         "settings": settings,
         "profiles": profiles,

@@ -15,6 +15,7 @@ CUDA = {"cuda.bindings.driver": "cuda-bindings"}
 class TensorRt(BackendDescription):
     """TensorRT or TensorRT-RTX."""
 
+    takes_definition: bool = True
     gpu_generations: tuple[str, ...] = ()  # compute capabilities; default: all
 
     def ability(

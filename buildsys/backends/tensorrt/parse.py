@@ -65,7 +65,7 @@ class Parsed:
 
     builder: Any
     network: Any
-    parser: Any  # owns the memory of the network's weights
+    keeper: Any  # owns the memory of the network's weights
     refused: list[UnsupportedNode]
     accepted: bool
 

@@ -1,7 +1,8 @@
 """New weights for an earlier engine of the same graph, instead of a build.
 
 An engine is refitted only if its graph has the same skeleton and every changed initializer can be
-replaced in it by name. Everything else is built, with the reason in the result.
+replaced in it by name; of a network defined by hand, the weights of a layer by their role.
+Everything else is built, with the reason in the result.
 
 Source: TensorRT developer guide, "Refitting an Engine".
 """
@@ -12,15 +13,20 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from buildsys.backends.interface import BuildRequest, EarlierBuild, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.builder_config import is_strong
+from buildsys.backends.tensorrt.definition import define_network
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import load_failure, log_of
+from buildsys.backends.tensorrt.network_weights import network_weights
+from buildsys.backends.tensorrt.parse import Parsed, new_builder
+from buildsys.backends.tensorrt.plugins.load import load_plugins
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.weight_files import WeightFile, read_weights
 from buildsys.system.files import sha256_of
@@ -32,6 +38,66 @@ _KEPT = (
 _SHOWN = 3  # names in a message
 
 
+class NewWeights(Protocol):
+    """The weights to give to an earlier engine, each by name."""
+
+    @property
+    def skeleton(self) -> str:
+        """Return the digest of everything else in the graph or network."""
+        ...
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Return the digest of each."""
+        ...
+
+    def replaceable(self, refitter: Any) -> set[str]:
+        """Return the names that the refitter's engine can replace."""
+        ...
+
+    def missing(self, refitter: Any) -> list[str]:
+        """Return the names that the refitter still needs."""
+        ...
+
+    def give(self, library: Library, refitter: Any, changed: set[str]) -> object:
+        """Give them to a refitter; return what to keep until it is done.
+
+        Raises: StageError: it refuses one.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class GraphWeights:
+    """The initializers of an ONNX file."""
+
+    onnx: Path
+    graph: WeightFile
+
+    @property
+    def skeleton(self) -> str:
+        """Return the digest of the rest of the file."""
+        return self.graph.skeleton
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each initializer."""
+        return {name: weight.digest for name, weight in self.graph.weights.items()}
+
+    def replaceable(self, refitter: Any) -> set[str]:
+        """Return the names that the refitter's engine can replace."""
+        return set(refitter.get_all_weights())
+
+    def missing(self, refitter: Any) -> list[str]:
+        """Return the names that the refitter still needs."""
+        return sorted(refitter.get_missing_weights())
+
+    def give(self, library: Library, refitter: Any, changed: set[str]) -> object:
+        """Give them to a refitter; return the arrays."""
+        weights = self.graph.weights
+        return version_adapter.set_weights(library, refitter, self.onnx, weights, changed)
+
+
 def build_or_refit(library: Library, request: BuildRequest) -> Figures:
     """Refit an earlier engine if there is a suitable one, else build one.
 
@@ -40,15 +106,25 @@ def build_or_refit(library: Library, request: BuildRequest) -> Figures:
     if not request.options["refit"]:
         return build_engine(library, request)
     begun = time.perf_counter()
-    graph = read_weights(request.onnx)
-    digests = {name: weight.digest for name, weight in graph.weights.items()}
-    basis = {"refit_basis": {"skeleton": graph.skeleton, "weights": digests}}
-    reason = _obstacle(request) if request.earlier else ""
-    if request.earlier and not reason:
+    defined, reason = None, ""
+    weights: NewWeights | None = None
+    if request.definition:
+        defined = _defined(library, request)
+        try:
+            weights = network_weights(library, defined)
+        except ValueError as failure:  # its layers cannot be compared
+            reason = str(failure)
+    else:
+        weights = GraphWeights(request.onnx, read_weights(request.onnx))
+    basis: Figures = {}
+    if weights is not None:
+        basis = {"refit_basis": {"skeleton": weights.skeleton, "weights": weights.digests}}
+    reason = reason or (_obstacle(request) if request.earlier else "")
+    if request.earlier and weights is not None and not reason:
         request.progress("refitting an earlier engine")
         try:
-            earlier, record = _same_graph(request.earlier, graph.skeleton)
-            messages = _refit(library, request, earlier.engine, graph, record)
+            earlier, record = _same_graph(request.earlier, weights.skeleton)
+            messages = _refit(library, request, earlier.engine, weights, record)
         except StageError as failure:
             reason = failure.problem
             request.engine.unlink(missing_ok=True)
@@ -62,8 +138,18 @@ def build_or_refit(library: Library, request: BuildRequest) -> Figures:
                 "phases": {"refit": round(time.perf_counter() - begun, 3)},
                 "messages": messages,
             }
-    facts = build_engine(library, request)
+    facts = build_engine(library, request, defined)
     return {**facts, **basis, **({"not_refitted": reason} if reason else {})}
+
+
+def _defined(library: Library, request: BuildRequest) -> Parsed:
+    """Return the network that the user's function fills.
+
+    Raises: StageError: as ``define_network``.
+    """
+    with log_of(library).collected() as messages:
+        load_plugins(library, request.operators)
+        return define_network(library, new_builder(library), request, messages)
 
 
 def _obstacle(request: BuildRequest) -> str:
@@ -103,10 +189,10 @@ def _refit(
     library: Library,
     request: BuildRequest,
     file: Path,
-    graph: WeightFile,
+    weights: NewWeights,
     record: Mapping[str, Any],
 ) -> list[str]:
-    """Write ``file`` with the weights of ``graph``; return TensorRT's warnings.
+    """Write ``file`` with other ``weights``; return TensorRT's warnings.
 
     Raises: StageError: TensorRT cannot replace all weights that have changed.
     """
@@ -118,14 +204,14 @@ def _refit(
         if engine is None:
             raise load_failure("the earlier engine", messages, library.release)
         refitter = library.trt.Refitter(engine, log.logger)
-        replaceable = set(refitter.get_all_weights())
+        replaceable = weights.replaceable(refitter)
         before = record["refit_basis"]["weights"]
-        changed = {name for name, each in graph.weights.items() if before.get(name) != each.digest}
+        changed = {name for name, found in weights.digests.items() if before.get(name) != found}
         if fixed := sorted(changed - replaceable):
             raise StageError(f"the earlier engine cannot replace {_names(fixed)}")
-        given = version_adapter.set_weights(library, refitter, request.onnx, graph.weights, changed)
-        if missing := refitter.get_missing_weights():
-            raise StageError(f"the graph has no weights {_names(sorted(missing))}")
+        given = weights.give(library, refitter, changed)
+        if missing := weights.missing(refitter):
+            raise StageError(f"the graph has no weights {_names(missing)}")
         if not refitter.refit_cuda_engine() or messages.errors:
             raise StageError(f"TensorRT did not refit: {messages.error_text('without a reason')}")
         del refitter, given  # before the engine

@@ -154,7 +154,7 @@ def _describe_engine(
         if not layers:
             hint = "build it on a GPU with profiling_verbosity: detailed, or inspect its ONNX graph"
             raise UsageError(f"engine.json of {graph.target} does not name its nodes", hint)
-        nodes = nodes_with_layers(_built_from(session, graph), layers)
+        nodes = nodes_with_layers(_built_from(session, graph, layers), layers)
         if options["node"]:
             nodes = [node for node in nodes if node["name"] == options["node"]]
             if not nodes:
@@ -173,13 +173,22 @@ def _describe_engine(
             {},
         ):
             lines.append(f"  {name:<18}{plain(value)}")
-    table = ["", *layer_lines(layers)] if layers else []
+    of_graph = "model" in session.actions[graph.target].inputs
+    table = ["", *layer_lines(layers, of_graph=of_graph)] if layers else []
     return {**head, "engine": result}, [*lines, *table]
 
 
-def _built_from(session: Session, graph: GraphFile) -> Sequence[Document]:
-    """Return the nodes of the graph that an engine was built from."""
+def _built_from(
+    session: Session, graph: GraphFile, layers: Sequence[Document]
+) -> Sequence[Document]:
+    """Return the nodes of the graph that an engine was built from.
+
+    Without a graph, those are the layers of the network that layers of the engine name.
+    """
     action = session.actions[graph.target]
+    if "model" not in action.inputs:
+        names = dict.fromkeys(name for layer in layers for name in layer["nodes"])
+        return [{"name": n, "operator": "layer", "inside": "", "outputs": []} for n in names]
     refs = {role: ref for role, ref in action.inputs.items() if role in ("model", "model.data")}
     files = {role: str(session.project.build / ref.path) for role, ref in refs.items()}
     data = files.get("model.data", "")

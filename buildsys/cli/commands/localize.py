@@ -18,6 +18,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.console.rows import format_table
+from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import UsageError
@@ -83,6 +84,7 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     if precision == FULL_PRECISION:
         problem = f"{model}:{engine} is an fp32 engine, so no node is rounded"
         raise UsageError(problem, f"`doit debug verify:{model}:{engine}` repeats its check")
+    require_graph(session.project, model)
     if spec.get("optimized") or spec.get("quantization") == "dynamic" or precision == "int4":
         problem = f"{model}:{engine} is fused or has quantized weights, which cannot be bisected"
         raise UsageError(problem, "compare engines with other quantize_weights.exclude")

@@ -26,6 +26,7 @@ from buildsys.cli.command import (
     print_lines,
 )
 from buildsys.cli.console.rows import format_table
+from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors, StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
@@ -315,6 +316,7 @@ def _print_model(
         for stage, file in (("export", "export/export.json"), ("simplify", "simplify/graph.json"))
     )
     if not exported:
+        require_graph(project, model)
         raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
     opset: int = exported.get("opset", 0)
     counts: dict[str, int] = (simplified.get("after") or exported).get("operators") or {}

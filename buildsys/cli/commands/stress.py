@@ -17,6 +17,7 @@ from buildsys.cli.command import (
     print_answer,
 )
 from buildsys.cli.console.rows import format_table
+from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import UsageError
@@ -47,6 +48,7 @@ class Stress(ProjectCommand):
         """Return 1 if any output differs, or nothing was compared."""
         session = Session.read_only(root)
         model = session.one_model("stress", names)
+        require_graph(session.project, model)
         count = positive_integer("-n", options["count"])
         seed = _seed(options["seed"])
         actions = session.actions.of(model)

@@ -137,6 +137,8 @@ def quantization_problems(view: ManifestView) -> Problems:
     if view.get("convert", "tool") == "autocast" and view.get("convert", "exclude"):
         text = "ModelOpt AutoCast chooses the nodes itself"
         yield view.problem(("convert", "exclude"), text, "remove it, or use tool: builtin")
+    if view.is_defined:  # it has its own quantizers
+        return
     shapes = shapes_after_surgery(view)
     if shapes is not None and isinstance(view.get("calibration"), dict):
         yield from _calibration(view, shapes)

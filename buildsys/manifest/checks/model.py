@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from buildsys.manifest.checks.definition import definition_problems
 from buildsys.manifest.checks.engines import (
     auto_problems,
     bench_problems,
@@ -72,6 +73,7 @@ def check_model(view: ManifestView) -> Problems:
         engine_problems,
         auto_problems,
         program_problems,
+        definition_problems,
         gate_problems,
         surgery_problems,
         operator_problems,
@@ -85,16 +87,17 @@ def check_model(view: ManifestView) -> Problems:
 
 
 def _source(view: ManifestView) -> Problems:
+    source = view.network_path
     for kind, options in _OUTSIDE_THE_KEY.items():
-        for option in view.map("source", "kwargs") if kind in view.map("source") else ():
+        for option in view.map(*source, "kwargs") if kind in view.map(*source) else ():
             if option in options:
                 text = f"{option} loads what the key does not have"
-                hint = "name a file under source.weights"
-                yield view.problem(("source", "kwargs", option), text, hint, of_key=True)
-    onnx = view.get("source", "onnx")
-    if isinstance(onnx, str) and ".py:" not in onnx and view.map("source", "kwargs"):
+                hint = f"name a file under {'.'.join(map(str, source))}.weights"
+                yield view.problem((*source, "kwargs", option), text, hint, of_key=True)
+    onnx = view.get(*source, "onnx")
+    if isinstance(onnx, str) and ".py:" not in onnx and view.map(*source, "kwargs"):
         text = "a file takes no arguments"
-        yield view.problem(("source", "kwargs"), text, "remove it", of_key=True)
+        yield view.problem((*source, "kwargs"), text, "remove it", of_key=True)
 
 
 def unused_dims(view: ManifestView) -> list[str]:
@@ -105,6 +108,8 @@ def unused_dims(view: ManifestView) -> list[str]:
 
 
 def _export(view: ManifestView) -> Problems:
+    if view.is_defined:
+        return
     if "onnx" in view.map("source"):
         for option in view.map("export"):
             if view.is_own("export", option):
@@ -164,8 +169,8 @@ def _tensors(view: ManifestView) -> Problems:
         keyword = tensor.get("keyword")
         path = ("inputs", name, "keyword")
         if isinstance(keyword, str):
-            if "onnx" in view.map("source"):
-                text = "an ONNX source has no keyword inputs"
+            if kind := _takes_names(view):
+                text = f"{kind} has no keyword inputs"
                 yield view.problem(path, text, "remove it", of_key=True)
             elif keyword in keywords:
                 text = f'input "{keywords[keyword]}" already has the keyword "{keyword}"'
@@ -180,11 +185,17 @@ def _tensors(view: ManifestView) -> Problems:
             yield view.problem(("outputs", name), text, "rename one of them", of_key=True)
 
 
+def _takes_names(view: ManifestView) -> str:
+    """Return the kind of a network without arguments of forward(), or ""."""
+    kinds = {"onnx": "an ONNX source", "numpy": "a numpy reference"}
+    return next((text for kind, text in kinds.items() if kind in view.map(*view.network_path)), "")
+
+
 def _call(view: ManifestView) -> Problems:
     if not view.map("call"):
         return
-    if "onnx" in view.map("source"):
-        text = "an ONNX source takes its inputs by name"
+    if kind := _takes_names(view):
+        text = f"{kind} takes the inputs as they are"
         yield view.problem(("call",), text, "remove it", of_key=True)
         return
     inputs, used = view.map("inputs"), set()

@@ -34,7 +34,7 @@ def registration_problems(view: ManifestView) -> Problems:
     """Yield the problems of ``symbolics`` and ``translations``."""
     exporter = view.get("export", "exporter") or "torchscript"
     for section, (used_by, other) in _SECTIONS.items():
-        if not view.list(section):
+        if not view.list(section) or view.is_defined:
             continue
         if "onnx" in view.map("source"):
             if view.is_own(section):

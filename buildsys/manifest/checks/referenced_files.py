@@ -26,11 +26,12 @@ _DATA: tuple[Pattern, ...] = (
     ("calibration", "data", ...),
     ("surgery", ..., "inputs", ..., "data"),
 )
+_SOURCES: tuple[Pattern, ...] = (("source",), ("source", "reference"))
 _FILES: tuple[Pattern, ...] = (
-    ("source", "onnx"),
-    ("source", "weights", "file"),
-    ("source", "config"),
-    ("source", "exported_program"),
+    *((*source, "onnx") for source in _SOURCES),
+    *((*source, "weights", "file") for source in _SOURCES),
+    *((*source, "config") for source in _SOURCES),
+    *((*source, "exported_program") for source in _SOURCES),
     *((*data, "npz") for data in _DATA),
     ("surgery", ..., "reference", "npz"),
     ("ops", ..., "library", "sources", ...),
@@ -41,11 +42,13 @@ _FILES: tuple[Pattern, ...] = (
     ("outputs", ..., "labels", "file"),
 )
 _FOLDERS: tuple[Pattern, ...] = (
-    ("source", "checkpoint"),
+    *((*source, "checkpoint") for source in _SOURCES),
     *((*data, "images") for data in _DATA),
 )
 _CALLABLES: tuple[Pattern, ...] = (  # FILE.py:NAME
-    ("source", "python"),
+    *((*source, "python") for source in _SOURCES),
+    ("source", "tensorrt"),
+    ("source", "reference", "numpy"),
     *((*data, "python") for data in _DATA),
     ("surgery", ..., "function"),
     ("surgery", ..., "replace", "function"),
@@ -56,7 +59,11 @@ _CALLABLES: tuple[Pattern, ...] = (  # FILE.py:NAME
     ("symbolics", ..., "function"),
     ("translations", ..., "function"),
 )
-_ON_HUB = (("source", "weights", "file"), ("source", "config"), ("source", "checkpoint"))
+_ON_HUB = tuple(
+    (*source, *field)
+    for source in _SOURCES
+    for field in (("weights", "file"), ("config",), ("checkpoint",))
+)
 _RELATIVE = "paths are relative to the project"
 
 

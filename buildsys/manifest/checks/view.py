@@ -69,6 +69,16 @@ class ManifestView:
         value = self.get(*path)
         return value if isinstance(value, list) else []
 
+    @property
+    def is_defined(self) -> bool:
+        """True if the network is defined by hand, with TensorRT's API."""
+        return "tensorrt" in self.map("source")
+
+    @property
+    def network_path(self) -> FieldPath:
+        """The place of the source that gives the golden outputs."""
+        return ("source", "reference") if self.is_defined else ("source",)
+
     def find(self, *pattern: Step) -> Matches:
         """Return path and value of each match; ``...`` matches every member."""
         if pattern[0] is not ... and pattern[0] not in self.data:

@@ -17,7 +17,9 @@ from buildsys.manifest.schema.base import (
 )
 from buildsys.manifest.schema.run import ImagesData, Labels, Preprocess
 
-SOURCE_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
+_GRAPH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
+SOURCE_KINDS = (*_GRAPH_KINDS, "tensorrt")
+REFERENCE_KINDS = (*_GRAPH_KINDS, "numpy")  # of a network defined by hand
 POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
 DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
@@ -135,13 +137,50 @@ class OnnxSource(_Source):
     kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
 
 
+class NumpySource(_Source):
+    """A function of the project on numpy arrays, as a reference only."""
+
+    numpy: Callable = Field(
+        description="FILE.py:FUNCTION, of the inputs in order; returns the outputs."
+    )
+    kwargs: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
+
+
+Reference = Annotated[
+    TorchvisionSource
+    | TimmSource
+    | TransformersSource
+    | ExportedProgramSource
+    | PythonSource
+    | OnnxSource
+    | NumpySource,
+    OneOf(REFERENCE_KINDS),
+]
+
+
+class TensorRtSource(Spec):
+    """A TensorRT network defined by hand, with a reference to verify it."""
+
+    tensorrt: Callable = Field(
+        description="FILE.py:FUNCTION, which fills a network: define(network, trt)."
+    )
+    reference: Reference = Field(
+        description="Another source, or numpy: it gives the golden outputs."
+    )
+    weights: WeightsFile | None = Field(
+        None, description="An .npz file; default: the state dict of a PyTorch reference."
+    )
+    kwargs: dict[str, Any] = Field({}, description="Further arguments of the function.")
+
+
 Source = Annotated[
     TorchvisionSource
     | TimmSource
     | TransformersSource
     | ExportedProgramSource
     | PythonSource
-    | OnnxSource,
+    | OnnxSource
+    | TensorRtSource,
     OneOf(SOURCE_KINDS),
 ]
 

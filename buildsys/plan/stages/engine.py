@@ -33,8 +33,21 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         options["dims"] = spans if engine.spec.get("profiles") is None else {}
         options["inputs"] = final.inputs
     hook = engine.spec.get("network")  # changes the network before it is built
-    tools += [*(["python"] if hook else []), *operators.tools, *engine.toolchain_tools]
-    sources = [*operators.sources, *([hook.rpartition(":")[0]] if hook else [])]
+    called = [hook] if hook else []
+    weights = {}
+    if source := model.definition:
+        called.append(source["tensorrt"])
+        fields = ("shape", "dtype")
+        options["definition"] = {
+            "function": source["tensorrt"],
+            "kwargs": source["kwargs"],
+            "outputs": {n: {f: t[f] for f in fields} for n, t in spec["outputs"].items()},
+        }
+        if file := source["weights"]:
+            options["definition"]["weights"] = file["file"]
+            weights = {file["file"]: file["sha256"]}
+    tools += [*(["python"] if called else []), *operators.tools, *engine.toolchain_tools]
+    sources = [*operators.sources, *(function.rpartition(":")[0] for function in called)]
     return Action(
         **model.fields("engine", engine.name),
         options={**options, **operators.options},
@@ -46,7 +59,8 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
             "result": FileRef(f"{folder}/engine.json"),
         },
         sources=tuple(dict.fromkeys(sources)),
-        after=(engine.source_target, *after, *operators.after),
+        weights=weights,
+        after=(*filter(None, (engine.source_target,)), *after, *operators.after),
         code=("buildsys.stages.engine.stage", *engine.backend_code),
         packages=engine.backend_packages,
         tools=tuple(dict.fromkeys(tools)),

@@ -32,6 +32,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         outputs={
             **model.exported.golden(cases),
             **model.exported.golden(model.further_names, optional=True),
+            **model.definition_weights,
             "result": FileRef(f"{name}/reference/reference.json"),
         },
         sources=tuple(dict.fromkeys((*model.network_sources, *data_files(data)))),

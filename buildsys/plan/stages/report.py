@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from buildsys.manifest.graph_sections import GRAPH_SECTIONS
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
 
@@ -38,6 +39,7 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
     hidden |= set() if model.needs_calibration else {"quantize"}
     hidden |= {"convert"} if spec["convert"] == {"tool": "builtin", "exclude": []} else set()
     hidden |= set() if model.searches else {"search"}
+    hidden |= set(GRAPH_SECTIONS) if model.definition else set()
     shown = {section: value for section, value in spec.items() if section not in hidden}
     shown["engines"] = [_as_written(engine) for engine in spec["engines"]]
     if spec.get("toolchains"):  # without the paths of their interpreters

@@ -12,9 +12,10 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
     further = engine.further_cases(model)
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
-    upstream = (
-        f"engine:{name}:{engine.name}", final.golden_target, model.final_assembled_target,
-    )  # fmt: skip
+    # a graph shows how its outputs are made
+    assembled = {} if model.definition else {"assembled": model.final_assembled}
+    upstream = [f"engine:{name}:{engine.name}", final.golden_target]
+    upstream += [model.final_assembled_target] if assembled else []
     return Action(
         **model.fields("verify", engine.name),
         options={
@@ -27,7 +28,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
         },
         inputs={
             **engine.files,
-            "assembled": model.final_assembled,
+            **assembled,
             **final.golden(engine.cases),
             **final.golden(further.get("cases", ()), optional=True),
             **operators.inputs,

@@ -146,6 +146,7 @@ class EngineResult(ResultHeader, total=False):
     engine_bytes: int
     onnx_sha256: str
     program_sha256: str  # instead, of the captured program
+    definition_sha256: str  # instead, of the file that defines the network, and its weights
     device: dict[str, Any]  # kind, name, …; "missing": reason
     messages: list[str]
     warnings: list[str]

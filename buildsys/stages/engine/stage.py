@@ -18,6 +18,7 @@ from buildsys.backends.interface import (
     Backend,
     BuildRequest,
     Calibration,
+    Definition,
     EarlierBuild,
     Figures,
     GraphRefusedError,
@@ -95,6 +96,7 @@ def _build(job: Job, backend: Backend) -> Figures:
             model=job.model,
             onnx=graph,
             program=program,
+            definition=_definition(job),
             engine=job.outputs["engine"],
             options=options,
             inputs=job.options.get("inputs", {}),  # with dims: for backends that build for ranges
@@ -114,6 +116,11 @@ def _build(job: Job, backend: Backend) -> Figures:
         sources = [
             job.inputs[role] for role in ("program", "model", "model.data") if role in job.inputs
         ]
+        origin = "program_sha256" if "program" in job.inputs else "onnx_sha256"
+        if made_by := request.definition:
+            origin = "definition_sha256"
+            sources = [job.project / made_by.function.rpartition(":")[0]]
+            sources += [made_by.weights] if made_by.weights else []
         source_digest = pool.submit(sha256_of, *sources)
         try:
             built = backend.build(request)
@@ -154,11 +161,20 @@ def _build(job: Job, backend: Backend) -> Figures:
                 file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]}
                 for file in files
             },
-            "program_sha256" if "program" in job.inputs else "onnx_sha256": source_digest.result(),
+            origin: source_digest.result(),
             "portability": portability,
             "built_with": built_with(options["backend"], device),
             "device": device,
         }
+
+
+def _definition(job: Job) -> Definition | None:
+    """Return the function that fills the network by hand, None for a graph."""
+    if "definition" not in job.options:
+        return None
+    given = job.options["definition"]
+    weights = job.project / given["weights"] if "weights" in given else job.inputs.get("weights")
+    return Definition(given["function"], given["kwargs"], weights, given["outputs"])
 
 
 def _fp32_nodes(job: Job) -> dict[str, tuple[str, ...]]:

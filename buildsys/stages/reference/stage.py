@@ -13,7 +13,7 @@ import numpy as np
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
 from buildsys.models.golden_inputs import golden_input
-from buildsys.onnx_graphs.tensors import Case, Tensor, save_case
+from buildsys.onnx_graphs.tensors import Case, Tensor, save_case, save_tensors
 from buildsys.report.results.reference import GoldenCase, GoldenOutput
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.reference.further_cases import further_cases
@@ -42,6 +42,8 @@ def run(job: Job) -> StageResult:
     not finite.
     """
     original, seed = load_original(job), job.options["source"]["seed"]
+    if "weights" in job.outputs and original.module is not None:
+        _save_weights(job.outputs["weights"], original.module)
     cases: dict[str, GoldenCase] = {}
     for number, (case, dims) in enumerate(job.options["cases"].items()):
         job.progress(f"case {case}")
@@ -108,7 +110,9 @@ def load_original(job: Job) -> Original:
 
     Raises: StageError: it cannot be built or read.
     """
-    original = _onnx_model(job) if "onnx" in job.options["source"] else _torch_model(job)
+    source = job.options["source"]
+    load = _onnx_model if "onnx" in source else _numpy_function if "numpy" in source else None
+    original = load(job) if load else _torch_model(job)
     if original.float_type:
         return original
     types = (tensor["dtype"] for tensor in job.options["inputs"].values())  # without weights
@@ -140,6 +144,21 @@ def _torch_model(job: Job) -> Original:
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
     return Original(call, network.weights, main_float_type(network.module), network.module)
+
+
+def _save_weights(file: Path, module: nn.Module) -> None:
+    """Write the state dict, for a network that is defined by hand with the same weights."""
+    from buildsys.models.torch_model import from_torch
+
+    save_tensors(file, {name: from_torch(each) for name, each in module.state_dict().items()})
+
+
+def _numpy_function(job: Job) -> Original:
+    from buildsys.models.numpy_function import NumpyFunction
+
+    source = job.options["source"]
+    function = NumpyFunction(source, job.options["outputs"], job.project)
+    return Original(function, f"of {source['numpy']}", "")
 
 
 def _onnx_model(job: Job) -> Original:

@@ -133,7 +133,7 @@ class Network:
                 found = {names.get(tensor, tensor): value for tensor, value in found.items()}
             return {tensor: value for tensor, value in found.items() if value is not None}
 
-        source = spec["source"]
+        source = spec["source"].get("reference") or spec["source"]  # with its weights
         is_untrained = not {"torchvision", "timm", "config"}.isdisjoint(
             field for field, value in source.items() if value is not None
         )

@@ -1,0 +1,177 @@
+"""A network that the user's function fills by hand, with TensorRT's API.
+
+TensorRT reads weights when it builds, from arrays that it does not own. Those that the function
+gets, and whatever it returns, are kept until then.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buildsys.backends.interface import BuildRequest, Definition
+from buildsys.backends.tensorrt import version_adapter
+from buildsys.backends.tensorrt.builder_config import is_strong
+from buildsys.backends.tensorrt.enum_tables import DTYPES
+from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.log import Messages
+from buildsys.backends.tensorrt.network_edits import io_tensors
+from buildsys.backends.tensorrt.parse import Parsed
+from buildsys.errors import StageError
+from buildsys.models.user_code import load_callable, reraise_as_stage_error
+from buildsys.onnx_graphs.tensors import Array, load_arrays
+
+Tensors = Mapping[str, Mapping[str, Any]]  # name -> shape and dtype as in the manifest
+_SMALLER = {"int64": "int32"}  # for a library without the former; its parser does the same
+
+
+def define_network(
+    library: Library, builder: Any, request: BuildRequest, messages: Messages
+) -> Parsed:
+    """Call the user's function on a new network, and check the result.
+
+    Raises: StageError: the function is missing, takes other parameters or raises, TensorRT refuses
+    a layer, or inputs and outputs are not those of the manifest.
+    """
+    definition, options = request.definition or Definition(""), request.options
+    name = definition.function
+    function = load_callable(name, request.project)
+    network = version_adapter.create_network(library, builder, strong=is_strong(options))
+    weights = _read_weights(definition.weights, request.project)
+    offered = {"weights": weights, "precision": options["precision"]}
+    arguments = _arguments(function, name, definition.kwargs, offered)
+    try:
+        with reraise_as_stage_error(f"{name} failed", request.project):
+            returned = function(network, library.trt, **arguments)
+    except StageError as failure:
+        raise _explained(failure, library, messages) from failure
+    if network.num_outputs == 0 and not messages.errors:
+        text = f"{name} marks no output of the network"
+        raise StageError(text, "mark each one: network.mark_output(layer.get_output(0))")
+    inputs, outputs = io_tensors(network)
+    problems = [*_differences(library, "input", inputs, request.inputs, request.dims)]
+    if definition.outputs:
+        problems += _differences(library, "output", outputs, definition.outputs, request.dims)
+    if messages.errors:  # some of layers appear when shapes are read
+        text = f"{name} did what {library.title} refuses: {messages.error_text('')}"
+        raise StageError(text, "correct the function")
+    if problems:
+        hint = "correct the function, or inputs, outputs and dims in the manifest"
+        raise StageError(f"{name}: {'; '.join(problems)}", hint)
+    for tensor in inputs:  # as the parser does; engine.json and load_engine show the names
+        for axis, size in enumerate(request.inputs[tensor.name]["shape"]):
+            if isinstance(size, str) and not tensor.get_dimension_name(axis):
+                tensor.set_dimension_name(axis, size)
+    return Parsed(builder, network, (weights, returned), [], accepted=True)
+
+
+def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
+    """Return the arrays of a file by name, {} without one.
+
+    Raises: StageError: it cannot be read.
+    """
+    if file is None:
+        return {}
+    try:
+        return load_arrays(file)
+    except (OSError, ValueError) as error:
+        shown = file.relative_to(project) if file.is_relative_to(project) else file.name
+        problem = f"{shown} cannot be read as an .npz file: {error}"
+        raise StageError(problem, "save it with numpy.savez") from error
+
+
+def _arguments(
+    function: Callable[..., Any],
+    name: str,
+    kwargs: Mapping[str, Any],
+    offered: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the keyword arguments of a user's function.
+
+    Raises: StageError: it cannot be called with the network, the module and these.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return dict(kwargs)
+    taken = {word: value for word, value in offered.items() if word in signature.parameters}
+    found = {**taken, **kwargs}
+    try:
+        signature.bind(None, None, **found)
+    except TypeError as error:
+        raise StageError(
+            f"{name} has the parameters {signature}, but its arguments are the network, the module"
+            f" trt, weights and precision if it names them, and source.kwargs: {error}",
+            "write def define(network, trt): …, and set source.kwargs for further parameters",
+        ) from error
+    return found
+
+
+def _explained(failure: StageError, library: Library, messages: Messages) -> StageError:
+    """Return the failure of a user's function with TensorRT's own words and a remedy."""
+    cause, text, hint = failure.__cause__, failure.problem, failure.hint
+    if isinstance(cause, ModuleNotFoundError):
+        hint = (
+            "the interpreter of the engine runs this file: keep the reference's imports out of it"
+        )
+    elif isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is library.trt:
+        hint = f"this name is of another version than {library.release}"
+    elif isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is None:
+        hint = (
+            "TensorRT returns None for a layer that it refuses, and for a plugin that is not"
+            " registered: name the plugin's library in ops"
+        )
+    if messages.errors:
+        text += f"; {library.title} says: {messages.error_text('')}"
+    return StageError(text, hint)
+
+
+def _differences(
+    library: Library,
+    kind: str,
+    tensors: Sequence[Any],
+    declared: Tensors,
+    dims: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """Yield how inputs or outputs of a network differ from those of the manifest."""
+    words = DTYPES.words(library)
+    names = [tensor.name for tensor in tensors]
+    if missing := [name for name in declared if name not in names]:
+        yield f"the network has no {kind} {', '.join(missing)}, only {', '.join(names) or 'none'}"
+    if unknown := [name for name in names if name not in declared]:
+        yield f"the manifest declares no {kind} {', '.join(unknown)}"
+    for tensor in (tensor for tensor in tensors if tensor.name in declared):
+        wanted, where = declared[tensor.name], f"{kind} {tensor.name}"
+        dtype = wanted["dtype"]
+        if dtype not in words.values():
+            dtype = _SMALLER.get(dtype, dtype)
+        if dtype and words[tensor.dtype] != dtype:
+            yield f"{where} is {words[tensor.dtype]}, and {wanted['dtype']} in the manifest"
+        if wanted["shape"] is None:
+            continue
+        try:
+            found = list(tensor.shape)
+        except (RuntimeError, ValueError):  # the shapes of its layers contradict each other
+            yield f"{where} has no shape that TensorRT can compute"
+            continue
+        pairs = zip(found, wanted["shape"], strict=False)
+        exact = kind == "input"  # a size of an output may follow from values
+        if len(found) != len(wanted["shape"]) or not all(
+            _fits(size, given, dims, exact=exact) for size, given in pairs
+        ):
+            shape = ", ".join("null" if size is None else str(size) for size in wanted["shape"])
+            yield f"{where} has the shape {found}, and [{shape}] in the manifest (-1 is any size)"
+
+
+def _fits(
+    size: int, given: int | str | None, dims: Mapping[str, Mapping[str, Any]], *, exact: bool
+) -> bool:
+    """Check a network's size, -1 for any, against a manifest's: a name, a number or None."""
+    if given is None:
+        return True
+    if isinstance(given, str):
+        span = dims.get(given, {})
+        return size == -1 or span.get("min") == size == span.get("max")
+    return size == given or (size == -1 and not exact)

@@ -1,0 +1,94 @@
+"""A function of the project on numpy arrays, as the reference of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buildsys.errors import StageError
+from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.onnx_graphs.tensors import Tensor, tensor_of
+
+Tensors = Mapping[str, Tensor]
+Declared = Mapping[str, Mapping[str, Any]]  # outputs of the manifest
+
+
+class NumpyFunction:
+    """A user's function, called with the inputs in order."""
+
+    def __init__(self, source: Mapping[str, Any], declared: Declared, project: Path) -> None:
+        """Load it. Raises: StageError: no such file or function, or the file raises."""
+        self._name: str = source["numpy"]
+        self._kwargs = source["kwargs"]
+        self._declared = declared
+        self._project = project
+        self._function = load_callable(self._name, project)
+
+    def __call__(self, inputs: Tensors, dims: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return the outputs by name.
+
+        Raises: StageError: the function raises, or its outputs are not as declared.
+        """
+        arrays = [tensor.values().copy() for tensor in inputs.values()]
+        with reraise_as_stage_error(f"{self._name} failed", self._project):
+            result = self._function(*arrays, **self._kwargs)
+        outputs = {}
+        for name, value in self._named(result).items():
+            declared = self._declared.get(name, {})
+            array = np.asarray(value)
+            if array.dtype.hasobject:
+                found = with_article(type(value).__name__)
+                text = f"{self._name} returned {found} as output {name}, not an array"
+                raise StageError(text, "return one numpy array per output")
+            outputs[name] = _as_declared(self._name, name, array, declared, dims)
+        return outputs
+
+    def _named(self, result: Any) -> dict[str, Any]:
+        """Return the results by output name, ``output0`` and so on if none is declared."""
+        if isinstance(result, Mapping):
+            keys = {name: each["key"] or name for name, each in self._declared.items()}
+            keys = keys or {str(key): str(key) for key in result}
+            if missing := [key for key in keys.values() if key not in result]:
+                found = ", ".join(map(str, result)) or "nothing"
+                text = f"{self._name} returned no output {missing[0]}"
+                raise StageError(text, f"it returned {found}")
+            return {name: result[key] for name, key in keys.items()}
+        values = list(result) if isinstance(result, tuple | list) else [result]
+        names = list(self._declared) or [f"output{index}" for index in range(len(values))]
+        if len(values) != len(names) or result is None:
+            count = 0 if result is None else len(values)
+            text = f"{self._name} returned {count} outputs, the manifest declares {len(names)}"
+            raise StageError(f"{text} ({', '.join(names)})", "return one numpy array per output")
+        return dict(zip(names, values, strict=True))
+
+
+def _as_declared(
+    function: str,
+    name: str,
+    array: np.ndarray[Any, Any],
+    declared: Mapping[str, Any],
+    dims: Mapping[str, int],
+) -> Tensor:
+    """Return an output. Raises: StageError: its shape or dtype is not the declared one."""
+    tensor = tensor_of(array)
+    if declared.get("dtype") not in (None, tensor.dtype):
+        dtype = declared["dtype"]
+        if dtype != "bfloat16" or tensor.dtype != "float32":  # numpy has no bfloat16
+            text = f"{function} returned output {name} as {tensor.dtype}"
+            hint = f"convert it with .astype, or correct the dtype in outputs.{name}"
+            raise StageError(f"{text}, the manifest declares {dtype}", hint)
+        tensor = tensor_of(array, dtype)
+    if declared.get("shape") is not None:
+        expected = [dims[size] if isinstance(size, str) else size for size in declared["shape"]]
+        found = list(tensor.shape)
+        if len(expected) != len(found) or any(
+            size not in (None, actual) for size, actual in zip(expected, found, strict=True)
+        ):
+            shown = ", ".join("?" if size is None else str(size) for size in expected)
+            text = f"{function} returned output {name} with the shape {found}"
+            hint = f"correct the function, or the shape in outputs.{name}"
+            raise StageError(f"{text}, the manifest declares [{shown}]", hint)
+    return tensor

@@ -1,0 +1,235 @@
+"""Networks defined by hand: built, verified, timed, refitted and run on a GPU.
+
+The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from gpu_marks import TENSORRT_ON_GPU
+from model_project import ROOT, ModelProject
+
+pytestmark = [*TENSORRT_ON_GPU, pytest.mark.timeout(1800)]
+FILES = {
+    "plugins/small.py": """\
+import layers
+
+
+def define(network, trt, weights, bias=True):
+    x = network.add_input("x", trt.float32, (-1, 3, 16, 16))
+    conv = layers.conv(network, trt, x, weights["conv.weight"], weights["conv.bias"] * bias)
+    relu = network.add_activation(conv, trt.ActivationType.RELU)
+    relu.name = "relu"
+    flat = network.add_shuffle(relu.get_output(0))
+    flat.name = "flatten"
+    flat.reshape_dims = (0, -1)
+    layers.mark(network, flat.get_output(0), "y")
+
+
+def without_output(network, trt):
+    network.add_input("x", trt.float32, (-1, 3, 16, 16))
+
+
+def refused(network, trt):
+    x = network.add_input("x", trt.float32, (-1, 3, 16, 16))
+    constant = network.add_constant((1, 2), trt.Weights(layers.np.ones((1, 2), "float32")))
+    added = network.add_elementwise(x, constant.get_output(0), trt.ElementWiseOperation.SUM)
+    layers.mark(network, added.get_output(0), "y")
+
+
+def of_another_version(network, trt):
+    network.add_input("x", trt.no_such_type, (-1, 3, 16, 16))
+
+
+def fixed(network, trt):
+    x = network.add_input("x", trt.float16, (4, 3, 16, 16))
+    layers.mark(network, network.add_identity(x).get_output(0), "z")
+""",
+    "plugins/layers.py": """\
+import numpy as np
+
+
+def conv(network, trt, x, kernel, bias):
+    added = network.add_convolution_nd(x, len(kernel), kernel.shape[2:], trt.Weights(kernel), bias)
+    added.name = "conv"
+    added.padding_nd = (1, 1)
+    return added.get_output(0)
+
+
+def mark(network, tensor, name):
+    tensor.name = name
+    network.mark_output(tensor)
+""",
+    "plugins/small_torch.py": """\
+from torch import nn
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x).relu().flatten(1)
+""",
+    "plugins/linear.py": """\
+def define(network, trt, weights):
+    x = network.add_input("x", trt.float32, (-1, 8))
+    kernel = weights["kernel"]
+    constant = network.add_constant(kernel.shape, kernel)
+    constant.name = "kernel"
+    none = trt.MatrixOperation.NONE
+    product = network.add_matrix_multiply(x, none, constant.get_output(0), none)
+    product.name = "product"
+    y = product.get_output(0)
+    y.name = "y"
+    network.mark_output(y)
+""",
+    "plugins/linear_numpy.py": """\
+from pathlib import Path
+
+import numpy as np
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def compute(x):
+    return x @ np.load(DATA / "linear.npz")["kernel"]
+""",
+}  # fmt: skip
+IMAGE = {"x": {"shape": ["batch", 3, 16, 16]}}
+DIMS = {"batch": {"min": 1, "opt": 4, "max": 8}}
+
+
+def write_model(project: ModelProject, name: str, source: dict[str, Any], **fields: Any) -> None:
+    sources = os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES", "")
+    engine = {
+        "backend": "tensorrt", "tf32": False,
+        **({"toolchain": "other"} if os.environ.get("BUILDSYS_TEST_TOOLCHAIN") else {}),
+        **({"tactic_sources": sources.split(",")} if sources else {}),
+    }  # fmt: skip
+    engines = fields.pop("engines", [{"name": "trt"}])
+    content = {
+        "model": name, "source": source, "inputs": IMAGE,
+        "outputs": {"y": {"shape": ["batch", 4096], "dtype": "float32"}}, "dims": DIMS,
+        "engines": [{**engine, **each} for each in engines],
+        "bench": {"duration": "200ms", "baselines": ["torch"], "cuda_graph": [False, True],
+                  "noise": None},
+        **fields,
+    }  # fmt: skip
+    file = project.root / f"configs/models/{name}.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def small(function: str = "define", seed: int = 0, **fields: Any) -> dict[str, Any]:
+    reference = {"python": "plugins/small_torch.py:Small", "randomize": True, "seed": seed}
+    return {"tensorrt": f"plugins/small.py:{function}", "reference": reference, **fields}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> ModelProject:
+    root = tmp_path_factory.mktemp("defined")
+    for path, text in FILES.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    (root / "configs/models").mkdir(parents=True)
+    (root / "data").mkdir()
+    shutil.copy(ROOT / "dodo.py", root)
+    (root / "pyproject.toml").touch()
+    python = os.environ.get("BUILDSYS_TEST_TOOLCHAIN", "")
+    toolchains = {"toolchains": {"other": {"python": python}}} if python else {}
+    (root / "configs/project.yaml").write_text(yaml.safe_dump(toolchains), encoding="utf-8")
+    return ModelProject(root)
+
+
+def test_a_defined_network_is_built_verified_timed_and_run(project: ModelProject) -> None:
+    engines = [{"name": "trt"}, {"name": "half", "precision": "fp16", "precision_share": 0}]
+    write_model(project, "small", small(), engines=engines)
+    ran = project.doit("build:small")
+    assert ran.returncode == 0, ran.stdout
+    for name in ("trt", "half"):
+        engine, verified, timed = (
+            project.result(stage, "small", name) for stage in ("engine", "verify", "bench")
+        )
+        found = [each["status"] for each in (engine, verified, timed)]
+        assert found == ["passed"] * 3, ran.stdout
+        assert len(engine["definition_sha256"]) == 64
+        assert verified["cases"].keys() >= {"min", "opt", "max"}
+        named = {node for layer in engine["layer_nodes"] for node in layer["nodes"]}
+        assert "conv" in named, engine["layer_nodes"]
+    shown = project.doit("inspect", "small:engine:trt")
+    assert "layers of the network" in shown.stdout
+    assert "conv" in shown.stdout
+    assert project.doit("doctor", "small:trt").returncode == 0
+    image = np.random.default_rng(0).standard_normal((3, 3, 16, 16)).astype(np.float32)
+    np.save(project.root / "x.npy", image)
+    ran = project.doit("run", "small:trt", "--input", "x.npy", "--output", "y.npz")
+    assert ran.returncode == 0, ran.stdout
+    assert np.load(project.root / "y.npz")["y"].shape == (3, 4096)
+    again = project.doit("build:small")
+    assert "reference:small" not in again.stdout, again.stdout
+
+
+def test_weights_of_a_file_are_verified_against_numpy(project: ModelProject) -> None:
+    kernel = np.random.default_rng(1).standard_normal((8, 4)).astype(np.float32)
+    np.savez(project.root / "data/linear.npz", kernel=kernel)
+    source = {
+        "tensorrt": "plugins/linear.py:define", "weights": {"file": "data/linear.npz"},
+        "reference": {"numpy": "plugins/linear_numpy.py:compute"},
+    }  # fmt: skip
+    ports = {
+        "inputs": {"x": {"shape": ["batch", 8]}}, "outputs": {"y": {"shape": ["batch", 4]}},
+    }  # fmt: skip
+    write_model(project, "linear", source, **ports)
+    ran = project.doit("build:linear")
+    assert ran.returncode == 0, ran.stdout
+    assert project.result("verify", "linear", "trt")["status"] == "passed"
+    assert project.result("bench", "linear", "trt")["status"] == "passed"
+
+
+def test_a_wrong_network_fails_its_check(project: ModelProject) -> None:
+    write_model(project, "wrong", small(kwargs={"bias": False}))
+    ran = project.doit("verify:wrong:trt")
+    assert ran.returncode == 1, ran.stdout
+    assert project.result("engine", "wrong", "trt")["status"] == "passed"
+    verified = project.result("verify", "wrong", "trt")
+    assert verified["status"] == "failed"
+    assert "output 'y'" in verified["reason"]
+
+
+def test_new_weights_go_into_the_earlier_engine(project: ModelProject) -> None:
+    for seed in (1, 2):
+        write_model(project, "refitted", small(seed=seed), engines=[{"name": "trt", "refit": True}])
+        ran = project.doit("verify:refitted:trt")
+        assert ran.returncode == 0, ran.stdout
+        assert project.result("verify", "refitted", "trt")["status"] == "passed"
+    engine = project.result("engine", "refitted", "trt")
+    assert "refitted_from" in engine, engine.get("not_refitted")
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("without_output", "plugins/small.py:without_output marks no output of the network"),
+        ("refused", "refuse"),
+        ("of_another_version", "no_such_type"),
+        ("fixed", "input x is float16, and float32 in the manifest"),
+        ("missing", "does not define missing"),
+    ],
+)
+def test_a_mistake_is_one_sentence(project: ModelProject, function: str, sentence: str) -> None:
+    write_model(project, "mistake", small(function))
+    try:
+        ran = project.doit("engine:mistake:trt")
+    finally:
+        (project.root / "configs/models/mistake.yaml").unlink()
+    print(ran.stdout)
+    assert ran.returncode in (2, 3), ran.stdout
+    assert sentence in ran.stdout
+    assert "Traceback" not in ran.stdout

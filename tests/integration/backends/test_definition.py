@@ -1,0 +1,169 @@
+"""Networks that users' functions fill, built by the real TensorRT-RTX, with or without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_jobs import engine_options, request
+
+from buildsys.backends.interface import BuildRequest, Definition
+from buildsys.backends.tensorrt import definition, library
+from buildsys.backends.tensorrt.log import log_of
+from buildsys.backends.tensorrt.network_weights import NetworkWeights, network_weights
+from buildsys.backends.tensorrt.parse import new_builder
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import save_tensors, tensor_of
+
+trt = pytest.importorskip("tensorrt_rtx")
+from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402 - after the skip
+
+LIBRARY = library.library_of(trt)
+INPUTS = {"x": {"shape": ["batch", 3, 8, 8], "dtype": "float32"}}
+OUTPUTS = {"y": {"shape": ["batch", 256], "dtype": "float32"}}
+KERNEL = np.arange(108, dtype=np.float32).reshape(4, 3, 3, 3)
+BIAS = np.ones(4, np.float32)
+CODE = """\
+import numpy as np
+
+def define(network, trt, weights, slope=0.0):
+    x = network.add_input("x", trt.float32, (-1, 3, 8, 8))
+    conv = network.add_convolution_nd(x, 4, (3, 3), weights["kernel"], weights["bias"])
+    conv.name = "conv"
+    conv.padding_nd = (1, 1)
+    relu = network.add_activation(conv.get_output(0), trt.ActivationType.LEAKY_RELU)
+    relu.name = "relu"
+    relu.alpha = slope
+    flat = network.add_shuffle(relu.get_output(0))
+    flat.name = "flatten"
+    flat.reshape_dims = (0, -1)
+    mark(network, flat.get_output(0))
+
+def mark(network, tensor, name="y"):
+    tensor.name = name
+    network.mark_output(tensor)
+
+def without_output(network, trt):
+    network.add_input("x", trt.float32, (-1, 3, 8, 8))
+
+def refused(network, trt):
+    x = network.add_input("x", trt.float32, (-1, 3, 8, 8))
+    two = network.add_constant((1, 2), np.ones((1, 2), np.float32))
+    mark(network, network.add_elementwise(x, two.get_output(0), trt.ElementWiseOperation.SUM)
+         .get_output(0))
+
+def of_another_version(network, trt):
+    network.add_input("x", trt.int65, (1,))
+
+def of_no_plugin(network, trt):
+    trt.get_plugin_registry().get_creator("Missing", "1", "").create_plugin("a", None)
+
+def importing(network, trt):
+    import not_installed_here
+
+def other_names(network, trt):
+    x = network.add_input("image", trt.float32, (-1, 3, 8, 8))
+    mark(network, network.add_identity(x).get_output(0), "z")
+
+def other_shapes(network, trt):
+    x = network.add_input("x", trt.float16, (4, 3, 8))
+    mark(network, network.add_identity(x).get_output(0))
+
+def needs_more(network, trt, width, depth): ...
+def takes_none(): ...
+"""
+
+
+def requested(folder: Path, function: str = "define", **fields: Any) -> BuildRequest:
+    (folder / "net.py").write_text(CODE)
+    given = Definition(f"net.py:{function}", outputs=OUTPUTS)
+    asked = request(Path(), folder, engine_options("tensorrt_rtx"))
+    asked = replace(asked, onnx=Path(), inputs=INPUTS, project=folder)
+    return replace(asked, definition=replace(given, **fields))
+
+
+def weights_file(folder: Path, kernel: np.ndarray = KERNEL) -> Path:
+    np.savez(folder / "net.npz", kernel=kernel, bias=BIAS)
+    return folder / "net.npz"
+
+
+def test_a_defined_network_is_built(tmp_path: Path) -> None:
+    asked = requested(tmp_path, weights=weights_file(tmp_path))
+    tensorrt_rtx.prepare(asked.options)
+    facts = tensorrt_rtx.build(asked)
+    assert asked.engine.read_bytes()[:4] == b"vtrt"
+    assert facts["layers"] == {"activation": 1, "convolution": 1, "shuffle": 1}
+    x = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (8, 3, 8, 8)}
+    assert facts["profiles"] == [{"x": x}]
+    assert facts["inputs"] == [
+        {"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8], "format": "linear"}
+    ]
+    assert facts["outputs"] == [
+        {"name": "y", "dtype": "float32", "shape": ["?", 256], "format": "linear"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("missing", "net.py has no missing"),
+        ("without_output", "net.py:without_output marks no output of the network; mark each one:"),
+        ("refused", "net.py:refused did what TensorRT-RTX refuses: "),
+        ("of_another_version", "has no attribute 'int65' (net.py:30); this name is of another"),
+        ("of_no_plugin", "TensorRT returns None for a layer that it refuses, and for a plugin"),
+        ("importing", "No module named 'not_installed_here' (net.py:36); the interpreter of"),
+        ("other_names", "the network has no input x, only image; the manifest declares no input"
+                        " image; the network has no output y, only z"),
+        ("other_shapes", "input x is float16, and float32 in the manifest; input x has the shape"
+                         " [4, 3, 8], and [batch, 3, 8, 8] in the manifest (-1 is any size);"),
+        ("needs_more", "missing a required argument: 'width'; write def define(network, trt)"),
+        ("takes_none", "too many positional arguments"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(tmp_path: Path, function: str, expected: str) -> None:
+    with pytest.raises(StageError) as caught:
+        tensorrt_rtx.build(requested(tmp_path, function))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_weights_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "net.npz").write_text("nothing")
+    with pytest.raises(StageError, match=r"^net\.npz cannot be read as an \.npz file: "):
+        tensorrt_rtx.build(requested(tmp_path, weights=tmp_path / "net.npz"))
+    with pytest.raises(StageError, match=r"^other\.npz cannot be read"):
+        tensorrt_rtx.build(requested(tmp_path, weights=tmp_path / "other.npz"))
+
+
+def test_weights_of_the_reference_are_plain_arrays(tmp_path: Path) -> None:
+    file = tmp_path / "weights.npz"
+    save_tensors(file, {"a": tensor_of([1.5], "bfloat16"), "b": tensor_of(np.float32(2))})
+    found = definition._read_weights(file, tmp_path)
+    assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+        "a": (np.float32, [1.5]), "b": (np.float32, 2.0),
+    }  # fmt: skip
+
+
+def of_network(folder: Path, kernel: np.ndarray = KERNEL, **kwargs: Any) -> NetworkWeights:
+    asked = requested(folder, weights=weights_file(folder, kernel), kwargs=kwargs)
+    with log_of(LIBRARY).collected() as messages:
+        defined = definition.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
+        return network_weights(LIBRARY, defined)
+
+
+def changed(first: NetworkWeights, second: NetworkWeights) -> list[str]:
+    before: Mapping[str, str] = first.digests
+    return [name for name, digest in second.digests.items() if before[name] != digest]
+
+
+def test_networks_of_other_weights_have_one_skeleton(tmp_path: Path) -> None:
+    first, second = of_network(tmp_path), of_network(tmp_path, KERNEL * 2)
+    assert first.skeleton == second.skeleton
+    assert list(first.arrays) == [("conv", "BIAS"), ("conv", "KERNEL")]
+    np.testing.assert_array_equal(first.arrays["conv", "KERNEL"], KERNEL.ravel())
+    assert changed(first, second) == ["conv KERNEL"]
+    assert of_network(tmp_path, slope=0.5).skeleton != first.skeleton

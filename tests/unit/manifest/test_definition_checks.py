@@ -1,0 +1,119 @@
+"""Errors in networks defined by hand, with their positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildsys.errors import ManifestErrors
+from buildsys.manifest.resolved_yaml import resolved_text
+
+NET = "configs/models/net.yaml"
+SOURCE = "{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute}}"
+ENGINE = "{name: e, backend: tensorrt}"
+
+
+@pytest.fixture
+def errors(project):
+    project.write("plugins/net.py", "def define(network, trt): ...\ndef compute(x): ...\n")
+
+    def found(source: str = SOURCE, engine: str = ENGINE, section: str = "") -> list[str]:
+        lines = (
+            "model: net", f"source: {source}", "inputs: {x: {shape: [batch, 4]}}",
+            "dims: {batch: {min: 1, opt: 2, max: 8}}", f"engines: [{engine}]", section, "",
+        )  # fmt: skip
+        project.write(NET, "\n".join(lines))
+        return errors_of(project)
+
+    return found
+
+
+def errors_of(project) -> list[str]:
+    try:
+        project.load()
+    except ManifestErrors as errors:
+        return str(errors).splitlines()
+    return []
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [ENGINE, "{name: e, backend: tensorrt_rtx}", "{name: e, backend: tensorrt, refit: true}"],
+)
+def test_engines_of_tensorrt_need_neither_a_graph_nor_calibration(errors, engine) -> None:
+    assert errors(engine=engine) == []
+    assert errors(engine="{name: e, backend: tensorrt, precision: int8}") == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("{name: e, backend: onnxruntime}",
+         ":5:30: engines.0.backend: ONNX Runtime cannot build a network defined with TensorRT's"
+         " API; use backend: tensorrt, or make the reference the source of another model"),
+        ("ort-cpu", ":5:11: engines.0: ONNX Runtime cannot build"),
+        ("{name: e, backend: executorch}", ":5:30: engines.0.backend: ExecuTorch cannot build"),
+        ("{name: e, backend: tensorrt, precision: auto}",
+         'engines.0.precision: "auto" searches nodes of an ONNX graph, and the network of'),
+        ("{name: e, backend: tensorrt, precision: int8, quantization: implicit}",
+         "engines.0.quantization: the quantize layers of a network defined by hand decide"),
+    ],
+)  # fmt: skip
+def test_other_engines_are_refused(errors, engine: str, expected: str) -> None:
+    (found,) = errors(engine=engine)
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{tensorrt: plugins/net.py:define}", "source.reference: required field is missing"),
+        ("{tensorrt: plugins/net.py:defin, reference: {numpy: plugins/net.py:compute}}",
+         "source.tensorrt: plugins/net.py does not define defin; did you mean define?"),
+        ("{tensorrt: plugins/nett.py:define, reference: {numpy: plugins/net.py:compute}}",
+         "source.tensorrt: file plugins/nett.py does not exist; did you mean net.py?"),
+        ("{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:comput}}",
+         "source.reference.numpy: plugins/net.py does not define comput"),
+        ("{tensorrt: plugins/net.py:define, reference: {onnx: net.onnx}}",
+         "source.reference.onnx: file net.onnx does not exist"),
+        ("{tensorrt: plugins/net.py:define, reference: plugins/net.py:compute}",
+         "source.reference: expected a map"),
+        ("{tensorrt: plugins/net.py:define, reference: {tensorrt: plugins/net.py:define}}",
+         "source.reference: expected one of the fields torchvision, timm"),
+        ("{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute}, seed: 1}",
+         "source.seed: unknown field"),
+        ("{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute},"
+         " weights: {file: plugins/net.py}}",
+         "source.weights.file: the weights of a network defined by hand are an .npz file"),
+        ("{numpy: plugins/net.py:compute}", "source: expected one of the fields torchvision"),
+    ],
+)  # fmt: skip
+def test_a_wrong_source_is_located(errors, source: str, expected: str) -> None:
+    found = errors(source=source)
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("export: {opset: 18}", "export: changes or makes an ONNX graph, and the network of"),
+        ("surgery: [{rename: {x: y}}]", "surgery: changes or makes an ONNX graph"),
+        ("calibration: {batches: 2}", "calibration: changes or makes an ONNX graph"),
+        ("call: {args: [x]}", "call: a numpy reference takes the inputs as they are; remove it"),
+    ],
+)
+def test_a_section_without_effect_is_refused(errors, section: str, expected: str) -> None:
+    (found,) = errors(section=section)
+    assert expected in found
+
+
+def test_sections_of_shared_defaults_have_no_effect(project, errors) -> None:
+    project.write("configs/project.yaml", "defaults: {export: {opset: 18}, simplify: {tool: none}}")
+    assert errors() == []
+
+
+def test_a_resolved_manifest_resolves_again(project, errors) -> None:
+    assert errors() == []
+    model = project.load().models["net"]
+    project.write(NET, resolved_text(model))
+    assert project.load().models["net"].data["source"] == model.data["source"]
