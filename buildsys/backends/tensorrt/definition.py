@@ -1,13 +1,14 @@
 """A network that the user's function fills by hand, with TensorRT's API.
 
 TensorRT reads weights when it builds, from arrays that it does not own. Those that the function
-gets, and whatever it returns, are kept until then.
+gets or gives to layers, and whatever it returns, are kept until then.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.backends.tensorrt.network_edits import io_tensors
+from buildsys.backends.tensorrt.network_weights import WEIGHTS, layer_classes
 from buildsys.backends.tensorrt.parse import Parsed
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
@@ -42,9 +44,13 @@ def define_network(
     weights = _read_weights(definition.weights, request.project)
     offered = {"weights": weights, "precision": options["precision"]}
     arguments = _arguments(function, name, definition.kwargs, offered)
+    kept: list[Any] = [weights]
     try:
-        with reraise_as_stage_error(f"{name} failed", request.project):
-            returned = function(network, library.trt, **arguments)
+        with (
+            _assigned_weights_kept(library, kept),
+            reraise_as_stage_error(f"{name} failed", request.project),
+        ):
+            kept.append(function(network, library.trt, **arguments))
     except StageError as failure:
         raise _explained(failure, library, messages) from failure
     if network.num_outputs == 0 and not messages.errors:
@@ -64,7 +70,35 @@ def define_network(
         for axis, size in enumerate(request.inputs[tensor.name]["shape"]):
             if isinstance(size, str) and not tensor.get_dimension_name(axis):
                 tensor.set_dimension_name(axis, size)
-    return Parsed(builder, network, (weights, returned), [], accepted=True)
+    return Parsed(builder, network, kept, [], accepted=True)
+
+
+@contextmanager
+def _assigned_weights_kept(library: Library, kept: list[Any]) -> Iterator[None]:
+    """Keep what the block assigns to weights of layers, as in ``layer.kernel = array``.
+
+    A network keeps the arrays in calls such as ``add_constant``, but not these.
+    """
+    changed = []
+    for layer_class in layer_classes(library).values():
+        for attribute in WEIGHTS:
+            own = vars(layer_class).get(attribute)
+            if isinstance(own, property) and own.fset is not None:
+                changed.append((layer_class, attribute, own))
+                setattr(layer_class, attribute, _keeping(own, kept))
+    try:
+        yield
+    finally:
+        for layer_class, attribute, own in changed:
+            setattr(layer_class, attribute, own)
+
+
+def _keeping(own: property, kept: list[Any]) -> property:
+    def assign(layer: Any, value: Any) -> None:
+        kept.append(value)
+        own.__set__(layer, value)
+
+    return property(own.fget, assign)
 
 
 def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
@@ -118,6 +152,8 @@ def _explained(failure: StageError, library: Library, messages: Messages) -> Sta
         )
     elif isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is library.trt:
         hint = f"this name is of another version than {library.release}"
+    elif isinstance(cause, TypeError) and "incompatible function arguments" in str(cause):
+        hint = "weights are contiguous arrays of a type of TensorRT: numpy.ascontiguousarray"
     elif isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is None:
         hint = (
             "TensorRT returns None for a layer that it refuses, and for a plugin that is not"

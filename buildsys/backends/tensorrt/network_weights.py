@@ -24,6 +24,7 @@ from buildsys.onnx_graphs.tensors import Array
 # attributes of a layer that are weights, with the role that a refitter gives them
 _ROLES = {"kernel": "KERNEL", "bias": "BIAS", "shift": "SHIFT", "scale": "SCALE",
           "weights": "CONSTANT"}  # fmt: skip
+WEIGHTS = (*_ROLES, "power")  # no refitter takes the last one
 # layers whose weights or inner networks cannot be read
 _OPAQUE = ("PLUGIN", "PLUGIN_V2", "PLUGIN_V3")
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
@@ -75,6 +76,12 @@ def _keys(found: tuple[Sequence[str], Sequence[Any]]) -> list[tuple[str, str]]:
     return [(layer_name, role.name) for layer_name, role in zip(*found, strict=True)]
 
 
+def layer_classes(library: Library) -> dict[str, type]:
+    """Return the classes of layers by kind, without underscores."""
+    trt = library.trt
+    return {name[1:-5].upper(): getattr(trt, name) for name in dir(trt) if name.endswith("Layer")}
+
+
 def network_weights(library: Library, defined: Parsed) -> NetworkWeights:
     """Read the weights of a network.
 
@@ -100,6 +107,8 @@ def network_weights(library: Library, defined: Parsed) -> NetworkWeights:
                 if value.size:
                     arrays[layer.name, _ROLES[attribute]] = value
                 facts[attribute] = [str(value.dtype), value.size]
+            elif isinstance(value, np.ndarray):
+                facts[attribute] = value.tolist()
             elif attribute in _ROLES and not isinstance(value, _PLAIN):
                 raise ValueError(f"the {attribute} of the layer {layer.name} is no numpy array")
             else:
@@ -120,11 +129,10 @@ def _attributes(library: Library, layer: Any, kind: str) -> Iterator[tuple[str, 
 
     Raises: ValueError: TensorRT has no such class.
     """
-    names = {name[1:-5].upper(): name for name in dir(library.trt) if name.endswith("Layer")}
-    own = names.get(kind.replace("_", ""))
+    own = layer_classes(library).get(kind.replace("_", ""))
     if own is None:
         raise ValueError(f"layers of the kind {kind} cannot be compared")
-    base, layer.__class__ = layer.__class__, getattr(library.trt, own)
+    base, layer.__class__ = layer.__class__, own
     for attribute in sorted(dir(type(layer))):
         if attribute.startswith("_") or attribute in ("metadata", "name", "num_ranks"):
             continue

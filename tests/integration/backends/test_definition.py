@@ -47,6 +47,19 @@ def mark(network, tensor, name="y"):
     tensor.name = name
     network.mark_output(tensor)
 
+def assigned(network, trt):
+    x = network.add_input("x", trt.float32, (-1, 3, 8, 8))
+    conv = network.add_convolution_nd(x, 4, (3, 3), np.zeros((4, 3, 3, 3), np.float32))
+    conv.kernel = np.full((4, 3, 3, 3), 7, np.float32)
+    scale = network.add_scale(conv.get_output(0), trt.ScaleMode.UNIFORM)
+    scale.power = trt.Weights(np.full(1, 3, np.float32))
+    flat = network.add_shuffle(scale.get_output(0))
+    flat.reshape_dims = (0, -1)
+    mark(network, flat.get_output(0))
+
+def transposed(network, trt):
+    network.add_constant((2, 3), np.ones((3, 2), np.float32).T)
+
 def without_output(network, trt):
     network.add_input("x", trt.float32, (-1, 3, 8, 8))
 
@@ -113,9 +126,10 @@ def test_a_defined_network_is_built(tmp_path: Path) -> None:
         ("missing", "net.py has no missing"),
         ("without_output", "net.py:without_output marks no output of the network; mark each one:"),
         ("refused", "net.py:refused did what TensorRT-RTX refuses: "),
-        ("of_another_version", "has no attribute 'int65' (net.py:30); this name is of another"),
+        ("of_another_version", "has no attribute 'int65' (net.py:43); this name is of another"),
         ("of_no_plugin", "TensorRT returns None for a layer that it refuses, and for a plugin"),
-        ("importing", "No module named 'not_installed_here' (net.py:36); the interpreter of"),
+        ("transposed", "weights are contiguous arrays of a type of TensorRT: numpy.asconti"),
+        ("importing", "No module named 'not_installed_here' (net.py:49); the interpreter of"),
         ("other_names", "the network has no input x, only image; the manifest declares no input"
                         " image; the network has no output y, only z"),
         ("other_shapes", "input x is float16, and float32 in the manifest; input x has the shape"
@@ -153,6 +167,19 @@ def of_network(folder: Path, kernel: np.ndarray = KERNEL, **kwargs: Any) -> Netw
     with log_of(LIBRARY).collected() as messages:
         defined = definition.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
         return network_weights(LIBRARY, defined)
+
+
+def test_arrays_assigned_to_a_layer_stay_alive(tmp_path: Path) -> None:
+    asked = requested(tmp_path, "assigned", outputs={})
+    setter = vars(trt.IConvolutionLayer)["kernel"]
+    with log_of(LIBRARY).collected() as messages:
+        defined = definition.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
+        others = [np.zeros((4, 3, 3, 3), np.float32) for _ in range(20)]  # in memory just freed
+        found = network_weights(LIBRARY, defined)
+    assert (found.arrays["(Unnamed Layer* 0) [Convolution]", "KERNEL"] == 7).all()
+    assert len([kept for kept in defined.keeper if isinstance(kept, np.ndarray)]) == 1
+    assert vars(trt.IConvolutionLayer)["kernel"] is setter
+    assert others[0].sum() == 0
 
 
 def changed(first: NetworkWeights, second: NetworkWeights) -> list[str]:
