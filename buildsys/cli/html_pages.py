@@ -12,7 +12,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from itertools import pairwise
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,12 @@ from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.environment_parts import FILES
-from buildsys.execution.stale_reasons import FOLLOWING, decode_reasons, summarize_reasons
+from buildsys.execution.stale_reasons import (
+    FOLLOWING,
+    Reason,
+    decode_reasons,
+    summarize_reasons,
+)
 from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
@@ -45,7 +51,6 @@ from buildsys.system.file_locks import locked
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 
 if TYPE_CHECKING:
-    from buildsys.history.builds import Build
     from buildsys.manifest.project import Project
 
 CANNOT_WRITE = "the pages cannot be written"
@@ -234,11 +239,17 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
 def _engine_histories(
     history: History, model: str, engines: Iterable[str]
 ) -> Iterator[EngineHistory]:
-    last = history.builds(model=model, limit=_LAST_BUILDS)
+    last = history.last_reasons(model, _LAST_BUILDS)
+
+    @cache
+    def causes(run: str) -> Sequence[Reason]:
+        """Return the causes of a run, without reasons that follow from others."""
+        of_run = [why for own, stage, why in reversed(last) if own == run and stage != "report"]
+        reasons = dict.fromkeys(reason for why in of_run for reason in decode_reasons(why))
+        return [one for one in reasons if one.kind not in FOLLOWING]
 
     def builds(stage: str, engine: str, limit: int) -> tuple[PastBuild, ...]:
-        found = _comparable_builds(history, f"{stage}:{model}:{engine}", limit)
-        return tuple(_past_builds(history, found, last))
+        return tuple(_past_builds(history, f"{stage}:{model}:{engine}", limit, causes))
 
     for engine in engines:
         yield EngineHistory(
@@ -249,45 +260,35 @@ def _engine_histories(
         )
 
 
-def _comparable_builds(history: History, target: str, limit: int) -> list[Build]:
-    """Return builds of one machine and its present hardware, newest first.
+def _past_builds(
+    history: History, target: str, limit: int, causes: Callable[[str], Sequence[Reason]]
+) -> Iterator[PastBuild]:
+    """Yield builds of one machine and its present hardware, newest first.
 
     It is this machine, or the last one if this has built nothing: others may have been imported.
+    ``causes`` returns those of a run.
     """
-    found = history.builds(target=target, machine_id=machine_id(), limit=limit)
-    if not found and (newest := history.builds(target=target, limit=1)):
-        found = history.builds(target=target, machine_id=newest[0].machine_id, limit=limit)
+    found = history.summaries(target, machine_id=machine_id(), limit=limit)
+    if not found and (newest := history.summaries(target, limit=1)):
+        found = history.summaries(target, machine_id=newest[0].machine_id, limit=limit)
     distinct = {one.environment: one for one in reversed(found)}
     environments = {digest: history.environment(one) for digest, one in distinct.items()}
     newer = environments[found[0].environment] if found else {}
     other = {digest for digest, parts in environments.items() if machine_differences(parts, newer)}
-    return [one for one in found if one.environment not in other]
-
-
-def _past_builds(
-    history: History, builds: Sequence[Build], last: Sequence[Build]
-) -> Iterator[PastBuild]:
-    for one, earlier in pairwise([*builds, None]):
-        assert one is not None
+    builds = [one for one in found if one.environment not in other]
+    for one, earlier in zip_longest(builds, builds[1:]):
+        why = causes(one.run) or decode_reasons(one.why) if one is builds[0] else ()
         mark = ""
         if earlier is not None and one.environment != earlier.environment:
-            mark = _differences(history.environment(earlier), history.environment(one))
+            mark = _differences(*(environments[b.environment] for b in (earlier, one)))
         yield PastBuild(
             started=one.started,
             status=one.status,
             figures=one.figures,
             commit=one.revision[:8] + ("+" if one.dirty else ""),
-            why=_why(one, last) if one is builds[0] else "",
+            why=summarize_reasons(why, _SHOWN_REASONS) if why else "",
             mark=mark,
         )
-
-
-def _why(build: Build, last: Sequence[Build]) -> str:
-    """Return the causes of the run of a build, without those that follow from others."""
-    of_run = [one for one in reversed(last) if one.run == build.run and one.stage != "report"]
-    reasons = [reason for one in of_run for reason in decode_reasons(one.why)]
-    causes = [one for one in dict.fromkeys(reasons) if one.kind not in FOLLOWING]
-    return summarize_reasons(causes or decode_reasons(build.why), _SHOWN_REASONS)
 
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -29,6 +29,15 @@ _CONTEXT = 16  # characters before the first difference of two long values
 _KINDS = ("config", "weights", "source", "read", "input", "tool", "device", "env", "code")
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _PREFIX = {"config": "", "source": "", "tool": ""}  # other kinds are named
+_NO_VALUE = {None, "null"}  # before and after: a field of another version that nobody has set
+_NOUNS = {
+    "config": ("field", "fields"), "source": ("source file", "source files"),
+    "input": ("input", "inputs"), "tool": ("library", "libraries"),
+    "device": ("fact of a device", "facts of devices"), "env": ("variable", "variables"),
+    "code": ("module of buildsys", "modules of buildsys"),
+    UPSTREAM: ("upstream target", "upstream targets"),
+}  # fmt: skip
+_FROM_HIDDEN = 3  # reasons; fewer need no summary
 TEXTS = {
     NEVER_BUILT: "never built",
     FORGOTTEN: "forgotten by `doit forget`",
@@ -70,14 +79,20 @@ class Reason(NamedTuple):
 
 
 def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]:
-    """Return the differences of two keys, fields first and code last."""
+    """Return the differences of two keys: fields first, code and fields without value last."""
     ranks = {kind: rank for rank, kind in enumerate(_KINDS)}
     changed = [label for label in old.keys() | new.keys() if old.get(label) != new.get(label)]
     reasons = []
     # other files say nothing more than another version
     implied = {f"{label}{FILES}" for label in changed if label.startswith("tool:")}
     changed = [label for label in changed if label not in implied]
-    for label in sorted(changed, key=lambda label: (ranks.get(label.partition(":")[0], 99), label)):
+
+    def rank(label: str) -> tuple[bool, int, str]:
+        kind = label.partition(":")[0]
+        has_value = kind != "config" or {old.get(label), new.get(label)} != _NO_VALUE
+        return not has_value, ranks.get(kind, 99), label
+
+    for label in sorted(changed, key=rank):
         kind, colon, name = label.partition(":")
         before, after = old.get(label), new.get(label)
         was, now = _as_map(before), _as_map(after)
@@ -91,23 +106,18 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]
 
 def format_reasons(reasons: Iterable[Reason]) -> list[str]:
     """Return one line per reason, upstream targets joined."""
-    lines: dict[tuple[str, str] | Reason, list[Reason]] = {}
-    for reason in reasons:
-        shared = (UPSTREAM, reason.new or "") if reason.kind == UPSTREAM else reason
-        lines.setdefault(shared, []).append(reason)
-    texts = []
-    for same in lines.values():
-        names = ", ".join(reason.subject for reason in same[:_SHOWN_NAMES])
-        more = f" and {len(same) - _SHOWN_NAMES} more" if len(same) > _SHOWN_NAMES else ""
-        texts.append(str(same[0]._replace(subject=names + more)))
-    return texts
+    return list(map(_describe_group, _groups(reasons)))
 
 
 def summarize_reasons(reasons: Sequence[Reason], shown: int = 1) -> str:
     """Return the first reasons and the number of others on one line."""
-    lines = format_reasons(reasons)
-    more = f" and {len(lines) - shown} more" if len(lines) > shown else ""
-    return "; ".join(lines[:shown]) + more
+    groups = _groups(reasons)
+    text = "; ".join(map(_describe_group, groups[:shown]))
+    hidden = [reason for group in groups[shown:] for reason in group]
+    if not hidden:
+        return text
+    kinds = f" ({_describe_kinds(hidden)})" if len(hidden) >= _FROM_HIDDEN else ""
+    return f"{text} and {len(hidden)} more{kinds}"
 
 
 def encode_reasons(reasons: Sequence[Reason]) -> str:
@@ -133,6 +143,45 @@ def decode_reasons(text: object) -> tuple[Reason, ...]:
         if all(isinstance(field, str) for field in fields[:2])
         and all(field is None or isinstance(field, str) for field in fields[2:])
     )
+
+
+def _groups(reasons: Iterable[Reason]) -> list[list[Reason]]:
+    """Return the reasons of each line."""
+    lines: dict[object, list[Reason]] = {}
+    for reason in reasons:
+        kind, _, old, new = reason
+        shared: object = (kind, new) if kind == UPSTREAM else reason
+        if kind == "config" and {old, new} == _NO_VALUE:
+            shared = (kind, new)
+        lines.setdefault(shared, []).append(reason)
+    return list(lines.values())
+
+
+def _describe_group(same: Sequence[Reason]) -> str:
+    """Return the text of reasons on one line."""
+    first = same[0]
+    names = ", ".join(reason.subject for reason in same[:_SHOWN_NAMES])
+    names += f" and {len(same) - _SHOWN_NAMES} more" if len(same) > _SHOWN_NAMES else ""
+    if first.kind == "config" and {first.old, first.new} == _NO_VALUE:
+        field = "field" if len(same) == 1 else "fields"
+        return f"{field} without a value {'removed' if first.new is None else 'added'}: {names}"
+    return str(first._replace(subject=names))
+
+
+def _describe_kinds(reasons: Sequence[Reason]) -> str:
+    """Return what reasons have in common: ``30 fields of export, 4 libraries``."""
+    subjects: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        names = _NOUNS.get(reason.kind, ("other reason", "other reasons"))
+        subjects.setdefault(names, []).append(reason.subject)
+    texts = []
+    for (noun, nouns), found in subjects.items():
+        text = f"{len(found)} {noun if len(found) == 1 else nouns}"
+        sections = {re.split(r"[.\[]", subject, maxsplit=1)[0] for subject in found}
+        if noun == "field" and len(sections) <= _SHOWN_NAMES:
+            text += f" of {' and '.join(sorted(sections))}"
+        texts.append(text)
+    return ", ".join(texts)
 
 
 def _as_map(value: str | None) -> dict[str, str] | None:

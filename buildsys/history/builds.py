@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from buildsys.store.state_db import Row
 
@@ -71,6 +71,20 @@ class Measurement:
     samples_ms: Sequence[float] = ()  # in the order measured
 
 
+class BuildSummary(NamedTuple):
+    """The fields of a build for a trend: a page of a thousand reads a hundred of them."""
+
+    run: str
+    status: str
+    started: str
+    why: str
+    revision: str
+    machine_id: str
+    environment: str
+    dirty: bool | None
+    figures: Mapping[str, Any]
+
+
 COLUMNS = tuple(one.name for one in fields(Build))
 BUILD_COLUMNS = ", ".join(COLUMNS)
 _JSON_COLUMNS = ("outputs", "figures")
@@ -109,6 +123,15 @@ def read_build(row: Row) -> Build | None:
     found |= {"outputs": outputs, "figures": figures}
     found["dirty"] = None if dirty is None else bool(dirty)
     return Build(**found)
+
+
+def read_summary(row: Row) -> BuildSummary | None:
+    """Return the summary in a row, None if the row is damaged."""
+    *texts, dirty, text = row
+    figures = read_object(text)
+    if figures is None or {*map(type, texts)} != {str} or dirty not in (None, 0, 1):
+        return None
+    return BuildSummary._make((*texts, None if dirty is None else bool(dirty), figures))
 
 
 def read_measurement(row: Row) -> Measurement | None:

@@ -24,6 +24,7 @@ from buildsys.history.builds import (
     RAN,
     RESTORED,
     Build,
+    BuildSummary,
     Measurement,
     build_row,
     evenly_spaced,
@@ -32,6 +33,7 @@ from buildsys.history.builds import (
     read_build,
     read_measurement,
     read_object,
+    read_summary,
     unpack_samples,
 )
 from buildsys.store.state_db import ReadOnlyStateDb, Schema, StateDb, Statement, warn_on_stderr
@@ -68,6 +70,7 @@ CREATE TABLE texts (digest TEXT PRIMARY KEY, content BLOB) WITHOUT ROWID;
 )
 
 
+_SUMMARY_COLUMNS = ", ".join(BuildSummary._fields)
 _AFTER_THE_LAST = (
     "max(?, coalesce((SELECT max(position) FROM builds WHERE machine_id = ?), 0) + 0.001)"
 )
@@ -135,6 +138,23 @@ class History:
         conditions = {f"{column} = ?": value for column, value in equal.items() if value}
         return self._select(conditions, project, limit)
 
+    def summaries(
+        self, target: str, *, machine_id: str = "", limit: int = -1
+    ) -> list[BuildSummary]:
+        """Return the builds of a target in short, newest first."""
+        where = "target = ? AND +machine_id = ?" if machine_id else "target = ?"
+        rows = self._db.read(
+            f"SELECT {_SUMMARY_COLUMNS} FROM builds WHERE {where} ORDER BY position DESC LIMIT ?",
+            (target, *filter(None, [machine_id]), limit),
+        )
+        return [build for build in map(read_summary, rows) if build is not None]
+
+    def last_reasons(self, model: str, limit: int) -> list[tuple[str, str, str]]:
+        """Return run, stage and encoded stale reasons of a model's builds, newest first."""
+        query = "SELECT run, stage, why FROM builds WHERE model = ? ORDER BY position DESC LIMIT ?"
+        rows = self._db.read(query, (model, limit))
+        return [(run, stage, why) for run, stage, why in rows]
+
     def last_passed(
         self, target: str, *, before: Build | None = None, project: str = ""
     ) -> Build | None:
@@ -174,7 +194,7 @@ class History:
             rows = self._db.read(query, original[0]) if original else []
         return tuple(one for one in map(read_measurement, rows) if one is not None)
 
-    def environment(self, build: Build) -> dict[str, str]:
+    def environment(self, build: Build | BuildSummary) -> dict[str, str]:
         """Return the parts of a build's key for devices, libraries and variables."""
         return {name: str(value) for name, value in self._json(build.environment).items()}
 

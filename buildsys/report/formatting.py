@@ -24,8 +24,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return str(value)
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(decimals, 9)}f}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{0 if decimals < 0 else decimals if decimals < 9 else 9}f}"
 
 
 def interval(ends: Sequence[float] | None) -> str:

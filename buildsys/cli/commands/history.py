@@ -46,6 +46,7 @@ _IMPORT = "import"
 _WIDTH = 80
 _SHOWN = 12  # models
 _COMPLETE = ("passed", "noisy")
+_FAILED = ("failed", "error")
 _HARDWARE = ("device:cpu.model", "device:cpu.cores", "device:gpu.name")
 
 
@@ -96,6 +97,7 @@ class HistoryCommand(ProjectCommand):
         elif named.engines:
             for engine in named.engines:
                 print_lines(_engine_lines(history, named, engine, count))
+            print_lines(_failure_lines(named.failures, count))
         else:
             print_lines(_target_lines(named.builds[:count]))
         return 0
@@ -107,6 +109,7 @@ class _Named(NamedTuple):
     model: str
     engines: tuple[str, ...]  # () for builds of targets
     builds: list[Build]
+    failures: Sequence[Build] = ()  # of targets that the engines share
 
 
 def _named(session: Session, history: History, name: str) -> _Named:
@@ -134,7 +137,14 @@ def _named(session: Session, history: History, name: str) -> _Named:
         engines = tuple(dict.fromkeys(b.variant for b in builds if b.stage in ENGINE_STAGES))
     if not builds:
         raise UsageError(f"the history has no builds of {name}", f"`doit {name}` builds it")
-    return _Named(model, tuple(sorted(engines)), builds)
+    failures = [
+        build
+        for build in names.of_model(model)
+        if build.status in _FAILED
+        and build.stage not in ENGINE_STAGES
+        and (not engine or build.variant in ("", engine))
+    ]
+    return _Named(model, tuple(sorted(engines)), builds, failures)
 
 
 def _engine_lines(history: History, named: _Named, engine: str, count: int) -> Iterator[str]:
@@ -188,6 +198,21 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
     yield from (f"  {line}" for line in problems)
     if len(runs) > count:
         yield f"  and {len(runs) - count} older (-n {len(runs)} shows all)"
+
+
+def _failure_lines(failures: Sequence[Build], count: int) -> Iterator[str]:
+    """Yield failures of targets that the engines need or share, such as an export."""
+    if not failures:
+        return
+    yield "failures of other targets"
+    rows = [[b.short_id, _when(b.started), _revision(b), b.target] for b in failures[:count]]
+    title, *lines = format_table(("id", "built (UTC)", "revision", "target"), rows)
+    yield f"  {title}"
+    for line, build in zip(lines, failures, strict=False):
+        yield f"  {line}"
+        yield _shortened(f"    {' '.join(build.reason.split())}")
+    if len(failures) > count:
+        yield f"  and {len(failures) - count} older (-n {len(failures)} shows all)"
 
 
 def _trend(benchmarks: Sequence[Build]) -> Iterator[str]:

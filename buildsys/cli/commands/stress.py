@@ -1,4 +1,4 @@
-"""doit stress: a model's graphs against PyTorch, at more sizes and inputs."""
+"""doit stress: a model's graphs against the original, at more sizes and inputs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _VALUES = {0: "as data", 1: "extreme", -1: "extreme, mirrored"}
 
 
 class Stress(ProjectCommand):
-    """Compare a model's graphs with PyTorch at more sizes and inputs."""
+    """Compare a model's graphs with the original at more sizes and inputs."""
 
-    doc_purpose = "compare a model's graphs with PyTorch at more sizes and inputs"
+    doc_purpose = "compare a model's graphs with the original at more sizes and inputs"
     doc_usage = "MODEL"
     options = (
         option("count", "number of sizes and inputs", short="n", default="50"),
@@ -84,7 +84,7 @@ def _run_stage(
     if changes_golden((*points.unsimplified.steps, *points.final.steps)):
         raise UsageError(
             f"surgery changes the inputs or outputs of {validate.model}, so its graphs cannot be"
-            " compared with PyTorch",
+            " compared with the original model",
             "run it for a model without such steps",
         )
     project = session.project

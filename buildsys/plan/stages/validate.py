@@ -62,7 +62,7 @@ def plan_validate(model: ModelPlan) -> Iterator[Action]:
         code=("buildsys.stages.validate.stage",),
         tools=("onnxruntime", "numpy", *model.small_float_tools, *operators.tools),
         environment=("onnxruntime",),
-        doc=f"check {name} in ONNX Runtime against PyTorch",
+        doc=f"check {name} in ONNX Runtime against the original model",
     )
 
 

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from markupsafe import Markup, escape
 
@@ -26,6 +27,7 @@ from buildsys.report.html.svg import (
 from buildsys.system.printable import printable_line
 
 _BINS = 120  # of a density
+_PLACES = [round(1000 * n / (_BINS - 1)) for n in range(_BINS)]  # in a picture
 _FEWEST = 8  # samples of a density; fewer are drawn as single ticks
 _TEXT = 15  # pixels of a line of text
 _AXIS = 22  # pixels below a chart
@@ -100,10 +102,12 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
     ends = [end for _, s in shown for end in (s[0], quantile(s, 0.995))]
     ends += [p for row, _ in shown for p in (row.p50_ms, row.p99_ms) if p]
     axis, parts, y = Axis.around(ends, is_log=True, margin=0.03), [], 0
+    step = (axis.high / axis.low) ** (1 / _BINS)
+    edges = [axis.low * step**n for n in range(_BINS + 1)]
     table = []
     for row, found in shown:
         parts.append(_row_title(row.name, _median(row.p50_ms, row.interval_ms), y))
-        parts.append(_density(axis, found, row.kind, y + 20))
+        parts.append(_density(axis, edges, found, row.kind, y + 20))
         for value, style in ((row.p50_ms, "median"), (row.p99_ms, "tail")):
             if value is not None and math.isfinite(value):
                 at = short(axis.at(value))
@@ -243,62 +247,76 @@ def lines(
     return Chart(framed(parts, height + _AXIS, label), columns, tuple(table), legend)
 
 
-def trend(points: Sequence[TrendPoint], unit: str, *, height: int = 130) -> Chart | None:
-    """Draw a value by build, oldest first, with intervals and failures."""
+def trend(
+    points: Sequence[TrendPoint], unit: str, *, most_rows: int, height: int = 130
+) -> Chart | None:
+    """Draw a value by build, oldest first, with intervals and failures.
+
+    The table has the last ``most_rows``.
+    """
     known = [(n, p, p.value) for n, p in enumerate(points) if p.value is not None and p.value > 0]
     if len(known) < 2:
         return None
     ends = [end for _, p, value in known for end in (value, *(p.interval or ())) if end > 0]
-    up, last = Axis.around(ends, margin=0.15), len(points) - 1
+    up, (marks, places, corners) = Axis.around(ends, margin=0.15), _trend_places(len(points))
 
-    def top(value: float) -> float:
-        return height * (1 - up.at(value) / 100)
+    def top(value: float) -> str:
+        return short(height * (1 - up.at(value) / 100))
 
-    def across(n: int) -> float:
-        return 12 + 86 * n / max(last, 1)  # right of the labels, also on a phone
-
-    parts = [level_line(top(tick), f"{tick_text(tick)} {unit}") for tick in up.ticks()[:5]]
+    parts = [
+        level_line(height * (1 - up.at(tick) / 100), f"{tick_text(tick)} {unit}")
+        for tick in up.ticks()[:5]
+    ]
     for n, point in enumerate(points):
         if point.mark:
-            at = short(across(n) - 43 / max(last, 1))
             parts.append(
-                f'<line class="mark" x1="{at}%" x2="{at}%" y1="0" y2="{height}">'
+                f'<line class="mark" x1="{marks[n]}%" x2="{marks[n]}%" y1="0" y2="{height}">'
                 f"<title>{shortened(point.mark, 400)}</title></line>"
             )
+    tops = {n: top(value) for n, _, value in known}
     band = [(n, p.interval) for n, p, _ in known if p.interval and len(p.interval) == 2]
-    outline = [(n, interval[1]) for n, interval in band]
-    outline += [(n, interval[0]) for n, interval in reversed(band)]
-    shapes = [("band", outline, " Z"), ("line", [(n, value) for n, _, value in known], "")]
-    curves = ""
-    for style, corners, end in shapes:
-        if corners:
-            path = "L".join(f"{short(across(n) * 10)} {short(top(y))}" for n, y in corners)
-            curves += f'<path class="{style} k0" d="M{path}{end}"/>'
+    outline = [f"{corners[n]} {top(interval[1])}" for n, interval in band]
+    outline += [f"{corners[n]} {top(interval[0])}" for n, interval in reversed(band)]
+    line = [f"{corners[n]} {at}" for n, at in tops.items()]
+    curves = "".join(
+        f'<path class="{style} k0" d="M{"L".join(path)}{end}"/>'
+        for style, path, end in (("band", outline, " Z"), ("line", line, ""))
+        if path
+    )
     parts.append(
         f'<svg width="100%" height="{height}" viewBox="0 0 1000 {height}"'
         f' preserveAspectRatio="none">{curves}</svg>'
     )
     for n, point in enumerate(points):
-        at = short(across(n))
         value = "failed" if point.value is None else f"{q.significant(point.value)} {unit}"
         title = f"<title>{shortened(f'{point.label}: {value}', 200)}</title>"
         if point.value is None:
             parts.append(
-                f'<rect class="failed" x="{at}%" y="{height - 9}" width="3" height="9">'
+                f'<rect class="failed" x="{places[n]}%" y="{height - 9}" width="3" height="9">'
                 f"{title}</rect>"
             )
         else:
             style = "dot k0 last" if n == known[-1][0] else "dot k0"
             parts.append(
-                f'<circle class="{style}" cx="{at}%" cy="{short(top(point.value))}" r="2.5">'
-                f"{title}</circle>"
+                f'<circle class="{style}" cx="{places[n]}%" cy="{tops.get(n) or top(point.value)}"'
+                f' r="2.5">{title}</circle>'
             )
     rows = tuple(
-        (p.label, q.significant(p.value), q.interval(p.interval), p.mark) for p in reversed(points)
+        (p.label, q.significant(p.value), q.interval(p.interval), p.mark)
+        for p in points[: -most_rows - 1 : -1]
     )
     columns = ("build", f"p50 ({unit})>", "95 % interval>", "changed before it")
     label = f"Median latency of the last {len(points)} builds"
     return Chart(framed(parts, height + 4, label), columns, rows)
+
+
+@cache
+def _trend_places(count: int) -> tuple[list[str], list[str], list[str]]:
+    """Return where marks, points and corners of a trend are: %, % and thousandths."""
+    last = max(count - 1, 1)
+    at = [12 + 86 * n / last for n in range(count)]  # right of the labels, also on a phone
+    marks, corners = ([place - 43 / last for place in at], [place * 10 for place in at])
+    return [*map(short, marks)], [*map(short, at)], [*map(short, corners)]
 
 
 def _positive(samples: Sequence[float]) -> list[float]:
@@ -308,46 +326,42 @@ def _positive(samples: Sequence[float]) -> list[float]:
     return sorted(samples)
 
 
-def _density(axis: Axis, ordered: Sequence[float], kind: str, y: float) -> str:
-    """Return the density of positive samples over the logarithm of the axis."""
+def _density(
+    axis: Axis, edges: Sequence[float], ordered: Sequence[float], kind: str, y: float
+) -> str:
+    """Return the density of positive samples over the logarithm of the axis.
+
+    ``edges`` are those of the bins.
+    """
     if len(ordered) < _FEWEST:
         ticks = (f"M{short(axis.at(value) * 10)} 36V20" for value in ordered)
         curve = f'<path class="line {kind}" d="{"".join(ticks)}"/>'
     else:
-        step = (axis.high / axis.low) ** (1 / _BINS)
-        # ordered samples are counted by their edges: a million take no longer than a hundred
-        below = [bisect_right(ordered, axis.low * step**n) for n in range(_BINS + 1)]
+        # ordered samples are counted by the edges: a million take no longer than a hundred
+        below = [bisect_right(ordered, edge) for edge in edges]
         quartiles = axis.at(quantile(ordered, 0.75)) - axis.at(quantile(ordered, 0.25))
         width = max(0.9 * quartiles / 100 * _BINS / 1.34 * len(ordered) ** -0.2, 0.7)
         reach = math.ceil(3 * width)
         kernel = [math.exp(-0.5 * (d / width) ** 2) for d in range(-reach, reach + 1)]
-        smooth = [0.0] * _BINS
+        wide = [0.0] * (_BINS + 2 * reach)  # with room at both ends
         for n in range(_BINS):
             if count := below[n + 1] - below[n]:
-                for d, weight in enumerate(kernel, n - reach):
-                    if 0 <= d < _BINS:
-                        smooth[d] += count * weight
+                for d, weight in enumerate(kernel, n):
+                    wide[d] += count * weight
+        smooth = wide[reach : reach + _BINS]
         peak = max(smooth) or 1.0
-        corners = [
-            (round(1000 * n / (_BINS - 1)), 36 - 34 * height / peak)
-            for n, height in enumerate(smooth)
-        ]
-        # a flat run needs its two ends only
-        kept = [
-            corner
-            for n, corner in enumerate(corners)
-            if corner[1] < 35.9 or n in (0, len(corners) - 1) or _rises(corners, n)
-        ]
-        path = "L".join(f"{x} {short(height)}" for x, height in kept)
+        ys = [36 - 34 * height / peak for height in smooth]
+        path = "L".join(
+            f"{x} {short(own)}"
+            for x, own, left, right in zip(_PLACES, ys, [0.0, *ys], [*ys[1:], 0.0], strict=False)
+            # a flat run needs its two ends only
+            if own < 35.9 or left < 35.9 or right < 35.9
+        )
         curve = f'<path class="area {kind}" d="M0 36L{path}L1000 36Z"/>'
     return (
         f'<svg y="{short(y)}" width="100%" height="36" viewBox="0 0 1000 36"'
         f' preserveAspectRatio="none">{curve}</svg>'
     )
-
-
-def _rises(corners: Sequence[tuple[int, float]], n: int) -> bool:
-    return corners[n - 1][1] < 35.9 or corners[n + 1][1] < 35.9
 
 
 def _grid(axis: Axis, height: float, unit: str) -> Iterator[str]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from buildsys.report.html.charts import Chart
+from buildsys.report.html.svg import escaped
 from buildsys.report.html.tables import Table
-from buildsys.system.printable import printable
 
 
 def table(one: Table | Chart) -> Markup:
@@ -20,12 +20,12 @@ def table(one: Table | Chart) -> Markup:
         return notes(one.notes)
     kinds = ["r" if column.endswith(">") else "text" for column in one.columns]
     head = "".join(
-        f'<th class="{kind}">{_text(column.removesuffix(">"))}</th>'
+        f'<th class="{kind}">{escaped(column.removesuffix(">"))}</th>'
         for kind, column in zip(kinds, one.columns, strict=True)
     )
     cells = [f'<td class="{kind}">' for kind in kinds]
     rows = (
-        "".join(f"{cell}{_text(text)}</td>" for cell, text in zip(cells, row, strict=True))
+        "".join(f"{cell}{escaped(text)}</td>" for cell, text in zip(cells, row, strict=True))
         for row in one.rows
     )
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
@@ -37,9 +37,5 @@ def table(one: Table | Chart) -> Markup:
 
 def notes(texts: Iterable[str]) -> Markup:
     """Return texts as a list, "" without any."""
-    items = "".join(f"<li>{_text(text)}</li>" for text in texts)
+    items = "".join(f"<li>{escaped(text)}</li>" for text in texts)
     return Markup(f'<ul class="notes">{items}</ul>' if items else "")  # noqa: S704 - see above
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))

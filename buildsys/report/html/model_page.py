@@ -167,12 +167,11 @@ def _trend(one: EngineHistory) -> Chart | None:
         )
         for build in reversed(one.timed[:_MOST_BUILDS])
     ]
-    chart = charts.trend(points, "ms")
-    if chart is None:
-        return None
-    shown = chart.rows[:_TABLE_BUILDS]
-    notes = (f"The last {len(shown)} of {len(chart.rows)} builds; `doit history` lists all.",)
-    return replace(chart, rows=shown, notes=notes if len(shown) < len(chart.rows) else ())
+    chart = charts.trend(points, "ms", most_rows=_TABLE_BUILDS)
+    if chart is None or len(points) <= _TABLE_BUILDS:
+        return chart
+    note = f"The last {_TABLE_BUILDS} of {len(points)} builds; `doit history` lists all."
+    return replace(chart, notes=(note,))
 
 
 def _changes(page: ModelPage, engine: str) -> list[Change]:

@@ -166,7 +166,8 @@ def _converter(kind: Any) -> Callable[[Any], Any]:
         def convert_mapping(value: Any) -> Any:
             if not isinstance(value, Mapping):
                 return _WRONG_TYPE
-            return _without_wrong((str(name), convert_value(one)) for name, one in value.items())
+            converted = ((str(name), convert_value(one)) for name, one in value.items())
+            return {name: one for name, one in converted if one is not _WRONG_TYPE}
 
         return convert_mapping
     if origin in (list, tuple):
@@ -187,10 +188,7 @@ def _dict_converter(kind: Any) -> Callable[[Any], Any]:
 
     def convert(value: Any) -> Any:
         # an empty one instead of a wrong type: a missing check must not vanish
-        entries = value if isinstance(value, Mapping) else {}
-        return _without_wrong(
-            (name, one(entries[name])) for name, one in fields.items() if name in entries
-        )
+        return _convert_fields(value if isinstance(value, Mapping) else {}, fields)
 
     return convert
 
@@ -202,13 +200,23 @@ def _instance_converter(kind: Any) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return _WRONG_TYPE
-        found = ((name, one(value[name])) for name, one in fields.items() if name in value)
         try:
-            return kind(**_without_wrong(found))
+            return kind(**_convert_fields(value, fields))
         except TypeError:
             return _WRONG_TYPE
 
     return convert
+
+
+def _convert_fields(
+    value: Mapping[str, Any], fields: Mapping[str, Callable[[Any], Any]]
+) -> dict[str, Any]:
+    """Return the fields in ``value`` without those of a wrong type."""
+    found = {}
+    for name, convert in fields.items():
+        if name in value and (entry := convert(value[name])) is not _WRONG_TYPE:
+            found[name] = entry
+    return found
 
 
 def _union_converter(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -253,7 +261,3 @@ def _scalar(value: Any, kind: Any) -> Any:
             return _WRONG_TYPE
         return number if kind is float else int(number) if math.isfinite(number) else _WRONG_TYPE
     return value if kind is Any or isinstance(value, kind) else _WRONG_TYPE
-
-
-def _without_wrong(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: entry for name, entry in entries if entry is not _WRONG_TYPE}

@@ -17,6 +17,8 @@ from buildsys.stages.common.equivalence import run_case
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.workers.job import Job
 
+ORIGINAL = "the original model"  # a PyTorch network or an ONNX file
+
 
 @dataclass(frozen=True)
 class OutputCheck:
@@ -32,7 +34,7 @@ class OutputCheck:
     def sentence(self) -> str:
         """Return the difference with output, case, index and both values."""
         where = f"{self.output} differs in case {self.case} of the {self.graph} graph"
-        return f"{where}: {self.comparison.sentence('ONNX Runtime', 'PyTorch')}"
+        return f"{where}: {self.comparison.sentence('ONNX Runtime', ORIGINAL)}"
 
     def failure(self) -> CheckFailure:
         """Return the difference as an entry of a result file."""
@@ -87,7 +89,7 @@ def check_outputs(
             checks.append(OutputCheck(name, case, output, reference, found, comparison))
         count = len(tensors.outputs)
         for output in sorted(actual.keys() - tensors.outputs.keys()):
-            problem = f"is an extra output of the graph: PyTorch returns {count} outputs"
+            problem = f"is an extra output of the graph: {ORIGINAL} returns {count} outputs"
             extra = Comparison(problem=problem)
             checks.append(OutputCheck(name, case, output, None, actual[output], extra))
     return checks

@@ -1,1 +1,1 @@
-"""The validate stage: exported and simplified graphs against PyTorch."""
+"""The validate stage: exported and simplified graphs against the original model."""

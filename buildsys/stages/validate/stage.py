@@ -1,4 +1,4 @@
-"""The validate stage: exported and simplified graphs in ONNX Runtime against PyTorch."""
+"""The validate stage: exported and simplified graphs against the original model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case
 from buildsys.report.results.validate import ValidateResult
 from buildsys.stages.common.golden_check import (
+    ORIGINAL,
     and_more,
     check_outputs,
     golden_limits,
@@ -66,7 +67,7 @@ def run(job: Job) -> StageResult:
         return StageResult(
             "unavailable",
             f"nothing implements {' and '.join(missing)} for ONNX Runtime: only the engines are"
-            " compared with PyTorch",
+            f" compared with {ORIGINAL}",
             "to compare the graphs as well, add function or library to its entry in ops",
         )
     shared = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}

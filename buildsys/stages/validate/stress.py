@@ -9,7 +9,7 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.stages.common.golden_check import check_outputs
+from buildsys.stages.common.golden_check import ORIGINAL, check_outputs
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE, is_unstable
 from buildsys.stages.operators.open_graph import open_graph
@@ -62,7 +62,7 @@ def run(job: Job) -> StageResult:
                     **run_,
                     "graph": name,
                     "output": check.output,
-                    "problem": check.comparison.sentence("ONNX Runtime", "PyTorch"),
+                    "problem": check.comparison.sentence("ONNX Runtime", ORIGINAL),
                 }
                 for check in failed
             ]

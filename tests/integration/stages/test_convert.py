@@ -374,8 +374,8 @@ def test_an_overflow_on_the_way_fails_and_names_the_node(tmp_path: Path) -> None
     assert result.status == "failed"
     assert result.reason == (
         "the fp16 graph overflows: b, of Mul (node further up), is not finite in fp16, and y"
-        " differs in case opt of the fp16 graph: at [0, 0] ONNX Runtime has inf and PyTorch 0.5"
-        " (4 of 8 elements are NaN or infinite)"
+        " differs in case opt of the fp16 graph: at [0, 0] ONNX Runtime has inf and the original"
+        " model 0.5 (4 of 8 elements are NaN or infinite)"
     )
     assert result.hint == (
         "`doit localize m:ENGINE` finds the nodes that must stay in fp32, and precision: auto-fp16"
@@ -429,7 +429,7 @@ def test_an_overflow_that_ends_in_a_finite_number_is_found(tmp_path: Path) -> No
     assert result.reason.startswith(
         "the fp16 graph overflows: b, of Mul (node further up), is not finite in fp16, and y"
     )
-    assert "ONNX Runtime has 0 and PyTorch 0.0" in result.reason
+    assert "ONNX Runtime has 0 and the original model 0.0" in result.reason
 
 
 def test_an_overflow_in_a_cast_names_its_input(tmp_path: Path) -> None:

@@ -416,7 +416,8 @@ def test_an_operator_without_an_implementation_for_one_backend(project: Operator
     validated = project.run("validate:m", [op])
     assert validated.status == "unavailable"
     assert validated.reason == (
-        f"nothing implements {OP} for ONNX Runtime: only the engines are compared with PyTorch"
+        f"nothing implements {OP} for ONNX Runtime: only the engines are compared with"
+        " the original model"
     )
     assert project.run("engine:m:rtx", [op]).status == "passed"
 

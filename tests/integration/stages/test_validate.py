@@ -199,7 +199,7 @@ def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_pat
     assert result.status == "failed"
     assert result.reason.startswith("y differs in case min of the simplified graph: at [0, ")
     assert "ONNX Runtime has 0." in result.reason
-    assert "and PyTorch 0." in result.reason
+    assert "and the original model 0." in result.reason
     assert "allowed 0.0001" in result.reason
     assert result.reason.endswith("(and 2 more)")
     failure = result.figures["failures"][0]

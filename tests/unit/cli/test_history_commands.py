@@ -116,6 +116,28 @@ def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_failures_before_the_engines_are_listed(recorded: Recorded, run: Run) -> None:
+    """A run whose export fails has no build of an engine."""
+    recorded.add_run(1, 1.0)
+    failed = recorded.add("export:m", 2, status="error", reason="no such\noperator " * 20)
+    recorded.add("convert:m:fp16", 3, status="failed", reason="an output differs")
+    recorded.add("gate:m:other", 4, status="failed", reason="5 % slower")
+    printed = run(HistoryCommand, "m")
+    assert "failures of other targets" in printed
+    row, reason = printed.splitlines()[
+        printed.splitlines().index("failures of other targets") + 6 :
+    ]
+    assert row.split()[::3] == [failed.short_id, "export:m"]
+    assert reason.startswith("    no such operator no such")
+    assert "an output differs" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert printed.count("older") == 0
+    assert "and 2 older (-n 3 shows all)" in run(HistoryCommand, "m", count="1")
+    of_engine = run(HistoryCommand, "m:ort")
+    assert "no such operator" in of_engine
+    assert "5 % slower" not in of_engine
+
+
 def test_an_unavailable_engine_has_no_figures(recorded: Recorded, run: Run) -> None:
     recorded.add("verify:m:ort", 1, status="unavailable", figures={"cases": 0})
     assert "unavailable" in run(HistoryCommand, "m")

@@ -206,6 +206,34 @@ def test_a_summary_has_the_first_reason_and_a_count() -> None:
     assert summarize_reasons([]) == ""
 
 
+def test_a_summary_says_what_the_other_reasons_have_in_common() -> None:
+    fields = {f"config:export.f{n}": str(n) for n in range(4)}
+    old, new = ({**fields, "tool:onnx": "1"}, {**dict.fromkeys(fields, "9"), "tool:onnx": "2"})
+    assert (
+        summarize_reasons(part_reasons(old, new))
+        == "export.f0: 0 → 9 and 4 more (3 fields of export, 1 library)"
+    )
+    many = [Reason("config", f"{name}.x", "1", "2") for name in "abcde"]
+    assert summarize_reasons(many) == "a.x: 1 → 2 and 4 more (4 fields)"
+
+
+def test_fields_without_a_value_share_a_line_after_all_others() -> None:
+    """A new version of buildsys adds many, and nobody has set them."""
+    new = {f"config:engine.f{n}": "null" for n in range(34)} | {"code:buildsys.x": B}
+    reasons = part_reasons({"code:buildsys.x": A}, new)
+    lines = [
+        "code buildsys.x changed",
+        "fields without a value added: engine.f0, engine.f1, engine.f10 and 31 more",
+    ]
+    assert format_reasons(reasons) == lines
+    assert format_reasons(decode_reasons(encode_reasons(reasons)))[:1] == lines[:1]
+    assert summarize_reasons(reasons) == "code buildsys.x changed and 34 more (34 fields of engine)"
+    assert changed("config:x.y", "null", None) == ["x.y: null → unset"]
+    assert format_reasons(part_reasons({"config:x.y": "null"}, {})) == [
+        "field without a value removed: x.y"
+    ]
+
+
 # --- history ---
 
 

@@ -11,7 +11,7 @@ from recorded_builds import MEASUREMENT, TARGET, MakeBuild
 
 from buildsys.errors import StageError, UsageError
 from buildsys.history import database
-from buildsys.history.builds import GPU, KEEP_SAMPLES, RESTORED, evenly_spaced
+from buildsys.history.builds import GPU, KEEP_SAMPLES, RESTORED, BuildSummary, evenly_spaced
 from buildsys.history.database import FULL_BENCHMARKS, THINNED_SAMPLES, History, digest_of
 from buildsys.store.state_db import Row
 
@@ -186,10 +186,26 @@ def test_damaged_rows_are_left_out(history: History, make_build: MakeBuild) -> N
             connection.execute(f"UPDATE builds SET {column} = ? WHERE id = ?", (value, damaged.id))
         connection.close()
     assert history.builds() == [good]
+    assert {one.figures == good.figures for one in history.summaries(good.target)} == {True}
     with sqlite3.connect(history.path) as connection:
         connection.execute("UPDATE measurements SET samples = x'00'")
     connection.close()
     assert history.measurements(good) == (replace(MEASUREMENT, samples_ms=()),)
+
+
+def test_a_summary_has_the_fields_of_a_build(history: History, make_build: MakeBuild) -> None:
+    builds = [make_build(run=run, dirty=dirty) for run, dirty in (("a", True), ("b", None))]
+    for build in builds:
+        history.add(build)
+    other = replace(make_build(), machine_id="other")
+    history.add(other)
+    target, here = other.target, builds[0].machine_id
+    found = history.summaries(target)
+    assert [one.machine_id for one in found] == ["other", here, here]
+    assert history.summaries(target, machine_id=here, limit=1) == [
+        BuildSummary(**{name: getattr(builds[1], name) for name in BuildSummary._fields})
+    ]
+    assert [run for run, _, _ in history.last_reasons(other.model, 2)] == [other.run, "b"]
 
 
 def test_two_processes_may_write(history: History, make_build: MakeBuild) -> None:

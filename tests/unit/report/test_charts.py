@@ -105,13 +105,13 @@ def test_a_trend_shows_failures_and_changes_of_the_environment() -> None:
         TrendPoint(None, None, "second"),
         TrendPoint(2.2, None, "third", mark="tool:x 1 → 2"),
     ]
-    chart = charts.trend(points, "ms")
+    chart = charts.trend(points, "ms", most_rows=9)
     root = parsed(chart)
     assert [r.get("class") for r in root.iter("rect")] == ["failed"]
     assert [line.get("class") for line in root.iter("line")].count("mark") == 1
     assert chart is not None
     assert [row[0] for row in chart.rows] == ["third", "second", "first"]
-    assert charts.trend(points[:2], "ms") is None
+    assert charts.trend(points[:2], "ms", most_rows=9) is None
 
 
 def test_a_sparkline_is_short_and_interrupted_by_failures() -> None:
@@ -134,7 +134,9 @@ def test_text_in_charts_is_escaped() -> None:
         charts.distributions([Distribution(name, "k0", samples, 2.0, 3.0)]),
         charts.errors([ErrorRow(name, {name: 1e-6})], 1e-4, name),
         charts.lines([Series(name, "k0", ((1, 1, None), (2, 2, None)))], name, name),
-        charts.trend([TrendPoint(1.0, None, name), TrendPoint(2.0, None, name, mark=name)], "ms"),
+        charts.trend(
+            [TrendPoint(1.0, None, name), TrendPoint(2.0, None, name, mark=name)], "ms", most_rows=9
+        ),
     ):
         root = parsed(chart)
         assert not [one for one in root.iter() if one.tag == "script"]
