@@ -90,7 +90,7 @@ def make_project(
 def _manifest(
     model: str, precisions: Sequence[str], bench: Mapping[str, Any], *, with_toolchain: bool
 ) -> dict[str, Any]:
-    sources = os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES", "")
+    sources = os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES", "").lower()
     fields = {
         "backend": "tensorrt",
         **({"toolchain": _TOOLCHAIN} if with_toolchain else {}),

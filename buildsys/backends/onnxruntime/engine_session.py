@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -119,6 +121,8 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
         if wanted.name == CPU:
             continue
         values = {**_own_options(wanted, options), **wanted.options}
+        if wanted.provider.needs_nvidia:
+            load_cuda_libraries()
         try:
             if wanted.provider.title in ort.get_available_providers():
                 session.add_provider(wanted.provider.title, values)
@@ -137,6 +141,18 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
                 f"ONNX Runtime {ort.__version__} refuses the options of {wanted.name}: {reason}",
                 "remove the option, or install the version that has it",
             ) from error
+
+
+@cache
+def load_cuda_libraries() -> None:
+    """Load CUDA and cuDNN from the packages next to onnxruntime, such as those of PyTorch.
+
+    The loader of the system does not search there; without them, no provider of NVIDIA starts.
+    """
+    preload = getattr(ort, "preload_dlls", None)
+    if preload is not None:  # since 1.21
+        with redirect_stdout(sys.stderr):  # it prints what it does not find
+            preload()
 
 
 def _own_options(wanted: WantedProvider, options: Options) -> dict[str, str]:

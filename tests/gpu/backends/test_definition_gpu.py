@@ -122,7 +122,7 @@ DIMS = {"batch": {"min": 1, "opt": 4, "max": 8}}
 
 
 def write_model(project: ModelProject, name: str, source: dict[str, Any], **fields: Any) -> None:
-    sources = os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES", "")
+    sources = os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES", "").lower()
     engine = {
         "backend": "tensorrt", "tf32": False,
         **({"toolchain": "other"} if os.environ.get("BUILDSYS_TEST_TOOLCHAIN") else {}),

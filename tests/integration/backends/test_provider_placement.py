@@ -16,7 +16,12 @@ from small_graphs import make_model, weights, write
 
 from buildsys.backends.onnxruntime import backend
 from buildsys.backends.onnxruntime.compiled_graph import copy_graph
-from buildsys.backends.onnxruntime.engine_session import engine_session_options, open_engine
+from buildsys.backends.onnxruntime.engine_session import (
+    add_providers,
+    engine_session_options,
+    load_cuda_libraries,
+    open_engine,
+)
 from buildsys.backends.onnxruntime.placement import (
     check_placement,
     read_placement,
@@ -186,3 +191,16 @@ def test_external_data_of_a_copied_graph_has_the_name_of_the_engine(tmp_path: Pa
     source.with_name("model.onnx.data").unlink()
     tensor = onnx.load(str(engine)).graph.initializer[0]
     assert np.array_equal(onnx.numpy_helper.to_array(tensor), weights(4, 4))
+
+
+def test_providers_of_nvidia_load_cuda_from_packages_without_printing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ort, "preload_dlls", lambda: print("not found"))
+    for providers in (["openvino"], ["cuda"]):
+        load_cuda_libraries.cache_clear()
+        with pytest.raises(Unavailable):
+            add_providers(ort.SessionOptions(), engine_options("onnxruntime", providers=providers))
+        printed = capsys.readouterr()
+        assert not printed.out
+        assert ("not found" in printed.err) == (providers == ["cuda"])
