@@ -78,7 +78,8 @@ def build_engine(library: Library, request: BuildRequest, defined: Parsed | None
         phases.append(("configure", time.perf_counter()))
         cache_facts = _run_builder(library, request, parsed, config, messages)
         phases.append(("build", time.perf_counter()))
-        facts = {**network_facts(library, network), **io_facts(library, network, options["io"])}
+        facts = network_facts(library, network)
+        facts |= io_facts(library, network, options["io"], request.inputs)
     if is_strong(options) and options["precision_share"]:  # 0 accepts any precision
         # the engine of a strongly typed network has the same types
         shares = facts["precision_shares"]["layers"]

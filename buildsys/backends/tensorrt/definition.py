@@ -66,10 +66,6 @@ def define_network(
     if problems:
         hint = "correct the function, or inputs, outputs and dims in the manifest"
         raise StageError(f"{name}: {'; '.join(problems)}", hint)
-    for tensor in inputs:  # as the parser does; engine.json and load_engine show the names
-        for axis, size in enumerate(request.inputs[tensor.name]["shape"]):
-            if isinstance(size, str) and not tensor.get_dimension_name(axis):
-                tensor.set_dimension_name(axis, size)
     return Parsed(builder, network, kept, [], accepted=True)
 
 

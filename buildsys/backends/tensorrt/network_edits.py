@@ -160,13 +160,23 @@ def call_hook(reference: str, project: Path, network: Any, config: Any, messages
         raise StageError(text, "mark one: network.mark_output(tensor)")
 
 
-def io_facts(library: Library, network: Any, io: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """Return name, type, shape and layout of inputs and outputs."""
+def io_facts(
+    library: Library,
+    network: Any,
+    io: Mapping[str, Mapping[str, Any]],
+    declared: Mapping[str, Mapping[str, Any]],
+) -> Figures:
+    """Return name, type, shape and layout of inputs and outputs.
+
+    A dynamic size has the parser's name, or that of the ``declared`` input: a name given to a
+    network whose shapes have been read is an error in TensorRT 8.6.
+    """
     dtypes = DTYPES.words(library)
 
     def facts(tensor: Any) -> Figures:
+        named = dict(enumerate(declared.get(tensor.name, {}).get("shape") or ()))
         sizes = [
-            size if size >= 0 else tensor.get_dimension_name(axis) or "?"  # "" if it has no name
+            size if size >= 0 else tensor.get_dimension_name(axis) or named.get(axis, "?")
             for axis, size in enumerate(tensor.shape)
         ]
         layout = io.get(tensor.name, {}).get("format") or "linear"
