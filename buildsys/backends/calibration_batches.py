@@ -6,12 +6,28 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.npz_file import NpzFile
 from buildsys.onnx_graphs.tensors import Array
 
 _KEY = re.compile(r"(\d+)/(.+)")
 Batch = Mapping[str, Array]
+
+
+def read_finite_batches(file: Path, inputs: Mapping[str, Sequence[int]]) -> list[dict[str, Array]]:
+    """Return the batches of ``read_batches`` with the arrays of ``inputs`` only, in their order.
+
+    Raises: StageError: as ``read_batches``, or an array has NaN or infinity.
+    """
+    batches = read_batches(file, inputs)
+    for number, batch in enumerate(batches):
+        for name, array in batch.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                text = f"batch {number} of the calibration data has NaN or infinity in {name}"
+                raise StageError(text, "correct the data of the section calibration")
+    return [{name: batch[name] for name in inputs} for batch in batches]
 
 
 def read_batches(

@@ -64,6 +64,7 @@ class BackendDescription:
     install: str  # the command to install them here
     packages: str  # to install them with pip into a toolchain, the engine library first
     engine_file: str = "engine.engine"
+    able: str = "builds and runs here"  # with its library; see ``ability``
     data_file: str = ""  # of the weights, if they are not in the engine file
     takes_float32: bool = False  # builds every precision from the simplified graph
     takes_program: bool = False  # builds every precision from the captured PyTorch program
@@ -110,7 +111,7 @@ class BackendDescription:
 
         ``facts`` are those that the probe of the library reports.
         """
-        return Ability("builds and runs here")
+        return Ability(self.able)
 
     def runs_on_gpu(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Return True if an engine with these options runs on an NVIDIA GPU."""

@@ -53,9 +53,9 @@ def prepare(options: Options) -> None:
 
 def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
     """Return the calls of operators that PyTorch itself does not have."""
-    from buildsys.backends.executorch.lowering import unknown_operators
+    from buildsys.backends.captured_program import unknown_operators
 
-    return unknown_operators(request)
+    return unknown_operators(request, "ExecuTorch")
 
 
 def build(request: BuildRequest) -> Figures:

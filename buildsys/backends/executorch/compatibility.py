@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from buildsys.backends.executorch.description import DESCRIPTION
 from buildsys.system.compatibility.engine_files import Header, Reason, Record
-from buildsys.system.compatibility.rules import built_version, install_command
-from buildsys.system.engine_environment import version_numbers
+from buildsys.system.compatibility.rules import older_library
 from buildsys.system.protobuf import Content
 
 _FORMAT, _HEADER = b"ET", b"eh00"  # of the flatbuffer, and after it, of sizes
@@ -25,10 +23,6 @@ def read_header(content: Content) -> Header | None:
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:
     """Yield the reason of an older version ``here`` ("": not installed)."""
-    built, found = version_numbers(built_version(record)), version_numbers(here)
-    if built and found and found[:2] < built[:2]:
-        problem = (
-            f"it was built with {DESCRIPTION.title} {built_version(record)}, but {here} is"
-            " installed: an older runtime may not support what the newer one wrote"
-        )
-        yield Reason("version", problem, f"{install_command(record)} or newer")
+    yield from older_library(
+        record, here, "an older runtime may not support what the newer one wrote"
+    )

@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from buildsys.system.backend_registry import Ability, BackendDescription, Gpus
+from buildsys.system.backend_registry import BackendDescription
 
 
 class _ExecuTorch(BackendDescription):
     """ExecuTorch."""
-
-    def ability(
-        self,
-        version: str,  # noqa: ARG002
-        facts: Mapping[str, Any],  # noqa: ARG002
-        gpus: Gpus,  # noqa: ARG002
-        *,
-        cuda: bool = False,  # noqa: ARG002
-    ) -> Ability:
-        """Return the abilities of its runtime for Python."""
-        return Ability("builds for phones and boards, and runs on the CPU")
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the libraries that read the program and quantize."""
@@ -37,6 +26,7 @@ DESCRIPTION = _ExecuTorch(
     install="pip install 'buildsys[executorch]'",
     packages="executorch torch",
     engine_file="engine.pte",
+    able="builds for phones and boards, and runs on the CPU",
     takes_float32=True,
     takes_program=True,
     operator_kinds=(),

@@ -9,17 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from buildsys.backends.captured_program import load_captured
 from buildsys.backends.executorch.runtime import INTERFACE, load_library
 from buildsys.backends.interface import BuildRequest, UnsupportedNode, raise_refused
 from buildsys.errors import BuildsysError, StageError
 
-PORTS = "ports.json"  # of the stage program
-_MODEL = "models/model.json"
-_TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
 _REFUSED = re.compile(r"\b([a-z_]\w*)(?:::|\.)(_?[a-z]\w*)(?:\.(\w+))?")
 _REFUSALS = ("Missing out variant", "is not Aten Canonical", "not in Core ATen opset")
 _FREE = ("getitem", "executorch_call_delegate", "sym_", "view_copy", "_assert")  # compute nothing
@@ -42,33 +39,6 @@ class Lowered:
         return self.delegated.total() / total if total else 1.0
 
 
-def load_captured(request: BuildRequest) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
-    """Return the captured program and its inputs and outputs.
-
-    Raises: GraphRefusedError: it calls operators that only the network's own code registers.
-    """
-    if nodes := unknown_operators(request):
-        raise_refused(request, "ExecuTorch", nodes)
-    files = {PORTS: ""}
-    program = torch.export.load(str(request.program), extra_files=files)
-    return program, json.loads(files[PORTS])
-
-
-def unknown_operators(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the calls of operators that PyTorch itself does not have."""
-    reader = torch._C.PyTorchFileReader(str(request.program))
-    nodes = json.loads(reader.get_record(_MODEL))["graph_module"]["graph"]["nodes"]
-    found = []
-    for index, node in enumerate(nodes):
-        match = _TARGET.fullmatch(str(node.get("target", "")))
-        if match and not hasattr(getattr(torch.ops, match[1]), match[2]):
-            outputs = [each.get("as_tensor") or {} for each in node.get("outputs", ())]
-            name = next((each["name"] for each in outputs if "name" in each), "")
-            reason = "ExecuTorch has no kernel for an operator of your own"
-            found.append(UnsupportedNode(index, name, f"{match[1]}::{match[2]}", reason))
-    return found
-
-
 def lower(request: BuildRequest) -> Lowered:
     """Return the program of ExecuTorch for the captured one.
 
@@ -77,7 +47,7 @@ def lower(request: BuildRequest) -> Lowered:
     """
     from executorch.exir import to_edge_transform_and_lower
 
-    program, ports = load_captured(request)
+    program, ports = load_captured(request, "ExecuTorch")
     if request.options["precision"] == "int8":
         from buildsys.backends.executorch.quantization import quantize
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from buildsys.backends.calibration_batches import read_batches
+from buildsys.backends.calibration_batches import read_finite_batches
 from buildsys.backends.interface import BuildRequest
 from buildsys.errors import StageError, Unavailable
 
@@ -37,13 +37,10 @@ def quantize(
         port["name"]: [-1 if isinstance(size, str) else size for size in port["shape"]]
         for port in ports["inputs"]
     }
-    batches = []
-    for number, batch in enumerate(read_batches(request.calibration.batches, shapes)):
-        for name, array in batch.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                text = f"batch {number} of the calibration data has NaN or infinity in {name}"
-                raise StageError(text, "correct the data of the section calibration")
-        batches.append(tuple(torch.from_numpy(np.array(batch[name])) for name in shapes))
+    batches = [
+        tuple(torch.from_numpy(np.array(array)) for array in batch.values())
+        for batch in read_finite_batches(request.calibration.batches, shapes)
+    ]
     config = get_symmetric_quantization_config(is_per_channel=request.options["per_channel"])
     quantizer: Any = XNNPACKQuantizer().set_global(config)
     dims = [

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from buildsys.backends.interface import Port, Run
+from buildsys.backends.port_shapes import check_inputs
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -89,39 +90,8 @@ class ExecuTorchSession:
 
     def _feeds(self, inputs: Mapping[str, Tensor]) -> list[torch.Tensor]:
         """Return the inputs in order. Raises: StageError: one does not fit."""
-        sizes: dict[str, int] = {}
-        feeds = []
-        for port in self.inputs:
-            if port.name not in inputs:
-                raise StageError(f"the engine needs the input {port.name}")
-            tensor = inputs[port.name]
-            if tensor.dtype != port.dtype:
-                raise StageError(
-                    f"the input {port.name} is {tensor.dtype}, and the engine needs {port.dtype}"
-                )
-            self._check_shape(port, tensor.shape, sizes)
-            feeds.append(_to_torch(tensor))
-        return feeds
-
-    def _check_shape(self, port: Port, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
-        """Compare a shape with the ranges of the build: the runtime checks upper bounds only."""
-        shown = f"the input {port.name} has the shape {list(shape)}"
-        if len(shape) != len(port.shape):
-            raise StageError(f"{shown}, and the engine needs {len(port.shape)} dimensions")
-        for size, wanted in zip(shape, port.shape, strict=True):
-            if isinstance(wanted, str):
-                span, known = self._dims[wanted], sizes.setdefault(wanted, size)
-                if not span["min"] <= size <= span["max"]:
-                    raise StageError(
-                        f"{shown}, but the engine was built for {wanted} {span['min']} to"
-                        f" {span['max']}",
-                        f"widen dims.{wanted} and build it again",
-                    )
-                if size != known:
-                    text = f"{shown}: {wanted} is {size} there, and {known} in another place"
-                    raise StageError(text)
-            elif size != wanted:
-                raise StageError(f"{shown}, and the engine needs {list(port.shape)}")
+        check_inputs(self.inputs, self._dims, inputs)  # the runtime checks upper bounds only
+        return [_to_torch(inputs[port.name]) for port in self.inputs]
 
 
 def open_program(engine: Path, *, traced: bool = False) -> tuple[Any, dict[str, Any]]:

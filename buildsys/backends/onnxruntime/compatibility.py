@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.backends.onnxruntime.execution_providers import CPU, known_providers
 from buildsys.system.compatibility.engine_files import Header, Reason, Record
-from buildsys.system.compatibility.rules import built_version, install_command, needs_gpu
+from buildsys.system.compatibility.rules import needs_gpu, older_library
 from buildsys.system.cpu import engine_instructions, overflows_in_int8
-from buildsys.system.engine_environment import version_numbers, visible_gpus, why_no_gpu
+from buildsys.system.engine_environment import visible_gpus, why_no_gpu
 from buildsys.system.protobuf import Content, varint
 
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
@@ -23,13 +23,9 @@ _ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelPr
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:
     """Yield reasons by version ``here`` ("": not installed), provider and processor."""
-    built, found = version_numbers(built_version(record)), version_numbers(here)
-    if built and found and found[:2] < built[:2]:
-        problem = (
-            f"it was built with {DESCRIPTION.title} {built_version(record)}, but {here} is"
-            " installed: an older version may not support operators that the newer one added"
-        )
-        yield Reason("version", problem, f"{install_command(record)} or newer")
+    yield from older_library(
+        record, here, "an older version may not support operators that the newer one added"
+    )
     if needs_gpu(record) and not visible_gpus():
         problem = f"it needs an NVIDIA GPU, but {why_no_gpu()}"
         yield Reason("gpu", problem, "run it on an NVIDIA GPU")

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 from buildsys.backends.openvino.description import DESCRIPTION
 from buildsys.system.compatibility.engine_files import Header, Reason, Record
-from buildsys.system.compatibility.rules import built_version, install_command
+from buildsys.system.compatibility.rules import (
+    built_version,
+    install_command,
+    older_library,
+)
 from buildsys.system.cpu import engine_instructions
 from buildsys.system.engine_environment import version_numbers
 from buildsys.system.protobuf import Content
@@ -24,18 +28,19 @@ def read_header(content: Content) -> Header | None:
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:
     """Yield the reason of an older version ``here`` ("": not installed)."""
-    built, found = version_numbers(built_version(record)), version_numbers(here)
-    problem = (
-        f"it was built with {DESCRIPTION.title} {built_version(record)}, but {here} is installed"
-    )
-    if record.map("settings").get("compiled"):
-        if built and found and built != found:
-            problem += ": a compiled model only runs with its own version"
-            yield Reason("version", problem, f"{install_command(record)}, or set compiled: false")
-        yield from _check_processor(record)
-    elif built and found and found[:2] < built[:2]:
-        problem += ": an older version may not support operators that the newer one added"
-        yield Reason("version", problem, f"{install_command(record)} or newer")
+    if not record.map("settings").get("compiled"):
+        yield from older_library(
+            record, here, "an older version may not support operators that the newer one added"
+        )
+        return
+    built = built_version(record)
+    if here and version_numbers(built) not in ((), version_numbers(here)):
+        problem = (
+            f"it was built with {DESCRIPTION.title} {built}, but {here} is installed: a compiled"
+            " model only runs with its own version"
+        )
+        yield Reason("version", problem, f"{install_command(record)}, or set compiled: false")
+    yield from _check_processor(record)
 
 
 def _check_processor(record: Record) -> Iterator[Reason]:

@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from buildsys.system.backend_registry import Ability, BackendDescription, Gpus
+from buildsys.system.backend_registry import BackendDescription
 
 BLOB = "engine.blob"
 
 
 class _OpenVino(BackendDescription):
     """OpenVINO."""
-
-    def ability(
-        self,
-        version: str,  # noqa: ARG002
-        facts: Mapping[str, Any],  # noqa: ARG002
-        gpus: Gpus,  # noqa: ARG002
-        *,
-        cuda: bool = False,  # noqa: ARG002
-    ) -> Ability:
-        """Return the abilities of the CPU device."""
-        return Ability("builds and runs on the CPU")
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the library that quantizes."""
@@ -56,6 +45,7 @@ DESCRIPTION = _OpenVino(
     packages="openvino",
     engine_file="engine.xml",  # openvino itself looks for weights in a .bin of the same name
     data_file="engine.bin",
+    able="builds and runs on the CPU",
     takes_float32=True,
     environment=(r"(OV|OPENVINO)_.+",),
     build_seconds=3.0,

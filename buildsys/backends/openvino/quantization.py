@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import openvino as ov
 
-from buildsys.backends.calibration_batches import read_batches
+from buildsys.backends.calibration_batches import read_finite_batches
 from buildsys.backends.interface import BuildRequest
 from buildsys.errors import StageError, Unavailable
 
@@ -37,13 +36,7 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
         for port in model.inputs
         for shape in (port.get_partial_shape(),)
     }
-    batches: list[dict[str, Any]] = []
-    for number, batch in enumerate(read_batches(request.calibration.batches, shapes)):
-        for name, array in batch.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                text = f"batch {number} of the calibration data has NaN or infinity in {name}"
-                raise StageError(text, "correct the data of the section calibration")
-        batches.append({name: batch[name] for name in shapes})
+    batches = read_finite_batches(request.calibration.batches, shapes)
     options = request.options
     kind = nncf.ModelType.TRANSFORMER if options["model_type"] == "transformer" else None
     request.progress(f"quantizing with {len(batches)} batches")

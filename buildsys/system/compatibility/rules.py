@@ -25,6 +25,7 @@ from buildsys.system.engine_environment import (
     MissingLibraryError,
     library_version,
     platform_name,
+    version_numbers,
     visible_gpus,
 )
 from buildsys.system.files import sha256_of
@@ -101,6 +102,15 @@ def install_command(record: Record) -> str:
     """Return the command that installs the library version of an engine."""
     version = f"=={built_version(record)}" if built_version(record) else ""
     return f"pip install '{describe_backend(record.backend).packages.split()[0]}{version}'"
+
+
+def older_library(record: Record, here: str, risk: str) -> Iterator[Reason]:
+    """Yield the reason of a library ``here`` ("": not installed) that is older than the build's."""
+    built, found = version_numbers(built_version(record)), version_numbers(here)
+    if built and found and found[:2] < built[:2]:
+        library = f"{describe_backend(record.backend).title} {built_version(record)}"
+        problem = f"it was built with {library}, but {here} is installed: {risk}"
+        yield Reason("version", problem, f"{install_command(record)} or newer")
 
 
 def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterator[Reason]:
