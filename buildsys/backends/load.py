@@ -12,19 +12,24 @@ from buildsys.system.engine_environment import visible_gpus, why_no_gpu
 from buildsys.system.interpreters.toolchain import Toolchain
 
 
-def load_backend(name: str, toolchain: Toolchain | None = None, unusable: str = "") -> Backend:
+def load_backend(
+    name: str, toolchain: Toolchain | None = None, unusable: str = "", *, to_run: bool = False
+) -> Backend:
     """Import and return a backend.
 
     This interpreter belongs to ``toolchain``, if given. ``unusable`` is the problem of a package
-    whose fields could not be read when the manifest was.
+    whose fields could not be read when the manifest was. ``to_run`` is for use of ``load``.
     Raises: Unavailable: there is no such backend, its package is broken, or one of its libraries
-    is not installed or cannot be loaded.
+    is not installed or cannot be loaded. With ``to_run``, before its library is loaded: this
+    operating system does not run its engines.
     """
     if unusable:
         raise Unavailable(unusable)
     description = describe_backend(name)
     if description.problem:
         raise Unavailable(description.problem, description.install)
+    if to_run and (problem := description.system_problem()):
+        raise problem
     where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
     install = description.install
     if toolchain is not None:

@@ -41,7 +41,8 @@ def load_engine(
     ``options`` replace recorded options that do not change results: ``intra_op_threads`` (0: one
     per core), ``inter_op_threads``, ``spinning`` and ``session_config`` of ONNX Runtime,
     ``cuda_graphs`` of TensorRT, ``runtime_cache`` of TensorRT-RTX, ``threads``, ``streams``,
-    ``pin_threads`` and ``config`` of OpenVINO, ``threads`` of ExecuTorch.
+    ``pin_threads`` and ``config`` of OpenVINO, ``threads`` of ExecuTorch,
+    ``compute_units`` of Core ML.
     ``concurrency`` limits the calls that run at the same time, and with them the memory: calls of
     TensorRT each need an execution context. More calls wait. Without it there is no limit.
 
@@ -62,7 +63,7 @@ def load_engine(
     names = [str(record.figures.get(name) or "") for name in ("model", "variant")]
     shown = ":".join(filter(None, names)) or file.name
     try:
-        backend = load_backend(record.backend)
+        backend = load_backend(record.backend, to_run=True)
         chosen = _options(record, backend.RUN_OPTIONS, options or {})
         session = backend.load(file, chosen, tuple(_operators(record, file, project)))
         try:
@@ -90,7 +91,12 @@ def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> O
             problem = f"{record.backend} has no option {name!r} for running, it has {names}"
             raise StageError(problem, hint)
         if not _fits(value, type(changeable[name])):
-            words = {int: "a number from 0 on", bool: "True or False", dict: "a dict of strings"}
+            words = {
+                int: "a number from 0 on",
+                bool: "True or False",
+                dict: "a dict of strings",
+                str: "a string",
+            }
             wanted = words[type(changeable[name])]
             raise StageError(f"the option {name} is {value!r:.100}", f"pass {wanted}")
     recorded = {**record.map("portability"), **record.map("settings")}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -33,6 +34,7 @@ from buildsys.system.versions import normalized
 GROUP = "buildsys.backends"
 _FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_SYSTEMS = {"macOS": "darwin"}  # title -> sys.platform
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class BackendDescription:
     needs_gpu_library: bool = False  # installing its library without a GPU is of no use
     builds_without_gpu: bool = False  # for engines that run on one
     keeps_timings: bool = False  # builds with a timing cache
+    runs_on: str = ""  # the only operating system that runs its engines: "macOS"
     same_platform: bool = False  # an engine runs on the operating system of its build only
     any_processor: bool = False  # an engine also runs on other families of processors
     build_seconds: float = 10.0  # of an image classifier, for the first estimate
@@ -98,6 +101,18 @@ class BackendDescription:
     def needs_cuda(self) -> bool:
         """True if its libraries include the bindings of CUDA."""
         return "cuda-bindings" in self.libraries.values()
+
+    def system_problem(self) -> Unavailable | None:
+        """Return the reason against running its engines on this operating system."""
+        if not self.runs_on or sys.platform == _SYSTEMS[self.runs_on]:
+            return None
+        here = sys.platform.capitalize()
+        problem = f"{self.title} runs engines on {self.runs_on} only, and this is {here}"
+        return Unavailable(problem, f"copy the engine's folder to a machine with {self.runs_on}")
+
+    def accepts_all_sizes(self, options: Mapping[str, Any]) -> bool:
+        """Return False if the manifest gives an engine other shapes than all those of ``dims``."""
+        return options.get("profiles") is None
 
     def ability(
         self,

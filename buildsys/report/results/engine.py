@@ -15,6 +15,7 @@ class BuildEnvironment(TypedDict, total=False):
     tensorrt: str
     tensorrt_rtx: str
     executorch: str
+    coremltools: str
     platform: str
     cpu: str
     instructions: list[str]
@@ -93,6 +94,15 @@ class Delegated(TypedDict, total=False):
     portable: dict[str, int]
 
 
+class PackageWeights(TypedDict, total=False):
+    """The weights of a Core ML package."""
+
+    count: int
+    bytes: int
+    compared: int  # those that are parameters of the program
+    computed: list[str]  # the first of those that the converter computed from parameters
+
+
 class EngineFile(TypedDict):
     """A file of the engine's folder."""
 
@@ -130,6 +140,9 @@ class EngineResult(ResultHeader, total=False):
     not_described: str
     device_memory_bytes: int
     delegated: Delegated
+    weights: PackageWeights
+    specification_version: int  # of Core ML
+    systems: str  # the oldest that run the engine
     operators: dict[str, str]  # custom operator -> kind and file
     plugins: list[Plugin]
     calibration: BuilderCalibration

@@ -34,7 +34,7 @@ class LocalEngine:
         toolchain: Toolchain | None = None,
     ) -> None:
         """Load an engine in this interpreter's ``toolchain``."""
-        self._backend = load_backend(name, toolchain, options.get("unusable", ""))
+        self._backend = load_backend(name, toolchain, options.get("unusable", ""), to_run=True)
         self._loaded_from = engine, options, uses
         self.device = self._backend.device(options)
         self.versions: Mapping[str, str] = {}  # of the libraries in another process

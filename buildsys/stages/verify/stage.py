@@ -114,7 +114,8 @@ def run(job: Job) -> StageResult:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     options = job.options["engine"]
     try:
-        backend = load_backend(options["backend"], job.toolchain, options.get("unusable", ""))
+        unusable = options.get("unusable", "")
+        backend = load_backend(options["backend"], job.toolchain, unusable, to_run=True)
         uses = implementation_of(job, options["backend"]).uses
         session = backend.load(job.inputs["engine"], options, uses)
     except Unavailable as reason:
@@ -146,7 +147,8 @@ def _run_cases(job: Job, session: Session) -> _Checks:
     runs = plan_runs(checks.profiles, shapes)
     covered, used = {run.case for run in runs}, {run.profile for run in runs}
     outside = [case for case in checks.cases if case not in covered]
-    if job.options["engine"].get("profiles") is not None:
+    engine = job.options["engine"]
+    if not describe_backend(engine["backend"]).accepts_all_sizes(engine):
         checks.outside, outside = outside, []
     for case in outside:
         problem = f"case {checks.name(case)} fits no optimization profile of the engine"

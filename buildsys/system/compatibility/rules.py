@@ -51,6 +51,9 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
         yield Reason("platform", problem, "build it on such a machine")
     elif others and not description.any_processor:
         yield Reason("platform", problem, "build it for this processor family")
+    if elsewhere := description.system_problem():
+        yield Reason("platform", elsewhere.problem, elsewhere.hint)
+        return
     version = ""
     try:
         version = library_version(description.module)

@@ -58,7 +58,7 @@ def test_names_of_ours_read_no_entry_points(site: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["numpyy", "../x", "a.b", "", "Tensorrt"])
 def test_an_unknown_name_is_refused(name: str) -> None:
     assert find_package(name) is None
-    with pytest.raises(Unavailable, match=r"there is no backend .*; use one of executorch, "):
+    with pytest.raises(Unavailable, match=r"there is no backend .*; use one of coreml, "):
         describe_backend(name)
 
 

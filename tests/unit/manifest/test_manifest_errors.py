@@ -84,8 +84,8 @@ FIELDS = [
     ),
     (
         "engines: [{name: x}]",
-        "6:11: engines.0: the engine has no backend; add backend: executorch, onnxruntime, "
-        "openvino, tensorrt or tensorrt_rtx, or use: PRESET",
+        "6:11: engines.0: the engine has no backend; add backend: coreml, executorch, "
+        "onnxruntime, openvino, tensorrt or tensorrt_rtx, or use: PRESET",
     ),
     (
         "engines: [{name: x, backend: onnxruntim}]",

@@ -31,6 +31,7 @@ def _job(stage: str, **options: Any) -> Job:
         (_job("validate"), "light"),
         (_job("engine", engine={"backend": "onnxruntime"}), "light"),
         (_job("verify", engine={"backend": "openvino"}), "light"),
+        (_job("engine", engine={"backend": "coreml"}), "torch"),
         (_job("engine", engine={"backend": "executorch"}), "torch"),
         (_job("verify", engine={"backend": "executorch"}), "torch"),
         (_job("program", source={"torchvision": "resnet18"}), "torch"),

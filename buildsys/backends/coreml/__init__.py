@@ -1,0 +1,1 @@
+"""Core ML as a backend."""

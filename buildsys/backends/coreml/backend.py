@@ -1,0 +1,163 @@
+"""Core ML: engines are packages (.mlpackage) for macOS and iOS, from captured PyTorch programs.
+
+coremltools reads no ONNX. On any platform it converts, and a finished package can be checked:
+inputs, outputs, operators and weights. Only Apple's framework can run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import coremltools as ct
+
+from buildsys.backends.coreml.description import DESCRIPTION
+from buildsys.backends.coreml.package import oldest_version, read_engine, write_engine
+from buildsys.backends.coreml.systems import COMPUTE_UNITS, oldest_systems
+from buildsys.backends.interface import (
+    BuildRequest,
+    Figures,
+    OperatorUse,
+    Options,
+    Session,
+    UnsupportedNode,
+    precision_problem,
+)
+from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.system.cpu import cpu_model
+
+if TYPE_CHECKING:
+    from buildsys.backends.coreml import backend as _this_module
+    from buildsys.backends.coreml.session import CoreMlSession
+    from buildsys.backends.interface import Backend
+
+    _CONFORMS: Backend = _this_module
+
+RUN_OPTIONS: Options = {"compute_units": "all"}
+
+
+def prepare(options: Options) -> None:
+    """Check the options against the installed coremltools.
+
+    Raises: Unavailable: it cannot write packages on this platform. StageError: it does not know
+    the deployment target.
+    """
+    target = options["minimum_deployment_target"]
+    if not hasattr(ct.target, target):
+        known = ", ".join(name for name in ct.target.__members__ if name.startswith("iOS"))
+        raise StageError(
+            f"coremltools {ct.__version__} has no deployment target {target} (it has {known})",
+            "pip install --upgrade coremltools, or set another minimum_deployment_target",
+        )
+    try:
+        import coremltools.libmilstoragepython
+        import coremltools.libmodelpackage  # noqa: F401
+    except ImportError as error:
+        raise Unavailable(
+            f"coremltools has no libraries that write packages on this platform: {error}",
+            "use a Python that coremltools has wheels for, such as 3.12, on Linux or macOS",
+        ) from error
+
+
+def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
+    """Return the nodes without an operator of Core ML."""
+    from buildsys.backends.captured_program import load_captured, unknown_operators
+    from buildsys.backends.coreml.conversion import unsupported_nodes
+
+    if nodes := unknown_operators(request, DESCRIPTION.title):
+        return nodes
+    program, _ = load_captured(request, DESCRIPTION.title)
+    return unsupported_nodes(program.run_decompositions({}))
+
+
+def build(request: BuildRequest) -> Figures:
+    """Write the package as one file, and check what it contains.
+
+    Raises: GraphRefusedError: Core ML has no operator for a node. StageError: the program is
+    refused otherwise, or the package differs from it.
+    """
+    from buildsys.backends.coreml.checks import check_interface, compare_weights
+    from buildsys.backends.coreml.conversion import convert
+
+    options = request.options
+    with TemporaryDirectory(dir=request.engine.parent) as folder:
+        converted = convert(request, Path(folder))
+        write_engine(converted.package, request.engine, converted.interface)
+        request.progress("checking the package")
+        package = read_engine(request.engine)
+        check_interface(package, converted.interface)
+        weights = compare_weights(package, converted, options["precision"])
+    names = ("precision", "compute_units", "minimum_deployment_target", "shapes")
+    return {
+        "settings": {name: options[name] for name in names},
+        "profiles": [],
+        "weights": weights,
+        "messages": [],
+    }
+
+
+def describe(
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
+) -> Figures:  # fmt: skip
+    """Return inputs, outputs, operators and the systems that the package is for.
+
+    Raises: StageError: the file is damaged, or nothing in it has the requested precision.
+    """
+    from buildsys.backends.coreml.checks import operator_facts
+
+    package = read_engine(engine)
+    version = oldest_version(package.spec)
+    facts = operator_facts(package)
+    shares = facts.get("precision_shares", {}).get("layers", {})
+    if problem := precision_problem(options["precision"], shares, 0.0):
+        raise StageError(problem, "use precision: fp32 for this network")
+    return {
+        **facts,
+        **{role: package.interface[role] for role in ("inputs", "outputs")},
+        "specification_version": version,
+        "systems": oldest_systems(version),
+    }
+
+
+def load(
+    engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
+) -> CoreMlSession:  # fmt: skip
+    """Compile a built engine with the system's framework.
+
+    Raises: Unavailable: this is not macOS. StageError: the file is damaged.
+    """
+    if problem := DESCRIPTION.system_problem():
+        raise problem
+    if (units := options["compute_units"]) not in COMPUTE_UNITS:
+        text = f"there are no compute units {units!r:.100}"
+        raise StageError(text, f"use one of {', '.join(COMPUTE_UNITS)}")
+    from buildsys.backends.coreml.session import CoreMlSession
+
+    return CoreMlSession(engine, units)
+
+
+def slowest_layers(
+    engine: Path,  # noqa: ARG001
+    options: Options,  # noqa: ARG001
+    operators: tuple[OperatorUse, ...],  # noqa: ARG001
+    inputs: Mapping[str, Tensor],  # noqa: ARG001
+) -> list[Figures]:
+    """Return no layers: the framework does not time them for Python."""
+    return []
+
+
+def unload(session: Session) -> None:
+    """Free the session's model, despite remaining references."""
+    close: Any = getattr(session, "close", None)
+    if close is not None:
+        close()
+
+
+def device(options: Options) -> Figures:
+    """Return the processor of a Mac, or that this is none."""
+    if problem := DESCRIPTION.system_problem():
+        return {"kind": "xpu", "missing": problem.problem}
+    return {"kind": "xpu", "name": cpu_model(), "compute_units": options["compute_units"]}

@@ -1,0 +1,210 @@
+"""Checks of a finished package: inputs, outputs and weights, as far as any platform allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from buildsys.backends.coreml.conversion import Converted, sized
+from buildsys.backends.coreml.package import Constant, Package, constants, operations
+from buildsys.backends.coreml.systems import DTYPES
+from buildsys.backends.interface import Figures
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Array
+
+_RELATIVE = {"fp32": 1e-5, "fp16": 2.0**-10}  # of the largest weight of its channel
+_SUBNORMAL = {"fp32": 1e-12, "fp16": 2.0**-24}
+_ROUNDED = "_to_fp16"  # what the converter appends to a parameter's name
+_CONVOLUTIONS = ("aten.convolution.default", "aten.conv1d.default", "aten.conv2d.default",
+                 "aten.conv3d.default")  # fmt: skip
+_NORM = "aten._native_batch_norm_legit_no_training.default"
+_WITHOUT_NUMBERS = ("const", "cast", "reshape", "shape", "transpose", "expand_dims", "squeeze")
+_REPAIR = "build it again; if that fails, install another version of coremltools"
+
+
+def check_interface(package: Package, interface: Mapping[str, Any]) -> None:
+    """Compare inputs and outputs of a package with those of the manifest.
+
+    Raises: StageError: names, types, shapes or ranges differ.
+    """
+    description = package.spec.description
+    for role, features in (("inputs", description.input), ("outputs", description.output)):
+        found = [feature.name for feature in features]
+        wanted = [port["feature"] for port in interface[role]]
+        if found != wanted:
+            text = f"the package has the {role} {', '.join(found)} instead of {', '.join(wanted)}"
+            raise StageError(text, _REPAIR)
+        for port, feature in zip(interface[role], features, strict=True):
+            array = feature.type.multiArrayType
+            dtype = type(array).DESCRIPTOR.enum_types_by_name["ArrayDataType"]
+            name = dtype.values_by_number[array.dataType].name
+            if name != DTYPES.get("int32" if port["dtype"] == "bool" else port["dtype"]):
+                text = f"{feature.name} of the package is {name}, and the program's {port['dtype']}"
+                raise StageError(text, _REPAIR)
+            if role == "inputs":
+                ours, theirs = _wanted_shapes(port["shape"], interface), _shapes(array)
+                if ours != theirs:
+                    text = f"the input {feature.name} of the package accepts {theirs}, not {ours}"
+                    raise StageError(text, _REPAIR)
+
+
+def _wanted_shapes(shape: Sequence[int | str], interface: Mapping[str, Any]) -> str:
+    """Return the accepted shapes as text: ``[1..8, 3]``, or each one."""
+    if "shapes" in interface and any(isinstance(size, str) for size in shape):
+        every = {tuple(sized(shape, sizes)) for sizes in interface["shapes"]}
+        return " or ".join(str(list(one)) for one in sorted(every))
+    dims = interface["dims"]
+    spans = [
+        (dims[size]["min"], dims[size]["max"]) if isinstance(size, str) else (size, size)
+        for size in shape
+    ]
+    return _format_spans(spans)
+
+
+def _shapes(array: Any) -> str:
+    flexibility = array.WhichOneof("ShapeFlexibility")
+    if flexibility == "enumeratedShapes":
+        every = {tuple(one.shape) for one in array.enumeratedShapes.shapes}
+        return " or ".join(str(list(one)) for one in sorted(every))
+    if flexibility == "shapeRange":
+        return _format_spans((s.lowerBound, s.upperBound) for s in array.shapeRange.sizeRanges)
+    return _format_spans((size, size) for size in array.shape)
+
+
+def _format_spans(spans: Any) -> str:
+    return f"[{', '.join(f'{a}..{b}' if a != b else str(a) for a, b in spans)}]"
+
+
+def operator_facts(package: Package) -> Figures:
+    """Return the operators of a package and the types of their results."""
+    from coremltools.proto import MIL_pb2
+
+    kinds, types = Counter[str](), Counter[str]()
+    names = {MIL_pb2.FLOAT16: "float16", MIL_pb2.FLOAT32: "float32"}
+    for operation in operations(package.spec):
+        kind = operation.type.rpartition(".")[2]
+        if kind == "const":
+            continue
+        kinds[kind] += 1
+        dtypes = {names.get(each.type.tensorType.dataType) for each in operation.outputs} - {None}
+        if dtypes and kind not in _WITHOUT_NUMBERS:
+            types["float32" if "float32" in dtypes else "float16"] += 1
+    facts: Figures = {"engine_layers": dict(kinds.most_common())}
+    if total := types.total():
+        shares = {name: round(count / total, 4) for name, count in types.most_common()}
+        facts |= {"precision_shares": {"layers": shares}, "precision_of": "network"}
+    return facts
+
+
+def compare_weights(package: Package, converted: Converted, precision: str) -> Figures:
+    """Compare every weight of a package with the converter's, and with the program's parameters.
+
+    Parameters may have been folded into others: a batch norm into its convolution is computed
+    here as well, anything else is named in the result.
+    Raises: StageError: a weight differs, is not finite or is missing from the weight file.
+    """
+    parameters = dict(_parameters(converted.program))
+    by_shape: dict[tuple[int, ...], list[Array]] = {}
+    for array in (*parameters.values(), *_folded_convolutions(converted.program, parameters)):
+        for each in (array, array.T) if array.ndim == 2 else (array,):
+            by_shape.setdefault(each.shape, []).append(each)
+    compared, computed, total, count = 0, list[str](), 0, 0
+    for weight in constants(package):
+        total, count = total + weight.array.nbytes, count + 1
+        _check_written(weight, converted.constants)
+        if weight.array.dtype.kind != "f" or weight.array.size == 1:
+            continue
+        if any(_close(weight, each, precision) for each in by_shape.get(weight.array.shape, ())):
+            compared += 1
+            continue
+        computed.append(weight.name)
+        parameter = parameters.get(weight.name.removesuffix(_ROUNDED))
+        if parameter is not None and parameter.shape == weight.array.shape:
+            worst = float(np.abs(weight.array.astype(np.float32) - parameter).max())
+            raise StageError(
+                f"the weight {weight.name} of the package is not that of the program: they differ"
+                f" by up to {worst:.3g}",
+                "use precision: fp32" if precision == "fp16" else _REPAIR,
+            )
+    return {
+        "count": count,
+        "bytes": total,
+        "compared": compared,
+        **({"computed": computed[:100]} if computed else {}),
+    }
+
+
+def _check_written(weight: Constant, written: Mapping[str, Array]) -> None:
+    intended = written.get(weight.name)
+    values = weight.array
+    if intended is not None:
+        same = intended.size == values.size and intended.astype(values.dtype).tobytes() == (
+            values.tobytes()
+        )
+        if not same:
+            text = f"the weight {weight.name} in the package is not the one that was written"
+            raise StageError(text, "build it again")
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise StageError(f"the weight {weight.name} of the package has NaN", _REPAIR)
+
+
+def _close(weight: Constant, expected: Array, precision: str) -> bool:
+    if not np.isclose(*_first(weight.array, expected), rtol=1e-2, atol=1e-3):
+        return False  # without reading all values
+    found = np.asarray(weight.array, np.float32)
+    axes = tuple(range(1, found.ndim))
+    with np.errstate(invalid="ignore"):
+        finite = np.where(np.isfinite(expected), np.abs(expected), 0.0)
+        largest = finite.max(axis=axes, keepdims=True, initial=0.0) if found.ndim else finite
+        error = np.abs(found - expected)
+    limit = _RELATIVE[precision] * np.broadcast_to(largest, found.shape) + _SUBNORMAL[precision]
+    return bool(((error <= limit) | (found == expected)).all())
+
+
+def _first(found: Array, expected: Array) -> tuple[float, float]:
+    return float(found.flat[0]), float(expected.flat[0])
+
+
+def _parameters(program: torch.export.ExportedProgram) -> Iterator[tuple[str, Array]]:
+    """Yield the floating parameters, buffers and constants by their names in the graph."""
+    signature = program.graph_signature
+    origins = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    for name, origin in origins.items():
+        tensor = program.state_dict.get(origin, program.constants.get(origin))
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            yield name, tensor.detach().float().numpy()
+
+
+def _folded_convolutions(
+    program: torch.export.ExportedProgram, values: Mapping[str, Array]
+) -> Iterator[Array]:
+    """Yield weights and biases of convolutions with the batch norms after them."""
+
+    def value(node: Any) -> Array | None:
+        return values.get(node.name) if isinstance(node, torch.fx.Node) else None
+
+    for norm in program.graph.nodes:
+        if str(norm.target) != _NORM or not isinstance(norm.args[0], torch.fx.Node):
+            continue
+        conv = norm.args[0]
+        if str(conv.target) not in _CONVOLUTIONS:
+            continue
+        scale, shift, mean, variance = (value(each) for each in norm.args[1:5])
+        weight = value(conv.args[1])
+        is_transposed = "convolution" in str(conv.target) and bool(conv.args[6])
+        if weight is None or mean is None or variance is None or is_transposed:
+            continue
+        epsilon = float(norm.args[-1])
+        factor = (1.0 if scale is None else scale) / np.sqrt(variance + epsilon)
+        bias = value(conv.args[2]) if len(conv.args) > 2 else None
+        yield weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
+        centered = (0.0 if bias is None else bias) - mean
+        yield centered * factor + (0.0 if shift is None else shift)

@@ -1,0 +1,245 @@
+"""Core ML packages in one file: a zip that has the same bytes in every build.
+
+A package is a folder. Entries are sorted, stored without compression (whose bytes depend on the
+version of zlib) and have the date of zip's epoch; identifiers are made from the content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+import uuid
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from buildsys.backends.coreml.systems import SYSTEMS
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import Array
+
+MODEL, WEIGHTS = "Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin"
+MANIFEST = "Manifest.json"
+INTERFACE = "buildsys.interface"  # metadata: names, types and ranges as in the manifest
+_DATE = "com.github.apple.coremltools.conversion_date"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MODE = 0o644 << 16
+_BLOB, _SENTINEL = struct.Struct("<IIQQ"), 0xDEADBEEF  # sentinel, type, bytes, offset of the data
+_DTYPES = {
+    "FLOAT16": "<f2", "FLOAT32": "<f4", "INT32": "<i4", "INT8": "i1", "UINT8": "u1",
+    "INT16": "<i2", "UINT16": "<u2", "UINT32": "<u4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package read from an engine file."""
+
+    spec: Any  # coremltools.proto.Model_pb2.Model
+    weights: Array  # bytes of the weight file
+    interface: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of the program in a package."""
+
+    name: str
+    array: Array
+
+
+def write_engine(folder: Path, engine: Path, interface: dict[str, Any]) -> None:
+    """Zip the package in ``folder``, without what differs from build to build."""
+    from coremltools.proto import Model_pb2
+
+    spec = Model_pb2.Model()
+    spec.ParseFromString((folder / MODEL).read_bytes())
+    metadata = spec.description.metadata.userDefined
+    metadata.pop(_DATE, None)
+    metadata[INTERFACE] = json.dumps(interface, sort_keys=True)
+    (folder / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
+    set_identifiers(folder)
+    zip_package(folder, engine)
+
+
+def set_identifiers(folder: Path) -> None:
+    """Replace the random identifiers of a package's items by some made from their content."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    names = {
+        old: _identifier(folder / "Data" / entry["path"], entry["path"])
+        for old, entry in manifest["itemInfoEntries"].items()
+    }
+    manifest["itemInfoEntries"] = {
+        names[old]: entry for old, entry in manifest["itemInfoEntries"].items()
+    }
+    manifest["rootModelIdentifier"] = names[manifest["rootModelIdentifier"]]
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=4, sort_keys=True))
+
+
+def zip_package(folder: Path, engine: Path) -> None:
+    """Write the files in ``folder`` to a zip whose bytes depend on their names and content only."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    with zipfile.ZipFile(engine, "w", zipfile.ZIP_STORED) as archive:
+        for file in files:
+            entry = zipfile.ZipInfo(file.relative_to(folder.parent).as_posix(), _EPOCH)
+            entry.external_attr, entry.create_system = _MODE, 3
+            entry.file_size = file.stat().st_size
+            with file.open("rb") as source, archive.open(entry, "w") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+
+
+def _identifier(item: Path, name: str) -> str:
+    digest = hashlib.sha256(name.encode())
+    for file in sorted(item.rglob("*")) if item.is_dir() else [item]:
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, digest.hexdigest())).upper()
+
+
+def unpack(engine: Path, folder: Path) -> Path:
+    """Unzip an engine into ``folder``; return the package.
+
+    Raises: StageError: the file is damaged or is no package.
+    """
+    try:
+        with zipfile.ZipFile(engine) as archive:
+            root = _root(engine, archive)
+            archive.extractall(folder)
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        _raise_damaged(engine, error)
+    return folder / root
+
+
+def read_engine(engine: Path) -> Package:
+    """Return the content of an engine, without unzipping its weights.
+
+    Raises: StageError: the file is damaged or was not built here.
+    """
+    from coremltools.proto import Model_pb2
+    from google.protobuf.message import DecodeError
+
+    if not engine.is_file():
+        raise StageError(f"{engine.name} does not exist", "build it")
+    spec = Model_pb2.Model()
+    try:
+        with zipfile.ZipFile(engine) as archive:
+            root = _root(engine, archive)
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
+            spec.ParseFromString(archive.read(f"{root}/{MODEL}"))
+            weights = np.zeros(0, np.uint8)
+            if f"{root}/{WEIGHTS}" in archive.namelist():
+                weights = _mapped(engine, archive.getinfo(f"{root}/{WEIGHTS}"))
+        interface = json.loads(spec.description.metadata.userDefined[INTERFACE])
+    except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError, DecodeError) as error:
+        _raise_damaged(engine, error)
+    return Package(spec, weights, interface)
+
+
+def _mapped(engine: Path, entry: zipfile.ZipInfo) -> Array:
+    """Return the bytes of an entry, mapped into memory."""
+    with engine.open("rb") as file:
+        file.seek(entry.header_offset)
+        header = file.read(30)
+    if entry.compress_type != zipfile.ZIP_STORED or len(header) < 30:
+        raise zipfile.BadZipFile(f"{entry.filename} is compressed or truncated")
+    name, extra = struct.unpack_from("<HH", header, 26)
+    if not entry.file_size:
+        return np.zeros(0, np.uint8)
+    offset = entry.header_offset + 30 + name + extra
+    return np.memmap(engine, np.uint8, "r", offset, (entry.file_size,))
+
+
+def _root(engine: Path, archive: zipfile.ZipFile) -> str:
+    """Return the folder of the package. Raises: StageError: there is none, or a path leaves it."""
+    names = archive.namelist()
+    roots = {name.partition("/")[0] for name in names}
+    root = next(iter(roots), "")
+    inside = all(".." not in name.split("/") and not name.startswith("/") for name in names)
+    if len(roots) != 1 or not root.endswith(".mlpackage") or not inside:
+        raise StageError(f"{engine.name} is no Core ML package", "build it again")
+    return root
+
+
+def _raise_damaged(engine: Path, error: Exception) -> NoReturn:
+    text = f"{engine.name} is damaged: {' '.join(str(error).split()) or type(error).__name__}"
+    raise StageError(text, "copy it again, or build it") from error
+
+
+def operations(spec: Any) -> Iterator[Any]:
+    """Yield the operations of a package's program, also those in blocks."""
+    for function in spec.mlProgram.functions.values():
+        for block in function.block_specializations.values():
+            yield from _operations(block)
+
+
+def _operations(block: Any) -> Iterator[Any]:
+    for operation in block.operations:
+        yield operation
+        for inner in operation.blocks:
+            yield from _operations(inner)
+
+
+def constants(package: Package) -> Iterator[Constant]:
+    """Yield the numeric constants of a package, those of the weight file and of the program.
+
+    Raises: StageError: the weight file is truncated or damaged.
+    """
+    from coremltools.proto import MIL_pb2
+
+    for operation in operations(package.spec):
+        if operation.type != "const":
+            continue
+        value = operation.attributes["val"]
+        tensor = value.type.tensorType
+        dtype = _DTYPES.get(MIL_pb2.DataType.Name(tensor.dataType))
+        shape = [size.constant.size for size in tensor.dimensions]
+        name = operation.outputs[0].name
+        if value.WhichOneof("value") == "blobFileValue":
+            if dtype is None:
+                text = f"the weight {name} has a type that the package's weight file cannot have"
+                raise StageError(text, "build it again")
+            content = _blob(package.weights, int(value.blobFileValue.offset), name)
+            if content.nbytes != int(np.prod(shape)) * np.dtype(dtype).itemsize:
+                text = f"the weight {name} has {content.nbytes} bytes and the shape {shape}"
+                raise StageError(f"the weight file is damaged: {text}", "build it again")
+            yield Constant(name, content.view(dtype).reshape(shape))
+        elif dtype in ("<f2", "<f4"):
+            immediate = value.immediateValue.tensor
+            numbers = (
+                np.frombuffer(immediate.bytes.values, dtype)
+                if immediate.WhichOneof("value") == "bytes"
+                else np.array(immediate.floats.values, dtype)
+            )
+            yield Constant(name, numbers.reshape(shape))
+
+
+def _blob(weights: Array, offset: int, name: str) -> Array:
+    """Return the bytes of one weight. Raises: StageError: they are outside of the file."""
+    size = weights.size
+    sentinel, _, count, start = (
+        _BLOB.unpack(weights[offset : offset + _BLOB.size].tobytes())
+        if offset + _BLOB.size <= size
+        else (_SENTINEL, 0, 0, size + 1)
+    )
+    if start + count > size:
+        text = f"the weight file is truncated: it has {size} bytes, and {name} is behind its end"
+        raise StageError(text, "build it again")
+    if sentinel != _SENTINEL:
+        text = f"the weight file is damaged: there is no weight {name} at its offset {offset}"
+        raise StageError(text, "build it again")
+    return weights[start : start + count]
+
+
+def oldest_version(spec: Any) -> int:
+    """Return the version of a package's specification. Raises: StageError: it is unknown."""
+    version = int(spec.specificationVersion)
+    if version not in SYSTEMS or spec.WhichOneof("Type") != "mlProgram":
+        text = f"the package is no ML program of a known version (specification {version})"
+        raise StageError(text, "install another version of coremltools")
+    return version

@@ -1,0 +1,250 @@
+"""Engines of Core ML: the finished package, its weights and ranges, and what is refused.
+
+Only macOS can run them. ``[test]`` does not install coremltools.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stage_jobs import ROOT, manifest, stage_job
+
+pytest.importorskip("coremltools", reason="pip install 'buildsys[coreml]'")
+
+from buildsys.backends.coreml.checks import check_interface, compare_weights
+from buildsys.backends.coreml.conversion import convert
+from buildsys.backends.coreml.package import WEIGHTS, constants, read_engine, write_engine
+from buildsys.backends.interface import BuildRequest, GraphRefusedError
+from buildsys.backends.load import load_backend
+from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.schema.engines import engine_spec
+from buildsys.stages.program import stage as program
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the converter, on its own code
+backend = load_backend("coreml")
+NETWORKS = "tests/integration/sample_networks.py"
+IMAGE = {"x": {"shape": ["batch", 3, 8, 8]}}
+DIMS = {"batch": {"min": 1, "opt": 2, "max": 8}}
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    engine = {"name": "e", "backend": "coreml", **fields}
+    return engine_spec("coreml").model_validate(engine).model_dump()
+
+
+def captured(folder: Path, name: str, inputs: Any = IMAGE, **source: Any) -> Path:
+    used = {size for each in inputs.values() for size in each["shape"] if isinstance(size, str)}
+    resolved = manifest(
+        source={"python": f"{NETWORKS}:{name}", **source},
+        inputs=inputs,
+        dims=dict.fromkeys(used, DIMS["batch"]),
+        engines=({"backend": "coreml", "name": "e"},),
+    )
+    program.run(stage_job("program", resolved, folder))
+    return folder / "m/program/program.pt2"
+
+
+def request(folder: Path, source: Path, inputs: Any = IMAGE, **fields: Any) -> BuildRequest:
+    folder.mkdir(exist_ok=True)
+    typed = {name: {"dtype": "float32", **each} for name, each in inputs.items()}
+    used = {size for each in inputs.values() for size in each["shape"] if isinstance(size, str)}
+    dims = dict.fromkeys(used, DIMS["batch"])
+    engine = folder / "engine.mlpackage.zip"
+    return BuildRequest("m", Path(), engine, options(**fields), typed, dims, program=source)
+
+
+def build(folder: Path, source: Path, **fields: Any) -> tuple[Path, dict[str, Any]]:
+    asked = request(folder, source, **fields)
+    backend.prepare(asked.options)
+    return asked.engine, backend.build(asked)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captured(tmp_path_factory.mktemp("program"), "Small")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Any:
+    return build(tmp_path_factory.mktemp("coreml"), source)
+
+
+def test_the_package_has_the_inputs_and_ranges_of_the_manifest(built: Any) -> None:
+    engine, figures = built
+    facts = backend.describe(engine, options())
+    (port,) = facts["inputs"]
+    assert (port["name"], port["feature"], port["shape"]) == ("x", "x", ["batch", 3, 8, 8])
+    (feature,) = read_engine(engine).spec.description.input
+    array = feature.type.multiArrayType
+    spans = [(each.lowerBound, each.upperBound) for each in array.shapeRange.sizeRanges]
+    assert spans == [(1, 8), (3, 3), (8, 8), (8, 8)]
+    assert list(array.shape) == [2, 3, 8, 8]
+    assert facts["specification_version"] == 7
+    assert facts["systems"] == "macOS 13 or iOS 16"
+    assert facts["engine_layers"]["conv"] == 2
+    assert facts["precision_shares"]["layers"] == {"float32": 1.0}
+    assert figures["settings"]["compute_units"] == "all"
+
+
+def test_every_weight_is_compared_also_with_its_batch_norm(built: Any) -> None:
+    weights = built[1]["weights"]
+    assert weights["compared"] == 4  # weights and biases of two convolutions
+    assert "computed" not in weights
+    assert weights["bytes"] > 8 * 8 * 9 * 4
+
+
+def test_an_fp16_engine_computes_in_fp16_and_keeps_its_inputs(tmp_path: Path, source: Path) -> None:
+    engine, figures = build(tmp_path, source, precision="fp16")
+    facts = backend.describe(engine, options(precision="fp16"))
+    assert facts["precision_shares"]["layers"]["float16"] > 0.9
+    assert figures["weights"]["compared"] == 4
+    assert {port["dtype"] for port in (*facts["inputs"], *facts["outputs"])} == {"float32"}
+    sizes = {weight.array.dtype.itemsize for weight in constants(read_engine(engine))}
+    assert sizes == {2}
+
+
+def test_enumerated_shapes_are_the_points_of_dims(tmp_path: Path, source: Path) -> None:
+    engine, _ = build(tmp_path, source, shapes="enumerated")
+    (feature,) = read_engine(engine).spec.description.input
+    found = [list(one.shape) for one in feature.type.multiArrayType.enumeratedShapes.shapes]
+    assert sorted(found) == [[1, 3, 8, 8], [2, 3, 8, 8], [8, 3, 8, 8]]
+
+
+def test_equal_programs_give_equal_engines_in_another_process(
+    tmp_path: Path, built: Any, source: Path
+) -> None:
+    script = (
+        "import sys; sys.path[:0] = ['tests/integration', 'tests/integration/backends']\n"
+        "from pathlib import Path; from test_backend_coreml import build\n"
+        "build(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+    )
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, tmp_path, source],
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}/tests", "PYTHONHASHSEED": "7"},
+    )
+    assert (tmp_path / built[0].name).read_bytes() == built[0].read_bytes()
+
+
+def test_names_become_identifiers_and_types_stay_those_of_the_manifest(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["batch", 4]}}
+    source = captured(tmp_path, "Nested", inputs)
+    engine, _ = build(tmp_path / "e", source, inputs=inputs)
+    facts = backend.describe(engine, options())
+    names = {port["name"]: port["feature"] for port in facts["outputs"]}
+    assert names == {"sum": "sum", "heads.0": "heads_0", "heads.1.0": "heads_1_0"}
+
+
+def damaged(tmp_path: Path, source: Path, change: Any) -> tuple[Any, Any]:
+    """Return a package whose weight file was changed, and what it was made from."""
+    asked = request(tmp_path, source)
+    converted = convert(asked, tmp_path)
+    file = converted.package / WEIGHTS
+    content = bytearray(file.read_bytes())
+    file.write_bytes(change(content))
+    write_engine(converted.package, asked.engine, converted.interface)
+    return read_engine(asked.engine), converted
+
+
+def test_wrong_and_truncated_weight_files_are_found(tmp_path: Path, source: Path) -> None:
+    def flip(content: bytearray) -> bytearray:
+        content[-70] ^= 0x40
+        return content
+
+    with pytest.raises(StageError, match=r"the weight \w+ in the package is not the one that was"):
+        compare_weights(*damaged(tmp_path, source, flip), "fp32")
+    with pytest.raises(StageError, match=r"the weight file is truncated: it has \d+ bytes, and"):
+        compare_weights(*damaged(tmp_path, source, lambda content: content[:-300]), "fp32")
+
+
+def test_weights_of_another_network_are_found(tmp_path: Path, source: Path) -> None:
+    inputs = {"x": {"shape": ["batch", 4]}}
+    asked = request(tmp_path, captured(tmp_path, "Affine", inputs, kwargs={"features": 8}), inputs)
+    converted = convert(asked, tmp_path)
+    write_engine(converted.package, asked.engine, converted.interface)
+    package = read_engine(asked.engine)
+    assert compare_weights(package, converted, "fp32")["compared"] == 2
+    other = torch.nn.Parameter(converted.program.state_dict["linear.weight"] + 0.01)
+    converted.program.state_dict["linear.weight"] = other
+    with pytest.raises(
+        StageError, match=r"of the package is not that of the program: they differ by up"
+    ):
+        compare_weights(package, converted, "fp32")
+
+
+def test_another_range_is_found(tmp_path: Path, built: Any) -> None:
+    package = read_engine(built[0])
+    (feature,) = package.spec.description.input
+    feature.type.multiArrayType.shapeRange.sizeRanges[0].lowerBound = 2
+    with pytest.raises(StageError, match=r"accepts \[2\.\.8, 3, 8, 8\], not \[1\.\.8, 3, 8, 8\]"):
+        check_interface(package, package.interface)
+
+
+def test_an_operator_without_a_conversion_is_named(tmp_path: Path) -> None:
+    inputs = {"x": {"shape": ["batch", 4, 4]}}
+    asked = request(tmp_path / "e", captured(tmp_path, "NoKernel", inputs), inputs)
+    with pytest.raises(GraphRefusedError) as caught:
+        backend.build(asked)
+    assert "svd" in str(caught.value), str(caught.value)
+    assert [node.operator for node in backend.unsupported(asked)] == ["aten::linalg_svdvals"]
+
+
+def test_weights_with_nan_are_refused(tmp_path: Path, source: Path) -> None:
+    program = torch.export.load(source, extra_files=(files := {"ports.json": ""}))
+    with torch.no_grad():
+        next(iter(program.state_dict.values()))[0] = float("nan")
+    torch.export.save(program, tmp_path / "nan.pt2", extra_files=files)
+    with pytest.raises(StageError, match=r"the weight 0\.weight of the program has NaN"):
+        build(tmp_path, tmp_path / "nan.pt2")
+
+
+def test_a_target_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coremltools.target", IntEnum("target", {"iOS15": 6}))
+    with pytest.raises(StageError, match="has no deployment target iOS16"):
+        backend.prepare(options())
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="it runs here")
+def test_elsewhere_an_engine_is_unavailable(built: Any) -> None:
+    with pytest.raises(Unavailable, match="Core ML runs engines on macOS only, and this is"):
+        backend.load(built[0], options())
+    assert "macOS only" in backend.device(options())["missing"]
+
+
+@pytest.mark.parametrize("cut", [10, 0.5, 0.99])
+def test_a_truncated_engine_is_one_sentence(built: Any, tmp_path: Path, cut: float) -> None:
+    content = built[0].read_bytes()
+    (tmp_path / "engine.zip").write_bytes(content[: int(cut if cut > 1 else cut * len(content))])
+    with pytest.raises(StageError, match=r"engine\.zip is damaged: .*; copy it again, or build it"):
+        backend.describe(tmp_path / "engine.zip", options())
+
+
+def test_a_flipped_bit_is_one_sentence(built: Any, tmp_path: Path) -> None:
+    content = bytearray(built[0].read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "engine.zip").write_bytes(content)
+    with pytest.raises(StageError, match=r"is damaged: the checksum of .* differs; copy it again"):
+        backend.describe(tmp_path / "engine.zip", options())
+
+
+def test_a_package_of_others_is_no_engine(built: Any, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "engine.zip", "w") as archive:
+        archive.writestr("m.mlpackage/Manifest.json", "{}")
+    with pytest.raises(StageError, match=r"engine\.zip is damaged: "):
+        backend.describe(tmp_path / "engine.zip", options())
+
+
+def test_the_recorded_options_can_be_replaced(built: Any) -> None:
+    for name, default in backend.RUN_OPTIONS.items():  # load_engine compares the types
+        assert type(built[1]["settings"][name]) is type(default), name
+    assert np.all([np.isfinite(each.array).all() for each in constants(read_engine(built[0]))])

@@ -1,0 +1,158 @@
+"""Core ML packages as one file, without coremltools: bytes, damage, limits of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buildsys.backends.coreml import compatibility, package
+from buildsys.backends.coreml.description import DESCRIPTION
+from buildsys.backends.coreml.systems import SYSTEMS, oldest_systems, specification_version
+from buildsys.backends.load import load_backend
+from buildsys.errors import StageError, Unavailable
+from buildsys.system.compatibility.engine_files import Record
+from buildsys.system.compatibility.rules import engine_notes, machine_reasons
+
+RECORD = {"backend": "coreml", "specification_version": 7, "settings": {"precision": "fp16"}}
+
+
+def write_package(
+    folder: Path, identifiers: tuple[str, str], *, content: bytes = b"w" * 99
+) -> Path:
+    root = folder / "m.mlpackage"
+    for name, text in ((package.MODEL, b"spec"), (package.WEIGHTS, content)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(text)
+    model, weights = identifiers
+    entries = {
+        model: {"name": "model.mlmodel", "path": "com.apple.CoreML/model.mlmodel"},
+        weights: {"name": "weights", "path": "com.apple.CoreML/weights"},
+    }
+    manifest = {"itemInfoEntries": entries, "rootModelIdentifier": model}
+    (root / package.MANIFEST).write_text(json.dumps(manifest))
+    return root
+
+
+def engine_of(root: Path, name: str = "engine.mlpackage.zip") -> Path:
+    package.set_identifiers(root)
+    package.zip_package(root, root.parent / name)
+    return root.parent / name
+
+
+def test_the_bytes_depend_on_the_content_alone(tmp_path: Path) -> None:
+    one = write_package(tmp_path / "one", ("B-1", "A-2"))
+    other = write_package(tmp_path / "other", ("X-9", "Z-8"))
+    for file in other.rglob("*"):
+        os.utime(file, (1, 1))
+        file.chmod(0o755)
+    assert engine_of(one).read_bytes() == engine_of(other).read_bytes()
+    third = write_package(tmp_path / "third", ("B-1", "A-2"), content=b"v" * 99)
+    assert engine_of(third).read_bytes() != engine_of(one).read_bytes()
+    manifests = [json.loads((root / package.MANIFEST).read_text()) for root in (one, third)]
+    first, changed = (set(manifest["itemInfoEntries"]) for manifest in manifests)
+    assert len(first & changed) == 1  # that of the unchanged spec
+    assert manifests[0]["rootModelIdentifier"] in first & changed
+
+
+def test_a_zip_holds_one_package_with_fixed_dates(tmp_path: Path) -> None:
+    engine = engine_of(write_package(tmp_path, ("B", "A")))
+    with zipfile.ZipFile(engine) as archive:
+        names = archive.namelist()
+        assert names == sorted(names)
+        assert {name.partition("/")[0] for name in names} == {"m.mlpackage"}
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+    root = package.unpack(engine, tmp_path / "unpacked")
+    assert (root / package.WEIGHTS).read_bytes() == b"w" * 99
+
+
+@pytest.mark.parametrize("cut", [0, 10, 0.5, 0.99])
+def test_a_truncated_zip_is_one_sentence(tmp_path: Path, cut: float) -> None:
+    engine = engine_of(write_package(tmp_path, ("B", "A"), content=b"w" * 9999))
+    content = engine.read_bytes()
+    engine.write_bytes(content[: int(cut if cut >= 1 else cut * len(content))])
+    with pytest.raises(StageError, match=r"engine\.mlpackage\.zip is damaged: .*; copy it again"):
+        package.unpack(engine, tmp_path / "unpacked")
+    header = compatibility.read_header(engine.read_bytes())
+    assert header is None or header.truncated
+
+
+def test_a_whole_file_has_a_header(tmp_path: Path) -> None:
+    engine = engine_of(write_package(tmp_path, ("B", "A")))
+    header = compatibility.read_header(engine.read_bytes())
+    assert header is not None
+    assert (header.backend, header.truncated) == ("coreml", False)
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("text", "text")
+    assert compatibility.read_header((tmp_path / "other.zip").read_bytes()) is None
+
+
+@pytest.mark.parametrize(
+    "names", [("../m.mlpackage/x",), ("m.mlpackage/../../x",), ("a/x", "b/x"), ("model.mlmodel",)]
+)
+def test_a_zip_of_something_else_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with zipfile.ZipFile(tmp_path / "engine.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, "x")
+    with pytest.raises(StageError, match=r"engine\.zip is no Core ML package"):
+        package.unpack(tmp_path / "engine.zip", tmp_path / "unpacked")
+
+
+def test_a_weight_outside_of_the_weight_file_is_one_sentence() -> None:
+    head = struct.pack("<IIQQ", 0xDEADBEEF, 1, 8, 64)
+    weights = np.frombuffer(head.ljust(64, b"\0") + b"12345678", np.uint8)
+    assert package._blob(weights, 0, "w").tobytes() == b"12345678"
+    for size in (10, 70):
+        with pytest.raises(StageError, match=f"truncated: it has {size} bytes, and w is behind"):
+            package._blob(weights[:size], 0, "w")
+    with pytest.raises(StageError, match="no weight w at its offset 8; build it again"):
+        package._blob(weights, 8, "w")
+
+
+def test_elsewhere_an_engine_names_the_system_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = Record("coreml", RECORD)
+    monkeypatch.setattr(sys, "platform", "linux")
+    (reason,) = machine_reasons(record)
+    assert str(reason) == (
+        "Core ML runs engines on macOS only, and this is Linux; copy the engine's folder to a"
+        " machine with macOS"
+    )
+    assert "macOS 13 or iOS 16" in next(engine_notes(record))
+    with pytest.raises(Unavailable, match="Core ML runs engines on macOS only, and this is Linux"):
+        load_backend("coreml", to_run=True)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert DESCRIPTION.system_problem() is None
+
+
+@pytest.mark.parametrize(("here", "runs"), [("12.7", False), ("13.0", True), ("26.1", True)])
+def test_an_older_macos_is_refused(monkeypatch: pytest.MonkeyPatch, here: str, runs: bool) -> None:
+    monkeypatch.setattr(compatibility.platform, "mac_ver", lambda: (here, ("", "", ""), ""))
+    found = [str(reason) for reason in compatibility.reasons(Record("coreml", RECORD), "9.0")]
+    assert (not found) is runs
+    assert all("built for macOS 13 or iOS 16, but this is macOS 12; build it" in f for f in found)
+
+
+def test_a_missing_coremltools_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "coremltools", None)
+    with pytest.raises(Unavailable) as caught:
+        load_backend("coreml")
+    assert str(caught.value) == (
+        "the library coremltools is not installed; pip install 'buildsys[coreml]'"
+    )
+
+
+def test_systems_are_named_by_the_version_of_the_specification() -> None:
+    assert specification_version("macOS14") == specification_version("iOS17") == 8
+    assert specification_version("iOS99") is None
+    assert oldest_systems(9) == "macOS 15 or iOS 18"
+    assert oldest_systems(1) == ""
+    assert list(SYSTEMS) == sorted(SYSTEMS)
