@@ -170,21 +170,26 @@ def know_texts(file: str) -> None:
     StateDb.__init__ = start_with_texts  # type: ignore[method-assign]
 
 
-def make_schema_classes() -> None:
-    """Let pydantic make the classes of manifests, which it does at their first use."""
+def make_classes() -> None:
+    """Make what a run makes at its first use: classes of manifests and results, templates."""
+    from buildsys.cli.html_pages import prepare
+    from buildsys.manifest.model_fields import ModelFields
     from buildsys.manifest.schema.model import ModelSpec
     from buildsys.system.backend_registry import our_backends
 
-    ModelSpec.model_validate(
-        {
-            "model": "m",
-            "source": {"onnx": "m.onnx"},
-            "inputs": {"x": {"shape": ["batch", 4], "data": {"random": "uniform"}}},
-            "outputs": {"y": {"shape": ["batch", 4]}},
-            "dims": {"batch": {"min": 1, "opt": 2, "max": 4}},
-            "engines": [{"name": name, "backend": name} for name in our_backends()],
-        }
-    )
+    manifest = {
+        "model": "m",
+        "source": {"onnx": "m.onnx"},
+        "inputs": {"x": {"shape": ["batch", 4], "data": {"random": "uniform"}}},
+        "outputs": {"y": {"shape": ["batch", 4]}},
+        "dims": {"batch": {"min": 1, "opt": 2, "max": 4}},
+        "engines": [{"name": name, "backend": name} for name in our_backends()],
+        "export": {"opset": 17},
+        "bench": {"noise": None},
+    }
+    ModelSpec.model_validate(manifest)
+    ModelFields().resolve(manifest)
+    prepare()
 
 
 def serve(channel: socket.socket) -> str:
@@ -222,7 +227,7 @@ if __name__ == "__main__":
                 importlib.import_module(module.name)
     for name in FURTHER:
         importlib.import_module(name)
-    make_schema_classes()
+    make_classes()
     know_texts(sys.argv[2])
     gc.freeze()  # else a collection would write to every page that the processes share
     name = serve(socket.socket(fileno=int(sys.argv[1])))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from buildsys.report import formatting as q
@@ -23,8 +26,20 @@ STATUS_TEXTS = {
 }  # fmt: skip
 
 
+class _CompiledTemplates(FileSystemBytecodeCache):
+    """Compiled templates next to our compiled modules: compiling takes longer than rendering."""
+
+    def __init__(self) -> None:
+        super().__init__(str(Path(__file__).with_name("__pycache__")), "template-%s.cache")
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Write a compiled template, if the folder can be written."""
+        with suppress(OSError):
+            super().dump_bytecode(bucket)
+
+
 def load_templates() -> None:
-    """Compile the templates: it takes longer than rendering them."""
+    """Load the templates, or compile them."""
     for name in (MODEL, INDEX):
         environment().get_template(name)
 
@@ -40,6 +55,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         cache_size=-1,
+        bytecode_cache=_CompiledTemplates(),
     )
     made.filters |= {
         "duration": q.duration, "size": q.size, "significant": q.significant, "error": q.error,
