@@ -79,7 +79,7 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
         session: Session, further: tuple[str, ...] = ("drawn-1",), backend: str = "onnxruntime"
     ) -> StageResult:
         loaded = SimpleNamespace(load=lambda *_: session, unload=lambda _: None)
-        monkeypatch.setattr(verify, "load_backend", lambda *_: loaded)
+        monkeypatch.setattr(verify, "load_backend", lambda *_, **__: loaded)
         inputs = {case: random_x(batch, seed=batch) for case, batch in CASES.items()}
         inputs |= {case: random_x(FURTHER, seed=9) for case in further}
         write_golden(tmp_path, {case: right(x) for case, x in inputs.items()}, inputs)

@@ -64,7 +64,7 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
         **sections: Any,
     ) -> StageResult:
         backend = SimpleNamespace(load=lambda *_: session, unload=unloaded.append)
-        monkeypatch.setattr(verify, "load_backend", lambda *_: backend)
+        monkeypatch.setattr(verify, "load_backend", lambda *_, **__: backend)
         spec = resolved(engine, **sections)
         x = {
             case: {"x": tensor_of(np.zeros((n, 3, 8, 8), np.float32))} for case, n in CASES.items()
@@ -299,7 +299,7 @@ def test_an_engine_that_cannot_be_loaded_is_unavailable(
     def load(*_: Any) -> Any:
         raise Unavailable("no GPU", "build it elsewhere")
 
-    monkeypatch.setattr(verify, "load_backend", lambda *_: SimpleNamespace(load=load))
+    monkeypatch.setattr(verify, "load_backend", lambda *_, **__: SimpleNamespace(load=load))
     write_golden(tmp_path, {}, {})
     job = stage_job(resolved(ORT), "verify", tmp_path)
     assert verify.run(job).reason == "there is no engine: see the result of its engine target"
@@ -321,7 +321,8 @@ def test_the_engine_is_loaded_by_its_backend_in_its_toolchain_with_its_operators
         calls.append(arguments)
         raise Unavailable("no GPU")
 
-    def load_backend(*arguments: Any) -> Any:
+    def load_backend(*arguments: Any, to_run: bool) -> Any:
+        assert to_run
         calls.append(arguments)
         return SimpleNamespace(load=load)
 
