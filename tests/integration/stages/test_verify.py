@@ -332,7 +332,7 @@ def test_cases_without_profile_and_profiles_without_case_fail(
             return OrtGraph(conv_bn().SerializeToString()).run(inputs)
 
     backend = SimpleNamespace(load=lambda *_: Session(), unload=lambda _: None)
-    monkeypatch.setattr(verify, "load_backend", lambda *_: backend)
+    monkeypatch.setattr(verify, "load_backend", lambda *_, **__: backend)
     result = verified(tmp_path, conv_bn(), golden(conv_bn()))
     assert result.status == "failed"
     assert "case max (batch 8) fits no optimization profile of the engine" in result.reason
