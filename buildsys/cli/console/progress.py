@@ -31,6 +31,7 @@ _MARKS = {
 }
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_S = 4  # each takes 2 ms of a core, next to the stage or benchmark that runs
+_PATIENCE_S = 0.5  # until targets are drawn whose worker has not started
 _HEARTBEAT_S = 30.0  # some CI services end a job after minutes without output
 _WIDEST_BAR = 30  # columns
 
@@ -159,6 +160,9 @@ class LiveDisplay:
         self._clock = clock
         self._began = clock()
         self._share = 0.0  # of the work done; it never shrinks
+        self._drawing = threading.RLock()
+        self._later: threading.Timer | None = None
+        self._is_closed = False
 
     @cached_property
     def _console(self) -> Console:
@@ -181,16 +185,23 @@ class LiveDisplay:
         )
 
     def started(self, line: TargetLine) -> None:
-        """Do nothing: importing rich would delay the worker."""
+        """Draw it soon: importing rich at once would delay the worker."""
+        line.message = line.message or "starting"
+        if self._later is None:
+            self._later = threading.Timer(_PATIENCE_S, self.works)
+            self._later.daemon = True
+            self._later.start()
 
     def works(self) -> None:
-        """Start drawing: a worker has started."""
-        self._live.start()
+        """Start drawing."""
+        with self._drawing:
+            if not self._is_closed:
+                self._live.start()
 
     def waits(self, line: TargetLine, holder: str) -> None:
         """Start drawing: the target's last message names the holder."""
         del line, holder
-        self._live.start()
+        self.works()
 
     def ended(self, line: TargetLine) -> None:
         """Print the permanent line."""
@@ -208,7 +219,8 @@ class LiveDisplay:
             text.append(f"  {printable_line(why)}".rstrip(), "dim")
         elif line.reason:
             reason, *details = printable(line.reason).splitlines()
-        self._live.refresh()  # else the target is shown as running below its own last line
+        with self._drawing:
+            self._live.refresh()  # else the target is shown as running below its own last line
         self._console.print(text, no_wrap=True, overflow="ellipsis")
         if reason:
             style = "red" if line.status == "failed" else "dim"
@@ -224,11 +236,16 @@ class LiveDisplay:
         from rich.text import Text
 
         text = f"buildsys: warning: {printable_line(warning)}"
-        self._console.print(Text(text, "yellow"), soft_wrap=True)
+        with self._drawing:
+            self._console.print(Text(text, "yellow"), soft_wrap=True)
 
     def close(self) -> None:
         """Remove the running targets."""
-        self._live.stop()
+        if self._later is not None:
+            self._later.cancel()
+        with self._drawing:
+            self._is_closed = True
+            self._live.stop()
 
     def render(self) -> RenderableType:
         """Return the running targets above the progress bar."""

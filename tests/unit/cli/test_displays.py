@@ -9,6 +9,7 @@ import pytest
 from cli_doubles import make_session, write_result
 from rich.console import Console
 
+from buildsys.cli.console import progress
 from buildsys.cli.console.estimate import Remaining
 from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_display
 from buildsys.cli.console.run_summary import print_summary
@@ -159,6 +160,22 @@ def test_the_live_display_shortens_messages_and_never_names(
     assert "engine:net:ort" in row
     assert "1 min 15 s" in row
     assert "3 of 4 targets done" in out.getvalue()
+
+
+def test_a_target_is_drawn_before_its_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    running, out = line("running", began=time.monotonic()), Terminal()
+    display = LiveDisplay(out, {"engine:net:ort": running})
+    display.started(running)
+    assert display._later is not None
+    display._later.join()
+    assert display._live.is_started
+    display.close()
+    assert "engine:net:ort" in out.getvalue()
+    assert "starting" in out.getvalue()
+    display.works()  # too late: nothing is drawn below the summary
+    assert not display._live.is_started
 
 
 def test_target_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
