@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.plan.action import Action
+from buildsys.plan.action import Action, BaselineRef, FileRef
 from buildsys.plan.stage_table import plan_model
 
 MANIFEST: dict[str, Any] = {
@@ -20,10 +22,15 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def plan(**sections: Any) -> dict[str, Action]:
+TIMED = {"latency": {"tolerance": "5%"}}
+
+
+def plan(toolchains: dict[str, Any] | None = None, **sections: Any) -> dict[str, Action]:
     spec = ModelSpec.model_validate({**MANIFEST, **sections})
+    resolved = spec.model_dump(mode="json", by_alias=True)
     return {
-        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
+        action.target: action
+        for action in plan_model({**resolved, **({"toolchains": toolchains} if toolchains else {})})
     }
 
 
@@ -63,6 +70,94 @@ def test_the_last_build_is_searched_and_another_engine_is_an_input() -> None:
     assert planned["gate:net:ort"].inputs["baseline.engine"].path == "net/engine/fast/engine.onnx"
     assert "engine:net:fast" in planned["gate:net:ort"].after
     assert "gate:net:fast" not in planned  # it is the baseline
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"backend": "onnxruntime"},
+        {"backend": "onnxruntime", "providers": ["cuda"]},
+        {"backend": "tensorrt_rtx"},
+        {"backend": "tensorrt", "toolchain": "old"},
+    ],
+    ids=lambda engine: " ".join(map(str, engine.values())),
+)
+def test_a_gate_runs_the_engine_where_and_how_its_benchmark_does(engine: dict[str, Any]) -> None:
+    planned = plan(
+        toolchains={"old": {"python": "/opt/old/bin/python", "env": {}}},
+        engines=[{"name": "e", **engine}],
+        ops=[{"op": "a::b", "function": "b.py:f", "plugin": {"python": "plugins/b.py"}}],
+        bench={"baselines": [], "warmup": "7ms", "cases": ["max", "opt"]},
+        gates={**TIMED, "rounds": 9, "duration": "30ms", "required": True},
+    )
+    gate, bench = planned["gate:net:e"], planned["bench:net:e"]
+    for field in (
+        "sources", "packages", "tools", "toolchain", "peer_tools", "devices", "environment",
+        "measures", "exclusive", "alone_on_gpu",
+    ):  # fmt: skip
+        assert getattr(gate, field) == getattr(bench, field), field
+    assert gate.tools[:2] == ("python", "numpy")
+    assert gate.code == ("buildsys.stages.gate.stage", *bench.code[1:])
+    assert gate.required
+    assert gate.doc == "compare the engine e of net with its baseline"
+    assert gate.after == ("engine:net:e", "reference:net")
+    assert gate.outputs == {"result": FileRef("net/gate/e.json")}
+    expected = {
+        "gates": {"latency": {"tolerance": 0.05, "limit": None}},
+        "engine": bench.options["engine"],
+        "rounds": 9,
+        "duration": 0.03,
+        "warmup": bench.options["bench"]["warmup"],
+        "case": "opt",
+    }
+    expected |= {name: bench.options[name] for name in ("operators",) if name in bench.options}
+    if "gpu" in bench.options["bench"]:
+        expected["gpu"] = bench.options["bench"]["gpu"]
+    assert gate.options == expected
+
+
+def test_a_gate_on_the_gpu_uses_its_clock_except_in_onnx_runtime() -> None:
+    for backend, providers, has_clock in (
+        ("tensorrt_rtx", {}, True), ("onnxruntime", {"providers": ["cuda"]}, False),
+    ):  # fmt: skip
+        engine = {"backend": backend, "name": "e", **providers}
+        options = plan(engines=[engine], gates=TIMED)["gate:net:e"].options
+        assert ("gpu" in options) == has_clock
+
+
+def test_a_gate_takes_the_first_case_of_a_benchmark_without_opt() -> None:
+    planned = plan(bench={"cases": ["max", "min"]}, gates=TIMED)
+    assert planned["gate:net:ort"].options["case"] == "max"
+    assert planned["gate:net:ort"].inputs["case.max"].path == "net/reference/max.npz"
+
+
+def test_a_gate_reads_the_results_of_both_engines() -> None:
+    gates = {name: {"tolerance": "5%"} for name in ("size", "error", "build_time")}
+    gate = plan(gates={**gates, "engine": "fast"})["gate:net:ort"]
+    assert {role: ref.path for role, ref in gate.inputs.items() if "engine" not in role} == {
+        "built": "net/engine/ort/engine.json",
+        "verified": "net/verify/ort.json",
+        "baseline.built": "net/engine/fast/engine.json",
+        "baseline.verified": "net/verify/fast.json",
+    }
+    assert {role for role in gate.inputs if "engine" in role} == {
+        "engine", "engine.data", "baseline.engine", "baseline.engine.data",
+    }  # fmt: skip
+    assert gate.options["baseline"]["name"] == "fast"
+    assert gate.options["baseline"]["engine"]["backend"] == "onnxruntime"
+    assert gate.after == ("engine:net:ort", "engine:net:fast", "verify:net:fast", "verify:net:ort")
+    assert gate.order == ()
+    sizes = plan(gates={"size": {"tolerance": "5%"}, "engine": "fast"})["gate:net:ort"]
+    assert {*sizes.inputs} == {"engine", "engine.data", "baseline.engine", "baseline.engine.data"}
+    assert not {"rounds", "duration", "warmup", "case"} & sizes.options.keys()
+
+
+def test_a_gate_may_name_the_revision_of_its_baseline() -> None:
+    path, target = "net/engine/ort/engine.onnx", "engine:net:ort"
+    for revision in ("v1.0", ""):
+        gate = plan(gates={**TIMED, **({"revision": revision} if revision else {})})["gate:net:ort"]
+        assert gate.baseline == BaselineRef(path, target, revision)
+        assert gate.options.get("revision") == (revision or None)
 
 
 def test_gates_change_the_key_of_no_other_stage() -> None:

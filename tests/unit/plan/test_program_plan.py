@@ -49,6 +49,20 @@ def test_the_program_depends_on_the_network_but_not_on_the_exporter_of_onnx() ->
     assert plan(source=source)["program:m"].options != ours.options
 
 
+def test_the_network_is_the_one_that_export_traces() -> None:
+    source = {"python": "net.py:make", "weights": {"file": "w.pth"}, "device": "cuda"}
+    found = plan(ENGINE, {"backend": "onnxruntime", "name": "ort"}, source=source)
+    program, export = found["program:m"], found["export:m"]
+    for field in ("sources", "weights", "environment", "alone_on_gpu"):
+        assert getattr(program, field) == getattr(export, field)
+    assert program.alone_on_gpu
+    assert program.code == ("buildsys.stages.program.stage", *export.code[1:])
+    assert {*program.tools} == {*export.tools, "sympy"} - {"onnx"}
+    assert program.inputs == {}
+    assert program.outputs["result"].path == "m/program/program.json"
+    assert program.doc == "capture the program of m with torch.export"
+
+
 def test_other_models_have_no_program() -> None:
     found = plan({"backend": "onnxruntime", "name": "ort"})
     assert not any(target.startswith("program") for target in found)

@@ -330,7 +330,8 @@ def test_the_engine_is_loaded_by_its_backend_in_its_toolchain_with_its_operators
     job = stage_job(resolved(ORT), "verify", tmp_path)
     operators = [{"op": "a::B", "kind": "plugin", "python": "p.py"}]
     toolchain: Any = object()
-    options = {**job.options, "operators": operators}
+    engine = {**job.options["engine"], "unusable": "it has no GPU"}
+    options = {**job.options, "engine": engine, "operators": operators}
     verify.run(replace(job, options=options, inputs={"engine": tmp_path}, toolchain=toolchain))
     uses = (OperatorUse("a::B", "plugin", tmp_path / "p.py", tmp_path),)
-    assert calls == [("onnxruntime", toolchain, ""), (tmp_path, options["engine"], uses)]
+    assert calls == [("onnxruntime", toolchain, "it has no GPU"), (tmp_path, engine, uses)]

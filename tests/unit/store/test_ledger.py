@@ -52,6 +52,27 @@ def test_a_record_counts_for_its_target_and_key_only(db: StateDb) -> None:
     assert ledger.lookup("export:other") is None
 
 
+def test_the_reads_of_the_last_run_are_kept(db: StateDb) -> None:
+    ledger = Ledger(db)
+    reads = {"read:a.json": "net.py:3", "env:SCALE": "net.py:4"}
+    ledger.add(RECORD, reads=reads)
+    ledger.add(replace(RECORD, target="export:other"), reads={"read:b": "b.py:1"})
+    assert ledger.reads("export:m") == reads
+    assert ledger.reads("export:none") == {}
+    ledger.add(RECORD)
+    assert ledger.reads("export:m") == {}
+
+
+@pytest.mark.parametrize(
+    "text", [None, 5, "{", "[1]", '"a"', "[" * 100_000], ids=lambda text: str(text)[:5]
+)
+def test_damaged_reads_count_as_none(db: StateDb, text: object) -> None:
+    ledger = Ledger(db)
+    ledger.add(RECORD, reads={"read:a.json": "net.py:3"})
+    db.write([("UPDATE source_imports SET imports = ? WHERE digest LIKE 'reads/%'", (text,))])
+    assert ledger.reads("export:m") == {}
+
+
 def test_the_latest_is_the_one_written_last_even_under_an_old_key(db: StateDb) -> None:
     ledger = Ledger(db)
     for key in ("k1", "k2", "k1"):

@@ -18,8 +18,8 @@ import buildsys.store.file_digests as digest_module
 import buildsys.store.publish as publish_module
 from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache
-from buildsys.store.ledger import Ledger
-from buildsys.store.publish import Background, Publisher
+from buildsys.store.ledger import Ledger, OutputFile
+from buildsys.store.publish import Background, Publisher, make_folders
 from buildsys.store.state_db import StateDb
 from buildsys.system.file_locks import try_lock
 
@@ -176,6 +176,36 @@ def test_a_folder_in_the_way_is_a_clear_error(publisher: Publisher, build: Path)
     (build / "m/export/model.onnx/sub").mkdir(parents=True)
     with pytest.raises(StageError, match=r"cannot publish .*model\.onnx"):
         publish(publisher, model_onnx=b"x")
+
+
+def test_files_that_the_build_folder_lacks_are_missing(
+    publisher: Publisher, build: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = publish(publisher, a=b"same", b=b"one", c=b"short")
+    wanted = {name: OutputFile(found.digest, found.stamp.size) for name, found in sealed.items()}
+    assert publisher.missing(wanted) == {}
+    (build / "m/export/a").unlink()
+    (build / "m/export/b").write_bytes(b"two")
+    (build / "m/export/c").write_bytes(b"much longer")
+    read: list[str] = []
+    whole = digest_module.hash_file
+    monkeypatch.setattr(
+        digest_module, "hash_file", lambda path: (read.append(Path(path).name), whole(path))[1]
+    )
+    assert publisher.missing(wanted) == wanted
+    assert read == ["b"]  # c has another size
+
+
+def test_folders_are_made_or_named_in_the_error(tmp_path: Path) -> None:
+    folders = [tmp_path / "a/b", tmp_path / "a/c"]
+    make_folders(folders)
+    make_folders(folders)
+    assert all(folder.is_dir() for folder in folders)
+    (tmp_path / "file").touch()
+    with pytest.raises(StageError) as raised:
+        make_folders([tmp_path / "file/sub"])
+    assert raised.value.problem == f"cannot create {tmp_path}/file/sub: Not a directory"
+    assert raised.value.hint == "check the owner of the folder and the free space"
 
 
 def test_only_folders_of_dead_processes_are_removed(publisher: Publisher, build: Path) -> None:

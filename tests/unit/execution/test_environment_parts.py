@@ -1,0 +1,136 @@
+"""Identities and versions of the distributions that user code imports."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from backend_package import PACKAGE, install, registered
+from python_environments import Environment
+from tiny_project import EXPORT, actions
+
+from buildsys.execution.environment_parts import FILES, EnvironmentParts, variables_of
+from buildsys.plan.action import Action, ToolchainRef
+from buildsys.store.state_db import StateDb
+
+MODULES = 300  # of a large distribution
+DEEP = "sub/m299.py"
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[StateDb]:
+    found = StateDb(tmp_path / "state" / "state.db")
+    (tmp_path / "state").mkdir()
+    yield found
+    found.close()
+
+
+def write_distribution(site: Path, name: str, version: str = "1.0") -> Path:
+    """Write a large distribution with a RECORD; return its package."""
+    folder, metadata = site / name, site / f"{name}-{version}.dist-info"
+    (folder / "sub").mkdir(parents=True)
+    metadata.mkdir()
+    files = [folder / "__init__.py", *(folder / f"sub/m{n}.py" for n in range(MODULES))]
+    lines = [f"{metadata.name}/METADATA,,"]
+    for file in files:
+        file.write_text(f"# {file.name}\n")
+        digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()
+        size = file.stat().st_size
+        lines.append(f"{file.relative_to(site)},sha256={digest.rstrip('=')},{size}")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (metadata / "RECORD").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "is_noticed"), [("biglib", True), ("onnxscript", False)])
+def test_an_edit_deep_in_a_library_counts_if_user_code_imports_it(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch, name: str, *, is_noticed: bool
+) -> None:
+    package = write_distribution(tmp_path / "site", name)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    action, label = replace(actions()[EXPORT], tools=(name,)), f"tool:{name}{FILES}"
+
+    def found() -> tuple[str, str]:
+        parts = EnvironmentParts(str(tmp_path), db)
+        return parts.of_imports(action, [name])[label], parts.of_action(action)[label]
+
+    imported, used = found()
+    (package / DEEP).write_text("changed = True\n")
+    assert (found()[0] != imported) == is_noticed
+    assert found()[1] == used  # of its own tools, buildsys looks at the top only
+    assert EnvironmentParts(str(tmp_path), db).of_imports(action, ["unknown"]) == {}
+
+
+@pytest.fixture
+def in_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Action:
+    """An action in a toolchain with other versions of two libraries."""
+    environment = Environment(tmp_path / "env")
+    for name in ("biglib", "onnxscript"):
+        write_distribution(tmp_path / "site", name)
+        write_distribution(environment.libraries, name, "2.0")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    toolchain = ToolchainRef("other", "env/bin/python", (("A", "1"),))
+    return Action("engine:m:e", "engine", "m", "e", {}, {}, {}, toolchain=toolchain)
+
+
+def test_libraries_of_user_code_are_those_of_the_toolchain(
+    tmp_path: Path, db: StateDb, in_toolchain: Action
+) -> None:
+    parts = EnvironmentParts(str(tmp_path), db)
+    names = ["biglib", "onnxscript"]
+    found = parts.of_distributions(in_toolchain, names)
+    assert {label: found[label] for label in ("tool:biglib", "tool:onnxscript")} == {
+        "tool:biglib": "2.0", "tool:onnxscript": "2.0",
+    }  # fmt: skip
+    assert found.keys() == {f"tool:{name}{end}" for name in names for end in ("", FILES)}
+    here = parts.of_distributions(replace(in_toolchain, toolchain=None), names)
+    assert here["tool:biglib"] == "1.0"
+    for name in names:  # the same modules, so the same files
+        assert here[f"tool:{name}{FILES}"] == found[f"tool:{name}{FILES}"]
+    site = tmp_path / "env/lib"
+    for file in site.rglob("__init__.py"):
+        file.write_text("changed = True\n")
+    again = EnvironmentParts(str(tmp_path), db)
+    for name in names:
+        label = f"tool:{name}{FILES}"
+        assert again.of_imports(in_toolchain, [name])[label] != found[label]
+        assert again.of_imports(replace(in_toolchain, toolchain=None), [name])[label] == here[label]
+    tools, root = parts.of_module(in_toolchain, "biglib")
+    assert (tools, root) == ({"tool:biglib": "2.0"}, None)
+    assert variables_of(in_toolchain)["A"] == "1"
+
+
+def test_a_module_in_a_library_folder_without_a_distribution_counts_with_its_files(
+    tmp_path: Path, db: StateDb
+) -> None:
+    environment = Environment(tmp_path / "env")
+    environment.write("loose/__init__.py", "")
+    toolchain = ToolchainRef("other", "env/bin/python", ())
+    action = Action("engine:m:e", "engine", "m", "e", {}, {}, {}, toolchain=toolchain)
+    tools, root = EnvironmentParts(str(tmp_path), db).of_module(action, "loose")
+    assert (tools, root) == ({}, str(environment.libraries))
+
+
+def test_the_package_of_a_backend_counts_alone_in_a_toolchain(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch, in_toolchain: Action
+) -> None:
+    site = tmp_path / "site"
+    folder = install(site)
+    monkeypatch.syspath_prepend(str(site))
+    with registered(site):
+        parts = EnvironmentParts(str(tmp_path), db)
+        alone, _ = parts.of_package(in_toolchain, PACKAGE)
+        assert {label for label in alone if not label.endswith(FILES)} == {
+            "tool:buildsys-reference"
+        }
+        whole, _ = parts.of_package(replace(in_toolchain, toolchain=None), PACKAGE)
+        assert {"tool:buildsys-reference", "tool:onnx"} <= whole.keys()
+        assert "tool:buildsys" not in whole
+        label = f"tool:buildsys-reference{FILES}"
+        (folder / "backend.py").write_text("changed = True\n")
+        changed, _ = EnvironmentParts(str(tmp_path), db).of_package(in_toolchain, PACKAGE)
+        assert changed[label] != alone[label]

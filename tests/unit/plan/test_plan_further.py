@@ -1,0 +1,118 @@
+"""Further cases, constant inputs, pictures and shown sections in the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.stage_table import plan_model
+
+POLICY = {"policy": "elementwise"}
+
+
+def plan(**sections: Any) -> dict[str, Action]:
+    manifest = {
+        "model": "m",
+        "source": {"python": "net.py:make"},
+        "inputs": {"x": {"shape": ("batch", 4)}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+        "engines": ({"backend": "onnxruntime", "name": "e"},),
+        **sections,
+    }
+    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
+    return {action.target: action for action in plan_model(resolved)}
+
+
+def test_validate_knows_the_further_cases_and_how_their_sizes_follow() -> None:
+    found = plan()
+    further = found["reference:m"].options["further"]
+    assert found["validate:m"].options["further"] == {
+        "cases": [*further["sizes"], *further["values"]],
+        "shapes": {"x": ["batch", 4]},
+    }
+
+
+def test_without_further_cases_no_stage_has_any() -> None:
+    found = plan(validate={"drawn_sizes": 0, "other_values": False})
+    for target in ("reference:m", "validate:m", "verify:m:e"):
+        assert "further" not in found[target].options
+
+
+def test_cases_that_surgery_cannot_carry_are_compared_with_the_unmodified_graph() -> None:
+    found = plan(
+        surgery=({"rename": {"x": "z"}},),
+        outputs={"output0": {"compare": POLICY}},
+    )
+    validate = found["validate:m"]
+    names = validate.options["further"]["cases"]
+    read = {role: ref for role, ref in validate.inputs.items() if role.startswith("unmodified.")}
+    graph = found["export:m"].outputs
+    assert read == {
+        **{f"unmodified.case.{n}": FileRef(f"m/reference/{n}.npz", optional=True) for n in names},
+        **{f"unmodified.{role}": graph[role] for role in ("model", "model.data")},
+    }
+    assert {"exported.model", "simplified.model", "case.min", "assembled"} <= {*validate.inputs}
+    assert validate.options["compare_unmodified"]["output0"]["policy"] == "elementwise"
+    assert {"export:m", "reference:m"} <= {*validate.after}
+    assert "compare_unmodified" not in plan(surgery=({"rename": {"x": "z"}},))["validate:m"].options
+    assert not any(role.startswith("unmodified.") for role in plan()["validate:m"].inputs)
+
+
+def test_constant_inputs_are_known_to_validate() -> None:
+    inputs = {
+        "x": {"shape": ("batch", 4)},
+        "k": {"shape": (1,), "data": {"constant": 3}},
+        "j": {"shape": (1,), "data": {"random": "uniform"}},
+    }
+    assert plan(inputs=inputs)["validate:m"].options["constant"] == {"k": 3}
+    assert "constant" not in plan()["validate:m"].options
+
+
+def test_the_report_draws_the_first_and_the_last_graph() -> None:
+    engines = ({"backend": "onnxruntime", "name": "e", "precision": "fp16"},)
+    report = plan(engines=engines)["report:m"]
+    assert report.options["pictures"] == {"exported": "export:m", "simplified": "simplify:m"}
+    for title in ("exported", "simplified"):
+        file = FileRef(f"m/report/{title}.svg", optional=True)
+        assert report.outputs[f"picture.{title}"] == file
+
+
+def test_the_report_shows_engines_as_written_and_sections_that_decide() -> None:
+    auto = {"backend": "onnxruntime", "name": "e", "precision": "auto-fp16"}
+    weights = {"backend": "onnxruntime", "name": "w", "precision": "int4"}
+    found = plan(engines=(auto, weights))
+    shown = found["report:m"].options["manifest"]
+    (first, second) = shown["engines"]
+    assert (first["precision"], first["backend"], first["name"]) == (
+        "auto-fp16",
+        "onnxruntime",
+        "e",
+    )
+    assert "auto" not in first
+    assert first.keys() == second.keys() - {"auto"}
+    assert "quantize_weights" in shown
+    assert "quantize_weights" not in plan()["report:m"].options["manifest"]
+
+
+def test_surgery_depends_on_the_files_of_its_references() -> None:
+    step = {"function": "f.py:f", "changes": "numbers", "reference": {"python": "ref.py:compute"}}
+    found = plan(surgery=(step,))["surgery:m:after_export"]
+    assert {*found.sources} == {"f.py", "ref.py"}
+
+
+def test_operators_have_functions_and_compiled_libraries() -> None:
+    library = {"sources": ("b.c", "c.cpp"), "flags": ("-march=native",)}
+    ops = (
+        {"op": "a::b", "function": "ops.py:b"},
+        {"op": "a::c", "library": library},
+        {"op": "a::d", "library": {"file": "d.so"}},
+    )
+    found = plan(ops=ops)["operators:m"]
+    assert {*found.options} == {"functions", "libraries"}
+    assert {*found.sources} == {"ops.py", "b.c", "c.cpp", "d.so"}
+    assert {"python", "onnx"} < {*found.tools}
+    assert found.devices == ("cpu",)
+    compiled = plan(ops=({"op": "a::c", "library": {"sources": ("b.c",)}},))["operators:m"]
+    assert compiled.tools == ("cc",)
+    assert compiled.devices == ()

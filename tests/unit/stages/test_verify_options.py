@@ -1,0 +1,121 @@
+"""Limits, policies and hints of the verify stage, from the manifest and from the golden files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_jobs import BATCHES, random_x, resolved, stage_job, write_golden
+
+from buildsys.manifest.default_limits import effective_limits
+from buildsys.onnx_graphs.output_policies import uninformative_hint
+from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
+from buildsys.stages.verify import stage as verify
+from buildsys.workers.job import Job, StageResult
+
+CASES = {**BATCHES, "odd": 3}
+ORT = {"backend": "onnxruntime"}
+Rows = Callable[[int], Any]
+
+
+class Session:
+    """Returns y of ``rows`` for the batch of x."""
+
+    profiles = ()
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
+        return {"y": tensor_of(np.asarray(self._rows(inputs["x"].shape[0]), np.float32))}
+
+
+def rows(*values: float) -> Rows:
+    return lambda batch: [values] * batch
+
+
+@pytest.fixture
+def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+    def make(expected: Rows, actual: Rows, engine: Mapping[str, Any] = ORT, **sections: Any) -> Job:
+        loaded = SimpleNamespace(load=lambda *_: Session(actual), unload=lambda _: None)
+        monkeypatch.setattr(verify, "load_backend", lambda *_: loaded)
+        inputs = {case: random_x(batch, seed=batch) for case, batch in CASES.items()}
+        golden = {case: Session(expected).run(x) for case, x in inputs.items()}
+        write_golden(tmp_path, golden, inputs)
+        job = stage_job(resolved(engine, **sections), "verify", tmp_path)
+        return replace(job, inputs={**job.inputs, "engine": tmp_path / "engine"})
+
+    return make
+
+
+def outcome(job: Job) -> StageResult:
+    return verify.run(job)
+
+
+def test_an_output_that_is_zero_in_every_case_fails_with_its_remedies(job_of: Any) -> None:
+    result = outcome(job_of(rows(0, 0), rows(0, 0)))
+    problem = "output 'y': it is zero everywhere in every case, so no case compares anything"
+    assert result.status == "failed"
+    assert result.reason == f"the engine e of m is wrong: {problem}"
+    assert result.figures["failures"] == [{"output": "y", "problem": problem}]
+    assert result.hint == uninformative_hint("y")
+
+
+def test_the_compared_cases_are_counted(job_of: Any) -> None:
+    counted: list[tuple[Any, ...]] = []
+    job = replace(job_of(rows(1, 2), rows(1, 2)), count=lambda *what: counted.append(what))
+    assert outcome(job).status == "passed"
+    assert counted == [(number, 4, "cases") for number in range(4)]
+
+
+def test_without_further_cases_the_four_are_compared(job_of: Any) -> None:
+    job = job_of(rows(1, 2), rows(1, 2))
+    options = {name: value for name, value in job.options.items() if name != "further"}
+    assert [*outcome(replace(job, options=options)).figures["cases"]] == [*CASES]
+
+
+@pytest.mark.parametrize("float_type", ["float32", "float16"])
+def test_the_limits_are_those_of_the_weights(job_of: Any, float_type: str) -> None:
+    job = job_of(rows(1, 2), rows(1, 2))
+    for case, batch in CASES.items():
+        x = random_x(batch, seed=batch)
+        save_case(job.inputs[f"case.{case}"], x, Session(rows(1, 2)).run(x), float_type)
+    unset = dict.fromkeys(job.options["tolerance"])
+    job = replace(job, options={**job.options, "tolerance": unset})
+    limits = effective_limits(unset, "fp32", float_type)
+    assert outcome(job).figures["tolerance"] == limits
+    assert (limits["rtol"] == 1e-3) == (float_type == "float32")
+
+
+def test_an_output_is_compared_by_its_policy(job_of: Any) -> None:
+    policy = {"policy": "elementwise", "atol": 0.5}
+    for outputs, status in (({}, "failed"), ({"y": {"compare": policy}}, "passed")):
+        assert outcome(job_of(rows(1, 2), rows(1.2, 2), outputs=outputs)).status == status
+
+
+def test_small_parts_of_an_assembled_output_are_compared_apart(job_of: Any, tmp_path: Path) -> None:
+    expected = rows(*range(600, 640), *np.linspace(0.1, 1, 40))
+    # the same errors in large parts excuse those in small ones, unless they are computed apart
+    job = job_of(expected, rows(*np.arange(600, 640) + 0.02, *np.linspace(0.1, 1, 40) + 0.02))
+    file = tmp_path / "assembled.json"
+    for outputs, status in ((["z"], "passed"), (["y"], "failed")):
+        file.write_text(json.dumps({"outputs": outputs}))
+        found = outcome(replace(job, inputs={**job.inputs, "assembled": file}))
+        assert found.status == status, outputs
+
+
+def test_an_explicitly_quantized_engine_can_keep_nodes_in_fp32(job_of: Any) -> None:
+    calibration = {"data": {"x": {"random": "normal"}}}
+    int8 = {"backend": "tensorrt", "precision": "int8", "typing": "weak"}
+    for quantization, advised in (("explicit", True), ("implicit", False)):
+        engine = {**int8, "quantization": quantization}
+        job = job_of(rows(1, 2), rows(9, 2), engine, calibration=calibration)
+        result = outcome(job)
+        assert result.status == "failed"
+        assert ("`doit localize m:e` finds" in result.hint) == advised
