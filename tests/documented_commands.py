@@ -57,9 +57,9 @@ def _parse(program: str, arguments: list[str]) -> None:
     commands = _commands(program)
     if any(word.startswith("inspect:") for word in arguments):
         arguments = ["inspect", *arguments]
-    if arguments[:1] and arguments[0] not in commands:
-        arguments = ["run", *arguments]
-    command = commands[arguments[0] if arguments else "run"]
+    if not arguments or arguments[0] not in commands:
+        arguments = ["build" if program == "buildsys" else "run", *arguments]
+    command = commands[arguments[0]]
     command.cmdparser.parse(options_first(command, arguments[1:]))
 
 

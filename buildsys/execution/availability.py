@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import NONE, gpu_facts
+from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.versions import ABSENT, tool_versions
 
@@ -45,6 +48,29 @@ def expected_obstacle(action: Action, project: Path) -> str:
         f"it is built for GPUs of compute capability {supported}, and the {gpu['gpu.name']} here"
         f" has {here}; use backend: tensorrt for this GPU"
     )
+
+
+def needs_no_device(action: Action, key: ActionKey, project: Path) -> bool:
+    """Check that a stage ends as unavailable before it uses a device.
+
+    There is no engine to run, or no module of the library that builds it. Other facts, such as the
+    GPU's, are not enough: if they are wrong, a stage without a lock disturbs another benchmark.
+    """
+    engine = action.inputs.get("engine")
+    if engine is not None:
+        return key.files[f"input:{engine.path}"] is None
+    if action.stage != "engine" or not (backend := action.options["engine"].get("backend")):
+        return False
+    if not _missing_library(backend, action.toolchain, project, has_gpu=False):
+        return False
+    description = describe_backend(backend)
+    package = description.module.partition(".")[0]
+    if description.problem:
+        return True
+    if action.toolchain is None:
+        return find_spec(package) is None
+    interpreter = check_interpreter(locate_toolchain(*action.toolchain, project, os.environ))
+    return interpreter.interpreter is None or not interpreter.interpreter.finds(package)
 
 
 def _located(toolchain: ToolchainRef | None, project: Path) -> Toolchain | None:

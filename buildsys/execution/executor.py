@@ -162,12 +162,12 @@ class Executor:
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
             # not needed with nothing to do
+            from buildsys.execution.availability import needs_no_device
             from buildsys.execution.stage_job import earlier_builds, hold_devices, stage_job
 
-            # devices first: waiting for one must not keep others from an exclusive project
+            devices = not needs_no_device(action, key, self._project)
             with (
-                hold_devices(self._locks, action, target, on_wait) as variables,
-                self._locks.project(target, exclusive=action.exclusive, on_wait=on_wait),
+                hold_devices(self._locks, action, target, on_wait, needed=devices) as variables,
                 self._slots,
             ):
                 self._publisher.remove_abandoned()

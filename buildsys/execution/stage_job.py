@@ -91,22 +91,26 @@ def earlier_builds(
 
 @contextmanager
 def hold_devices(
-    locks: Locks, action: Action, target: str, on_wait: OnWait
+    locks: Locks, action: Action, target: str, on_wait: OnWait, *, needed: bool = True
 ) -> Iterator[dict[str, str]]:
-    """Hold the exclusive devices of ``action``; yield variables that select its GPU.
+    """Hold the project and the exclusive devices; yield variables that select the GPU.
 
     Of equal GPUs the first free one is selected. A stage in the interpreter of a toolchain uses no
-    other GPU than the toolchain's.
+    other GPU than the toolchain's. Without ``needed`` devices, the project is shared.
     """
     variables = action.toolchain.env if action.toolchain else ()
+    exclusive = needed and action.exclusive
     gpus: tuple[str, ...] = ()
     selected: dict[str, str] = {}
     with ExitStack() as stack:
-        if action.alone_on_gpu and (choice := equal_gpus(variables)):
-            gpu = stack.enter_context(locks.one_device(choice, target, on_wait))
-            selected = {VISIBLE_DEVICES: gpu}
-        elif action.alone_on_gpu:
-            gpus = gpu_uuids(variables, here=action.stage in DEFAULT_INTERPRETER_STAGES)
-        cpu = (CPU,) if action.exclusive else ()
+        if needed and action.alone_on_gpu:
+            if choice := equal_gpus(variables):
+                gpu = stack.enter_context(locks.one_device(choice, target, on_wait))
+                selected = {VISIBLE_DEVICES: gpu}
+            else:
+                gpus = gpu_uuids(variables, here=action.stage in DEFAULT_INTERPRETER_STAGES)
+        cpu = (CPU,) if exclusive else ()
+        # devices first: waiting for one must not keep others from an exclusive project
         stack.enter_context(locks.devices((*gpus, *cpu), target, on_wait))
+        stack.enter_context(locks.project(target, exclusive=exclusive, on_wait=on_wait))
         yield selected

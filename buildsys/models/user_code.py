@@ -80,7 +80,7 @@ def find_object(module: ModuleType, reference: str) -> Any:
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")]
             near = nearest(name, public, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else ""
+            hint = f"did you mean {' or '.join(near)}?" if near else "define it there"
             raise StageError(f"{path} has no {qualified}", hint)
         found = getattr(found, name)
     return found

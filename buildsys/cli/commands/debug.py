@@ -114,10 +114,7 @@ def _run(
     """Run the job under the same locks as a build."""
     locks = Locks(session.project.state / "locks")
     name = f"debug {action.target}"
-    with (
-        hold_devices(locks, action, name, _report_wait) as variables,
-        locks.project(name, exclusive=action.exclusive, on_wait=_report_wait),
-    ):
+    with hold_devices(locks, action, name, _report_wait) as variables:
         job = replace(job, environment=variables)
         return run_in_foreground(job, folder, debugger=debugger)
 

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,12 +24,14 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import Project, check_manifests, empty_project
-from buildsys.system.files import replace_file
+from buildsys.manifest.yaml_reader import MAX_BYTES
+from buildsys.system.files import read_limited, replace_file
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
 
 _STAGE = "buildsys.stages.reference.proposal"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
+_LONGEST_STEM = 90  # characters, without a number
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
 _SOURCES = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
@@ -90,7 +93,7 @@ class New(ProjectCommand):
             raise UsageError(f"{model!r} is not the name of a model", hint)
         project = empty_project(root)
         file = project.configs / "models" / f"{model}.yaml"
-        if file.exists():
+        if os.path.lexists(file):
             raise UsageError(f"{_shown(file)} exists already", "choose another name, or remove it")
         source = _source(root, options["from"])
         source = {**source, **_settings(source, options)}
@@ -116,43 +119,65 @@ class Import(ProjectCommand):
         """Write one manifest per file; return 2 if one fails."""
         del options
         if len(names) != 1:
-            raise UsageError("import takes one folder", "e.g. `import networks`")
-        folder = _inside(root, names[0])
-        networks = sorted(folder.rglob("*.onnx")) if folder.is_dir() else []
+            raise UsageError("import takes one folder", "for example `doit import networks`")
+        folder, project = _inside(root, names[0]), empty_project(root)
+        networks = _networks(folder, (project.build, project.state))
         if not networks:
             hint = "name a folder of the project with ONNX files"
             raise UsageError(f"there are no ONNX files in {names[0]}", hint)
-        project, code = empty_project(root), 0
+        code = 0
         with open_pool(project.state) as pool:
             for network, model in zip(networks, _model_names(networks, folder), strict=True):
                 file = project.configs / "models" / f"{model}.yaml"
                 source = {"onnx": network.relative_to(root).as_posix()}
-                if file.exists():
-                    print_lines([f"kept {_shown(file)}"])
+                if os.path.lexists(file):
+                    print_lines([f"kept {_shown(file)}{_other_source(file, source['onnx'])}"])
                     continue
                 try:
+                    if not network.is_file():
+                        raise StageError("it is not a file", "remove it")
                     found = _try(pool, project, model, source, {})
                     _write(project, file, model, found)
                     print_lines([f"wrote {_shown(file)}"])
                 except StageError as error:
                     code = error.exit_code
-                    print_lines([f"failed {source['onnx']}: {error.problem}"])
+                    print_lines([f"failed {source['onnx']}: {error}"])
         return code
 
 
+def _networks(folder: Path, left_out: Collection[Path]) -> list[Path]:
+    """Return the ONNX files below a folder, without those of builds and hidden folders."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [
+            name for name in folders if name[0] != "." and Path(place, name) not in left_out
+        ]
+        found += [Path(place, name) for name in names if name.endswith(".onnx")]
+    return sorted(found)
+
+
 def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
-    """Return the names of files, with those of their folders where files have the same name."""
+    """Return unique names: those of files, with their folders where files have the same name."""
     stems = Counter(network.stem for network in networks)
-    parts = (
-        network.stem
-        if stems[network.stem] == 1
-        else str(network.relative_to(folder).with_suffix(""))
-        for network in networks
-    )
-    return [
-        re.sub(r"[^A-Za-z0-9_.+-]+", "-", part, flags=re.ASCII).lstrip("_.+-") or "model"
-        for part in parts
-    ]
+    found: list[str] = []
+    for network in networks:
+        part = network.stem
+        if stems[part] > 1:
+            part = str(network.relative_to(folder).with_suffix(""))
+        name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part, flags=re.ASCII).lstrip("_.+-") or "model"
+        name = name[:_LONGEST_STEM]
+        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in found)
+        found.append(name if number == 1 else f"{name}-{number}")
+    return found
+
+
+def _other_source(file: Path, network: str) -> str:
+    """Return a note if a manifest does not name an ONNX file."""
+    try:
+        is_named = network in read_limited(file, MAX_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        is_named = False
+    return "" if is_named else f", which does not name {network}"
 
 
 def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:

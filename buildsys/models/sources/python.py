@@ -35,9 +35,9 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     with reraise_as_stage_error(f"{reference} failed", project):
         module = function(**source["kwargs"])
     if not isinstance(module, nn.Module):
-        is_onnx = type(module).__name__ == "ModelProto"
-        hint = f"name it as an ONNX model: source: {{onnx: {reference}}}" if is_onnx else ""
-        found = type(module).__name__
+        found, hint = type(module).__name__, "let it return the network"
+        if found == "ModelProto":
+            hint = f"name it as an ONNX model: source: {{onnx: {reference}}}"
         raise StageError(f"{reference} returned {found}, not a torch.nn.Module", hint)
     if source["weights"]:
         return load_file(module, source, project, reference)

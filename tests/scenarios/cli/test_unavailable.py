@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from command_answers import answer
 from ready_project import ReadyProject
+
+from buildsys.store.locks import CPU, Locks
 
 GONE = ["engine:a:gone", "verify:a:gone", "bench:a:gone"]
 MANIFEST = "configs/models/a.yaml"
@@ -55,6 +58,17 @@ def test_it_remains_visible(ready_without: ReadyProject) -> None:
     assert restored.code == 0
     assert not restored.restored & set(GONE)
     assert restored.out.splitlines()[-1].startswith("8 restored, 3 unavailable in")
+
+
+def test_it_does_not_wait_for_a_benchmark_of_another_project(ready_without: ReadyProject) -> None:
+    ready = ready_without
+    machine = Path(ready.environment["BUILDSYS_MACHINE_LOCK"])
+    others = Locks(machine / "other", machine)
+    with others.devices([CPU], "bench:other:ort", lambda holder: None):
+        ran = ready.doit(*GONE)  # it would hang
+    assert ran.code == 0
+    assert "3 unavailable in" in ran.out
+    assert "bench:other" not in ran.out
 
 
 def test_a_required_one_fails_every_run(ready_without: ReadyProject) -> None:

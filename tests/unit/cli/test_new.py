@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
         "wrote configs/models/1-2-.yaml",
         "wrote configs/models/a-net.yaml",
         "wrote configs/models/b-net.yaml",
-        "failed networks/bad.onnx: ONNX Runtime cannot load it",
+        "failed networks/bad.onnx: ONNX Runtime cannot load it; write another one",
     ]
     assert {"1-2-", "a-net", "b-net"} < set(load_project(project).models)
     assert run(["import", "networks/a"]) == 0
@@ -173,3 +174,29 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
     for name in ("plugins", "nowhere"):
         assert run(["import", name]) == 3
         assert f"there are no ONNX files in {name}; name a folder" in capsys.readouterr().err
+
+
+def test_names_of_odd_files_are_unique(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, long = project / "odd", "l" * 120
+    for name in ("a b", "a-b", "_", "sub/a", ".hidden/a", "../build/m/export/model", long):
+        file = folder / f"{name}.onnx"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (folder / "folder.onnx").mkdir()
+    (folder / "loop").symlink_to("..")
+    (folder / "gone.onnx").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.onnx")
+    capsys.readouterr()
+    wrote = [f"wrote configs/models/{name}.yaml" for name in ("model", "a-b", "a-b-2")]
+    failed = [f"failed odd/{name}.onnx: it is not a file; remove it" for name in ("gone", "pipe")]
+    assert run(["import", "odd"]) == 2
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(
+        [*wrote, *failed, "wrote configs/models/a.yaml", f"wrote configs/models/{'l' * 90}.yaml"]
+    )
+    (folder / "a b.onnx").unlink()
+    assert run(["import", "odd"]) == 2
+    assert "kept configs/models/a-b.yaml, which does not name odd/a-b.onnx\n" in (
+        capsys.readouterr().out
+    )
+    assert run(["import", "."]) == 2
+    assert "build/" not in capsys.readouterr().out

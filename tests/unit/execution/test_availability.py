@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from buildsys.execution import availability
-from buildsys.execution.availability import expected_obstacle
+from buildsys.execution.action_key import ActionKey
+from buildsys.execution.availability import expected_obstacle, needs_no_device
 from buildsys.plan.action import Action, FileRef, ToolchainRef
 from buildsys.system.devices import GPU_FACTS, NONE
 
@@ -36,13 +38,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     availability._missing_library.cache_clear()
 
 
-def obstacle(engine: dict[str, Any], stage: str = "bench", python: str = "") -> str:
-    action = Action(
+def action_of(engine: dict[str, Any], stage: str, python: str) -> Action:
+    return Action(
         target=f"{stage}:m:e", stage=stage, model="m", variant="e", options={"engine": engine},
         inputs={}, outputs={"result": FileRef("r.json")},
         toolchain=ToolchainRef("old", python) if python else None,
     )  # fmt: skip
-    return expected_obstacle(action, Path("/project"))
+
+
+def obstacle(engine: dict[str, Any], stage: str = "bench", python: str = "") -> str:
+    return expected_obstacle(action_of(engine, stage, python), Path("/project"))
 
 
 def test_a_missing_library_names_the_command_that_installs_it(machine: Machine) -> None:
@@ -111,3 +116,27 @@ def test_a_missing_provider_of_onnxruntime_names_its_package(machine: Machine) -
         "onnxruntime-qnn is not installed; pip install onnxruntime-qnn, on a machine with a"
         " Qualcomm NPU"
     )
+
+
+def test_an_engine_needs_no_gpu_only_if_its_library_cannot_be_found(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def is_sure(python: str = "", backend: str = "tensorrt", stage: str = "engine") -> bool:
+        action = action_of({"backend": backend}, stage, python)
+        key = ActionKey(action.target, dict, {}, ())
+        return needs_no_device(action, key, tmp_path)
+
+    machine(H100, "absent")
+    assert is_sure()
+    assert not is_sure(stage="reference")
+    assert not is_sure(backend="onnxruntime")  # importable, whatever the metadata says
+    assert is_sure(str(tmp_path / "nowhere/python"))
+    assert is_sure(sys.executable)  # a toolchain without the library
+    assert not is_sure(sys.executable, backend="onnxruntime")
+    package = tmp_path / "tensorrt"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)  # unpacked, without a distribution
+    assert not is_sure()
+    machine(H100, "10.0")
+    assert not is_sure()

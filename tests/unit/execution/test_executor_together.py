@@ -33,7 +33,7 @@ from buildsys.errors import StageError
 from buildsys.execution import action_key, stage_job
 from buildsys.execution.executor import Executor
 from buildsys.plan.action import Action
-from buildsys.store.locks import Locks
+from buildsys.store.locks import InterruptedWaitError, Locks
 from buildsys.workers.job import Job
 
 
@@ -286,6 +286,38 @@ def test_a_target_that_waits_for_a_gpu_is_not_one_of_n(
         assert thread.is_alive()
     thread.join(60)
     assert pool.ran == [EXPORT, "export:a", ENGINE]
+
+
+@pytest.mark.parametrize("device", ["GPU-1", "cpu"])
+def test_a_benchmark_without_an_engine_waits_for_no_device(
+    root: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(stage_job, "gpu_uuids", lambda variables=(), here=True: ("GPU-1",))
+    monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(root / "machine"))
+    graph, on_gpu = actions(), device != "cpu"
+    graph[BENCH] = replace(graph[BENCH], alone_on_gpu=on_gpu, exclusive=not on_gpu)
+
+    def stop(target: str, event: dict[str, object]) -> None:
+        if event["event"] == "waiting":
+            executor.stop()
+
+    executor, pool = make_executor(root, graph, on_event=stop)
+    others = Locks(root / ".buildsys/locks")
+    order(root, ENGINE, "unavailable")
+    order(root, BENCH, "unavailable")
+    executor.run(EXPORT)
+    assert executor.run(ENGINE).status == "unavailable"
+    shared = others.project("export:other", exclusive=False, on_wait=lambda holder: None)
+    with others.devices([device], "bench:other", lambda holder: None), shared:
+        assert executor.run(BENCH).status == "unavailable"
+    order(root, ENGINE)
+    executor.run(ENGINE, force=True)
+    with (
+        others.devices([device], "bench:other", lambda holder: None),
+        pytest.raises(InterruptedWaitError),
+    ):
+        executor.run(BENCH)
+    assert pool.ran == [EXPORT, ENGINE, BENCH, ENGINE]
 
 
 def test_equal_gpus_are_used_at_the_same_time_each_by_one_target(
