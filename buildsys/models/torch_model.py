@@ -311,12 +311,12 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
     Raises: StageError: the tensor is not dense.
     """
     name = dtype_name(tensor.dtype)
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if plain.layout != torch.strided or plain.is_quantized:
+    if tensor.layout != torch.strided or tensor.is_quantized:
         raise StageError(
-            f"only dense tensors can be outputs, not {plain.layout} {name}",
+            f"only dense tensors can be outputs, not {tensor.layout} {name}",
             "call to_dense() or dequantize() in forward",
         )
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if name in BIT_DTYPES:
         bits: Array = plain.view(getattr(torch, BIT_DTYPES[name])).numpy()
         return Tensor(bits, name)

@@ -106,7 +106,9 @@ def wrong_commands(text: str) -> Iterator[str]:
                 check_command(line)
                 words = [word for word in line.split()[1:] if not word.startswith("-")]
                 named = words[:1] if words[:1] and words[0] not in names else words[1:]
-                stages = {word.partition(":")[0] for word in named if ":" in word}
+                stages = {
+                    word.partition(":")[0] for word in named if re.fullmatch(r"[^=]+:.+", word)
+                }
                 is_model = {one for one in stages if one.isupper()} | {"X"}
                 models = {"resnet50"} if words[:1] in (["netron"], ["inspect"]) else set()
                 if wrong := stages - is_model - models - {"build", "inspect", *STAGE_DOCS}:

@@ -134,13 +134,13 @@ class Import(ProjectCommand):
                     print_lines([f"kept {_shown(file)}{_other_source(file, source['onnx'])}"])
                     continue
                 try:
-                    if not network.is_file():
+                    if not _inside(root, str(network)).is_file():
                         raise StageError("it is not a file", "remove it")
                     found = _try(pool, project, model, source, {})
                     _write(project, file, model, found)
                     print_lines([f"wrote {_shown(file)}"])
-                except StageError as error:
-                    code = error.exit_code
+                except (StageError, UsageError) as error:
+                    code = StageError.exit_code
                     print_lines([f"failed {source['onnx']}: {error}"])
         return code
 
@@ -250,11 +250,15 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
 def _inside(root: Path, name: str) -> Path:
     """Return the path of a typed name.
 
-    Raises: UsageError: it is outside of the project.
+    Raises: UsageError: it is outside of the project, or its name cannot be in a manifest.
     """
     path = Path(os.path.abspath(typed_path(name)))  # noqa: PTH100 - links stay
     if not path.is_relative_to(root):
         raise UsageError(f"{name} is outside of the project {root}", "copy it into the project")
+    if path.exists() and not path.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{name} is a link out of the project {root}", "copy the file into it")
+    if not str(path.relative_to(root)).isprintable():
+        raise UsageError(f"{name!r} has characters that a manifest cannot name", "rename it")
     return path
 
 
@@ -320,9 +324,12 @@ def _write(project: Project, file: Path, model: str, found: Mapping[str, Any]) -
                 file.unlink()
         if kept:
             return
-        problem = f"{'.'.join(map(str, of_file[0].key))}: {of_file[0].problem}"
+        first = of_file[0]
+        problem = f"{'.'.join(map(str, first.key))}: {first.problem}"
     hint = "write one by hand, with `call` or a callable that returns a simpler network"
-    raise StageError(f"no manifest describes {model}: {problem}", hint)
+    if first.key[:1] == ("source",):
+        hint = "rename the file or the callable"
+    raise StageError(f"no manifest describes {model}: {problem}", first.hint or hint)
 
 
 def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:

@@ -39,6 +39,8 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         if found == "ModelProto":
             hint = f"name it as an ONNX model: source: {{onnx: {reference}}}"
         raise StageError(f"{reference} returned {found}, not a torch.nn.Module", hint)
+    if getattr(module.forward, "__name__", "") == "_forward_unimplemented":  # of nn.Module
+        raise StageError(f"{type(module).__name__} of {reference} has no forward", "define it")
     if source["weights"]:
         return load_file(module, source, project, reference)
     if source["randomize"]:

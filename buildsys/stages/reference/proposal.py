@@ -26,7 +26,10 @@ _BATCH_SIZES = (2, 1)  # 1 could be a broadcast
 _OPT_BATCH, _LARGE_BATCH = 4, 8
 _OTHER_SIZES = (16, 64, 224, 2)  # of further dimensions
 _AUTO_CLASS = "AutoModel"
-_HINT = "describe its inputs, e.g. `--input image=batch,3,224,224 --input ids=batch,16:int64`"
+_HINT = (
+    "describe its inputs, e.g. `doit new MODEL --from SOURCE --input image=batch,3,224,224"
+    " --input ids=batch,16:int64`"
+)
 
 
 class Output(NamedTuple):
@@ -224,6 +227,8 @@ def _onnx(job: Job) -> Model:
         inputs[port["name"]] = {"shape": shape, "dtype": port["dtype"]}
     if unknown := [one for one in given if one not in inputs]:
         raise StageError(f"{name} has no input {unknown[0]}", f"its inputs: {', '.join(inputs)}")
+    if not inputs:
+        raise StageError(f"{name} has no inputs", "its outputs are constants; use another graph")
 
     def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, Output]:
         del candidate

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 Model = Callable[[Tensors, Mapping[str, int]], Tensors]  # golden inputs, dimensions -> outputs
+_DAMAGED = "check the file; export it again if it is damaged"
+_REMEDIES = {  # words of ONNX Runtime about a file
+    "does not exist": "put the data file there, or save the graph again with its weights",
+    "escapes model directory": "save the graph again with its weights next to it",
+    "GetExtDataFromTensorProto": "the data file is incomplete: save the graph again",
+    "is not a registered": "declare the operator in a manifest (`ops`, docs/manifest.md)",
+}
 
 
 class Original(NamedTuple):
@@ -201,7 +208,14 @@ def _onnx_model(job: Job) -> Original:
             emulated = Path(folder) / "emulated.onnx"
             save_model(emulate(load_model(file), "bf16"), emulated)
             file = emulated
-        graph = OrtGraph(file, libraries=implementation.libraries, shown=name)
+        if not header.graph.output:
+            raise StageError(f"{name} has no outputs", "export it again, with its outputs")
+        try:
+            graph = OrtGraph(file, libraries=implementation.libraries, shown=name)
+        except StageError as error:
+            found = (remedy for sign, remedy in _REMEDIES.items() if sign in error.problem)
+            error.hint = error.hint or next(found, _DAMAGED)
+            raise
     return Original(
         lambda inputs, _dims: graph.run(inputs), f"from {name}", main_float_type(header)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,22 @@ class Images(nn.Linear):
         if torch.is_tensor(images):
             raise TypeError("images is a list")
         return {"all": super().forward(torch.cat(images))}
+
+
+class Sparse(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        return super().forward(x).to_sparse()
+
+
+class NoForward(nn.Module):
+    pass
+
+
+def nothing():
+    pass
 
 
 class Text(nn.Linear):
@@ -311,10 +328,59 @@ def test_outputs_get_names_that_a_manifest_allows(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_outputs_without_a_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="only tensors can be outputs") as caught:
-        propose(tmp_path, python="networks.py:Text")
-    assert caught.value.hint.startswith("let the callable of source.python return a module")
+@pytest.mark.parametrize(
+    ("name", "problem", "hint"),
+    [
+        ("Text", "only tensors can be outputs", "let the callable of source.python return a mod"),
+        ("Sparse", "only dense tensors can be outputs, not torch.sparse_coo", "call to_dense() or"),
+        ("NoForward", "NoForward of networks.py:NoForward has no forward", "define it"),
+        ("nothing", "nothing returned NoneType, not a torch.nn.Module", "let it return the netw"),
+        ("Zzz", "networks.py has no Zzz", "define it there"),
+    ],
+)
+def test_networks_without_outputs_are_refused(
+    tmp_path: Path, name: str, problem: str, hint: str
+) -> None:
+    with pytest.raises(StageError, match=re.escape(problem)) as caught:
+        propose(tmp_path, python=f"networks.py:{name}")
+    assert caught.value.hint.startswith(hint)
+
+
+def test_a_damaged_onnx_file_is_one_sentence_with_a_remedy(tmp_path: Path) -> None:
+    file, data = tmp_path / "net.onnx", tmp_path / "w.bin"
+
+    def write(operator: str, **saved: Any) -> None:
+        ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
+        weights = helper.make_tensor("w", TensorProto.FLOAT, [4], bytes(16), raw=True)
+        domain = "" if operator == "Add" else "my"
+        node = helper.make_node(operator, ["x", "w"], ["y"], domain=domain)
+        graph = helper.make_graph([node], "g", ports[:1], ports[1:], [weights])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), file, **saved)
+
+    def refusal() -> str:
+        with pytest.raises(StageError) as caught:
+            propose(tmp_path, onnx="net.onnx")
+        return caught.value.hint
+
+    external: Any = {"save_as_external_data": True, "location": data.name, "size_threshold": 0}
+    write("Add", **external)
+    data.write_bytes(b"few")
+    assert refusal() == "the data file is incomplete: save the graph again"
+    data.unlink()
+    assert refusal() == "put the data file there, or save the graph again with its weights"
+    write("Mine")
+    assert refusal().startswith("declare the operator in a manifest (`ops`")
+    file.write_bytes(b"")
+    assert refusal() == "export it again, with its outputs"
+    file.write_bytes(b"hello")
+    assert refusal().startswith("check the file; export it again")
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    node = helper.make_node("Constant", [], ["y"], value_floats=[1.0])
+    opset = [helper.make_opsetid("", 17)]
+    constant = helper.make_graph([node], "g", [], [output])
+    onnx.save(helper.make_model(constant, opset_imports=opset, ir_version=8), file)
+    assert refusal().startswith("its outputs are constants")
 
 
 def test_an_onnx_file(tmp_path: Path) -> None:

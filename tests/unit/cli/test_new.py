@@ -52,6 +52,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "networks" / name).touch()
     (tmp_path / "plugins/net.py").write_text("def make(): ...")
     (tmp_path / "networks/net.pt2").touch()
+    (tmp_path / "networks/link.onnx").symlink_to("/dev/null")
     (tmp_path / "networks/bert").mkdir()
     (tmp_path / "networks/bert/config.json").touch()
     return tmp_path
@@ -133,6 +134,8 @@ def test_inputs_can_be_described(project: Path) -> None:
         (["m", "--from", "timm:"], 3, "--from timm: is no source; write torchvision:NAME, timm:NA"),
         (["m", "--from", "net.txt"], 3, "--from net.txt is no source; write torchvision:NAME, "),
         (["m", "--from", "/dev/x.onnx"], 3, "/dev/x.onnx is outside of the project"),
+        (["m", "--from", "networks/link.onnx"], 3, "networks/link.onnx is a link out of the proj"),
+        (["m", "--from", "networks/new\nline.onnx"], 3, "'networks/new\\nline.onnx' has characters"),
         (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1,b c"], 3,
          "--input x=1,b c is not NAME=SHAPE[:DTYPE]; write for example --input image="),
@@ -164,6 +167,8 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
         "wrote configs/models/a-net.yaml",
         "wrote configs/models/b-net.yaml",
         "failed networks/bad.onnx: ONNX Runtime cannot load it; write another one",
+        f"failed networks/link.onnx: {project}/networks/link.onnx is a link out of the project"
+        f" {project}; copy the file into it",
     ]
     assert {"1-2-", "a-net", "b-net"} < set(load_project(project).models)
     assert run(["import", "networks/a"]) == 0
