@@ -48,7 +48,7 @@ _OF_BOTH = {
     "ops": f"{_FOLDER}.ops:Ops",
     "init": f"{_FOLDER}.init.command:Init",
     "new": f"{_FOLDER}.new:New",
-    "import": f"{_FOLDER}.new:Import",
+    "import": f"{_FOLDER}.import_folder:Import",
     "lock": f"{_FOLDER}.lock:Lock",
     "doctor": f"{_FOLDER}.doctor.command:Doctor",
     "repro": f"{_FOLDER}.repro.command:Repro",

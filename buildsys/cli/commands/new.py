@@ -1,16 +1,14 @@
-"""buildsys new and import: propose manifests of models from trial runs."""
+"""buildsys new: propose the manifest of a model from trial runs."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from buildsys.cli.command import (
     Options,
@@ -19,19 +17,18 @@ from buildsys.cli.command import (
     option,
     print_lines,
     program_of,
+    unknown_name,
 )
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import Project, check_manifests, empty_project
-from buildsys.manifest.yaml_reader import MAX_BYTES
-from buildsys.system.files import read_limited, replace_file
+from buildsys.system.files import replace_file
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
 
 _STAGE = "buildsys.stages.reference.proposal"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
-_LONGEST_STEM = 90  # characters, without a number
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
 _SOURCES = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
@@ -94,90 +91,19 @@ class New(ProjectCommand):
         project = empty_project(root)
         file = project.configs / "models" / f"{model}.yaml"
         if os.path.lexists(file):
-            raise UsageError(f"{_shown(file)} exists already", "choose another name, or remove it")
+            raise UsageError(
+                f"{shown_file(file)} exists already", "choose another name, or remove it"
+            )
         source = _source(root, options["from"])
         source = {**source, **_settings(source, options)}
         inputs = dict(map(_input, options["input"]))
         with open_pool(project.state) as pool:
-            found = _try(pool, project, model, source, inputs)
-        _write(project, file, model, found)
-        print_lines([f"wrote {_shown(file)}", f"next: {build_command(program_of(self), model)}"])
+            found = try_model(pool, project, model, source, inputs)
+        write_manifest(project, file, model, found)
+        print_lines(
+            [f"wrote {shown_file(file)}", f"next: {build_command(program_of(self), model)}"]
+        )
         return 0
-
-
-class Import(ProjectCommand):
-    """Propose the manifests of a folder of ONNX files."""
-
-    doc_purpose = "write the manifests of all ONNX files in a folder"
-    doc_usage = "FOLDER"
-    doc_description = (
-        "does what `new` does for each file; the model has the name of its file. An existing\n"
-        "manifest is kept. The exit code is 2 if a file cannot be described"
-    )
-
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Write one manifest per file; return 2 if one fails."""
-        del options
-        if len(names) != 1:
-            raise UsageError("import takes one folder", "for example `doit import networks`")
-        folder, project = _inside(root, names[0]), empty_project(root)
-        networks = _networks(folder, (project.build, project.state))
-        if not networks:
-            hint = "name a folder of the project with ONNX files"
-            raise UsageError(f"there are no ONNX files in {names[0]}", hint)
-        code = 0
-        with open_pool(project.state) as pool:
-            for network, model in zip(networks, _model_names(networks, folder), strict=True):
-                file = project.configs / "models" / f"{model}.yaml"
-                source = {"onnx": network.relative_to(root).as_posix()}
-                if os.path.lexists(file):
-                    print_lines([f"kept {_shown(file)}{_other_source(file, source['onnx'])}"])
-                    continue
-                try:
-                    if not _inside(root, str(network)).is_file():
-                        raise StageError("it is not a file", "remove it")
-                    found = _try(pool, project, model, source, {})
-                    _write(project, file, model, found)
-                    print_lines([f"wrote {_shown(file)}"])
-                except (StageError, UsageError) as error:
-                    code = StageError.exit_code
-                    print_lines([f"failed {source['onnx']}: {error}"])
-        return code
-
-
-def _networks(folder: Path, left_out: Collection[Path]) -> list[Path]:
-    """Return the ONNX files below a folder, without those of builds and hidden folders."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [
-            name for name in folders if name[0] != "." and Path(place, name) not in left_out
-        ]
-        found += [Path(place, name) for name in names if name.endswith(".onnx")]
-    return sorted(found)
-
-
-def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
-    """Return unique names: those of files, with their folders where files have the same name."""
-    stems = Counter(network.stem for network in networks)
-    found: list[str] = []
-    for network in networks:
-        part = network.stem
-        if stems[part] > 1:
-            part = str(network.relative_to(folder).with_suffix(""))
-        name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part, flags=re.ASCII).lstrip("_.+-") or "model"
-        name = name[:_LONGEST_STEM]
-        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in found)
-        found.append(name if number == 1 else f"{name}-{number}")
-    return found
-
-
-def _other_source(file: Path, network: str) -> str:
-    """Return a note if a manifest does not name an ONNX file."""
-    try:
-        is_named = network in read_limited(file, MAX_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError):
-        is_named = False
-    return "" if is_named else f", which does not name {network}"
 
 
 def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
@@ -216,7 +142,7 @@ def _source(root: Path, text: str) -> dict[str, str]:
     path = f"{file}.py" if attribute else text
     if not attribute and not text.endswith((".onnx", ".pt2")):
         raise UsageError(f"--from {text} is no source", f"write {_SOURCES}")
-    full = _inside(root, path)
+    full = inside_project(root, path)
     if not full.is_file():
         raise UsageError(
             f"there is no file {path}", "check the path; it is relative to the present folder"
@@ -236,7 +162,7 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
     name, place = (match[1] or "", match[2]) if match else ("", text)
     field = "config" if place.endswith(".json") else "checkpoint"
     if typed_path(place).exists():
-        inside = _inside(root, place).relative_to(root).as_posix()
+        inside = inside_project(root, place).relative_to(root).as_posix()
         if field == "checkpoint" and not typed_path(place).is_dir():
             raise UsageError(f"{place} is neither a folder nor a .json file", "write hf:FOLDER")
         return {"transformers": name, field: inside}
@@ -247,7 +173,7 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
     return {"transformers": name, field: f"hf://{place.removeprefix('hf://')}"}
 
 
-def _inside(root: Path, name: str) -> Path:
+def inside_project(root: Path, name: str) -> Path:
     """Return the path of a typed name.
 
     Raises: UsageError: it is outside of the project, or its name cannot be in a manifest.
@@ -267,6 +193,8 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
 
     Raises: UsageError: it has another form.
     """
+    from buildsys.manifest.schema.base import DType  # slow to import
+
     match = _INPUT.fullmatch(text)
     sizes = [size.strip() for size in match["shape"].split(",")] if match and match["shape"] else []
     if match is None or not all(size.isdecimal() or size.isidentifier() for size in sizes):
@@ -275,10 +203,13 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
             f"--input {text} is not NAME=SHAPE[:DTYPE]", f"write for example {example}"
         )
     shape = [int(size) if size.isdecimal() else size for size in sizes]
-    return match["name"], {"shape": shape, "dtype": match["dtype"] or "float32"}
+    dtype, known = match["dtype"] or "float32", get_args(DType)
+    if dtype not in known:
+        raise unknown_name("dtype", dtype, known, f"known: {', '.join(known)}")
+    return match["name"], {"shape": shape, "dtype": dtype}
 
 
-def _try(
+def try_model(
     pool: WorkerPool,
     project: Project,
     model: str,
@@ -305,7 +236,7 @@ def _try(
     return {**figures, "source": {field: figures["source"][field] for field in source}}
 
 
-def _write(project: Project, file: Path, model: str, found: Mapping[str, Any]) -> None:
+def write_manifest(project: Project, file: Path, model: str, found: Mapping[str, Any]) -> None:
     """Write the manifest; remove it again unless it is valid.
 
     Raises: StageError: no valid manifest describes the model.
@@ -389,5 +320,6 @@ def _flow(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _shown(file: Path) -> str:
+def shown_file(file: Path) -> str:
+    """Return the path of a manifest relative to the current folder."""
     return os.path.relpath(file)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from buildsys.cli import project_root
-from buildsys.cli.commands import new
+from buildsys.cli.commands import import_folder, new
 from buildsys.cli.main import run
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
@@ -44,7 +44,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return "transformers" in source
 
     monkeypatch.setattr(project_root, "_started_in", [])
-    monkeypatch.setattr(new, "_try", try_)
+    monkeypatch.setattr(new, "try_model", try_)
+    monkeypatch.setattr(import_folder, "try_model", try_)
     monkeypatch.chdir(tmp_path)
     assert run(["init"]) == 0
     for name in ("bad.onnx", "a/net.onnx", "b/net.onnx", "a/1 (2).onnx"):
@@ -135,12 +136,15 @@ def test_inputs_can_be_described(project: Path) -> None:
         (["m", "--from", "net.txt"], 3, "--from net.txt is no source; write torchvision:NAME, "),
         (["m", "--from", "/dev/x.onnx"], 3, "/dev/x.onnx is outside of the project"),
         (["m", "--from", "networks/link.onnx"], 3, "networks/link.onnx is a link out of the proj"),
-        (["m", "--from", "networks/new\nline.onnx"], 3, "'networks/new\\nline.onnx' has characters"),
+        (["m", "--from", "networks/new\nline.onnx"], 3,
+         "'networks/new\\nline.onnx' has characters that a manifest cannot name; rename it"),
+        (["m", "--from", "networks/a/net.onnx", "--input", "x=1:flot32"], 3,
+         "there is no dtype 'flot32'; nearest: float32"),
         (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1,b c"], 3,
          "--input x=1,b c is not NAME=SHAPE[:DTYPE]; write for example --input image="),
-        (["m", "--from", "networks/a/net.onnx", "--input", "x=1,N,h:float"], 2,
-         "no manifest describes m: inputs.x.dtype: unknown value"),
+        (["m", "--from", "networks/a/net.onnx", "--input", "x=0-,N"], 3,
+         "--input x=0-,N is not NAME=SHAPE[:DTYPE]"),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_sentence_and_writes_nothing(
