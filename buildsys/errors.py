@@ -109,5 +109,14 @@ class EngineError(StageError):
 
 
 @dataclass(eq=False)
+class TemporaryError(StageError):
+    """A failure that another attempt, or another machine, may not meet."""
+
+    exit_code: ClassVar[int] = 75  # EX_TEMPFAIL of sysexits.h
+
+
+@dataclass(eq=False)
 class WorkerDied(StageError):
     """A worker process ended without a result."""
+
+    was_killed: bool = False  # from outside, or as memory ran out: not by its own fault

@@ -113,6 +113,12 @@ VARIABLES = (
         "place of the shared cache; an empty value disables it",
         _check_url,
     ),
+    Variable(
+        "BUILDSYS_SIGNING_KEY",
+        "file",
+        "private key that signs shared results instead of `cache.signing_key`",
+        _check_file,
+    ),
     Variable("BUILDSYS_STORE", "folder", "store instead of `.buildsys/store`", _check_folder),
     Variable(
         "BUILDSYS_STORE_LIMIT",

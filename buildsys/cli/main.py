@@ -38,6 +38,8 @@ _OF_BOTH = {
     "best": f"{_FOLDER}.best:Best",
     "plan": f"{_FOLDER}.plan:Plan",
     "debug": f"{_FOLDER}.debug:Debug",
+    "request-action": f"{_FOLDER}.request_action:RequestAction",
+    "run-action": f"{_FOLDER}.run_action:RunAction",
     "inspect": f"{_FOLDER}.inspect:Inspect",
     "history": f"{_FOLDER}.history:HistoryCommand",
     "compare": f"{_FOLDER}.compare:Compare",
@@ -141,4 +143,4 @@ def _runs_anywhere(arguments: Sequence[str]) -> bool:
     """Check for commands without a project."""
     if arguments[:1] == ["help"]:
         return not arguments[1:] or arguments[1] in commands_of(PROGRAM)
-    return arguments[:1] in (["--version"], ["init"])
+    return arguments[:1] in (["--version"], ["init"], ["run-action"])

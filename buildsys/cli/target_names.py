@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from buildsys.manifest.project import Project
 
 _EVERY_MODEL = ModelFilter()
+_SHOWN_TARGETS = 8
 STAGE_DOCS = {
     "build": "everything of every model (the default)",
     "operators": "build functions and libraries of custom operators",
@@ -165,6 +166,23 @@ class TargetNames:
         if not found:
             raise unknown_name("model", names[0], known, listed)
         return found.pop()
+
+    def one_target(self, command: str, names: Sequence[str]) -> str:
+        """Return the one target named on the command line.
+
+        Raises: UsageError: no target, several, or an unknown one.
+        """
+        if len(names) != 1:
+            listed = "`doit list --all` lists all targets"
+            raise UsageError(f"{command} takes the name of one target", listed)
+        found = self.in_order(self.select(names))
+        if len(found) > 1:
+            from buildsys.report.formatting import first_names  # not needed by runs
+
+            listed = first_names(found, _SHOWN_TARGETS)
+            problem = f"{names[0]!r} stands for {len(found)} targets"
+            raise UsageError(problem, f"name one of {listed}")
+        return found[0]
 
 
 def full_name(name: str, models: Collection[str], actions: ProjectPlan) -> str | None:

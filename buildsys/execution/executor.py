@@ -61,7 +61,7 @@ class Executor:
     is no limit. ``on_event`` gets the target with the worker's events, ``{"event": "stale",
     "reason": text}`` before anything is restored or run, and ``{"event": "waiting", "holder": text,
     "elsewhere": in another process}``. ``make_recorder`` is called before the first target that is
-    not up to date, ``keys_at`` for the builds of a revision that a gate pins.
+    not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Executor:
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Recorder | None] = lambda: None,
+        before_stage: Callable[[], None] = lambda: None,
         keys_at: KeysAtRevision = lambda *_: frozenset(),
     ) -> None:
         self._project = project_root
@@ -92,7 +93,7 @@ class Executor:
         self._threads = threads
         # targets that wait for a GPU or for the machine do not count
         self._slots = threading.Semaphore(jobs) if jobs else nullcontext()
-        self._on_event = on_event
+        self._on_event, self._before_stage = on_event, before_stage
         self._store, self._state = store, state
         self._db = pool.texts = StateDb(state / "state.db", notify)
         self._digests = DigestCache(self._db)
@@ -161,6 +162,7 @@ class Executor:
                 record = self._restore(action, key, why)
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
+            self._before_stage()
             # not needed with nothing to do
             from buildsys.execution.availability import needs_no_device
             from buildsys.execution.stage_job import earlier_builds, hold_devices, stage_job

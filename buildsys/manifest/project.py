@@ -77,9 +77,12 @@ class Project:
         return cache
 
     def signing(self) -> tuple[Path | None, tuple[str, ...], str]:
-        """Return signing key, trusted keys, and the treatment of unsigned records."""
+        """Return signing key, trusted keys, and the treatment of unsigned records.
+
+        BUILDSYS_SIGNING_KEY overrides the key.
+        """
         settings = self._setting("cache") or {}
-        file = settings.get("signing_key")
+        file = os.environ.get("BUILDSYS_SIGNING_KEY") or settings.get("signing_key")
         key = self.root / Path(str(file)).expanduser() if file else None
         return key, tuple(settings.get("trusted_keys", ())), settings.get("unsigned", "refuse")
 

@@ -52,23 +52,29 @@ def machine_lock_folder() -> Path:
     benchmarks of two projects would run at the same time.
     """
     chosen = os.environ.get("BUILDSYS_MACHINE_LOCK")
-    if chosen:
-        return Path(chosen)
+    hint = "set BUILDSYS_MACHINE_LOCK to a folder of yours, the same one for all your projects"
+    return Path(chosen) if chosen else private_folder("lock", hint)
+
+
+def private_folder(use: str, hint: str) -> Path:
+    """Return this user's own folder among the temporary ones.
+
+    Raises: StageError: it cannot be created or belongs to another user; ``hint`` is the remedy.
+    """
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - checked below
     folder = temporary / f"buildsys-{os.getuid()}"
-    hint = "set BUILDSYS_MACHINE_LOCK to a folder of yours, the same one for all your projects"
     try:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         found = folder.lstat()
     except OSError as error:
-        problem = f"the lock folder {folder} cannot be created: {error.strerror}"
+        problem = f"the {use} folder {folder} cannot be created: {error.strerror}"
         raise StageError(problem, hint) from None
     problem = "" if stat.S_ISDIR(found.st_mode) else "is not a folder"
     if found.st_uid != os.getuid():
         problem = "belongs to another user"
     if problem:
-        raise StageError(f"the lock folder {folder} {problem}", f"remove it, or {hint}")
+        raise StageError(f"the {use} folder {folder} {problem}", f"remove it, or {hint}")
     return folder
 
 

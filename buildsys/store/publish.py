@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -106,28 +106,9 @@ class Publisher:
         self._sweeping = threading.Lock()
         self._swept = False
 
-    @contextmanager
-    def staging(self, target: str) -> Iterator[Path]:
+    def staging(self, target: str) -> AbstractContextManager[Path]:
         """Yield a temporary folder on the build folder's file system."""
-        name = target.replace(":", "@").replace("/", "%")
-        with _disk_errors(f"make a temporary folder in {self._build}"):
-            while True:
-                folder = self._build / TEMPORARY / f"{name}-{os.urandom(6).hex()}"
-                (folder / _TREE).mkdir(parents=True)
-                try:
-                    lock = open_lock(folder / _LOCK, 0o644)
-                except FileNotFoundError:
-                    continue  # removed as abandoned at this very moment
-                if try_lock(lock) and (folder / _LOCK).exists():
-                    break
-                os.close(lock)
-        try:
-            yield folder / _TREE
-        finally:
-            if any(folder.glob(f"{_REPLACED}*")):  # nobody waits for large files to be freed
-                threading.Thread(target=_discard, args=(folder, lock)).start()
-            else:
-                _discard(folder, lock)
+        return temporary_folder(self._build, target)
 
     def digest_outputs(
         self, tree: Path, known: Mapping[str, str] = MappingProxyType({})
@@ -224,24 +205,9 @@ class Publisher:
 
     def remove_abandoned(self) -> None:
         """Delete the temporary folders of dead processes, once."""
-        temporary = self._build / TEMPORARY
         with self._sweeping:
-            if self._swept:
-                return
-            for folder in temporary.iterdir() if temporary.is_dir() else ():
-                try:
-                    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    with suppress(FileNotFoundError):  # another process may remove it as well
-                        if time.time() - folder.stat().st_mtime > _ABANDONED_S:
-                            shutil.rmtree(folder, ignore_errors=True)
-                    continue
-                except OSError:  # another user's, or not a folder
-                    continue
-                if try_lock(lock):
-                    _discard(folder, lock)
-                else:
-                    os.close(lock)
+            if not self._swept:
+                remove_abandoned(self._build)
             self._swept = True
 
     def _flush(self, paths: Iterable[str]) -> None:
@@ -255,6 +221,49 @@ class Publisher:
                 problem = f"cannot write {path} to disk: {error.strerror}"
                 self._notify(f"{problem}; the next run reads it again")
                 self._digests.drop(path)
+
+
+@contextmanager
+def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield a new folder inside ``parent``, for as long as this process lives."""
+    name = name.replace(":", "@").replace("/", "%")
+    with _disk_errors(f"make a temporary folder in {parent}"):
+        while True:
+            folder = parent / TEMPORARY / f"{name}-{os.urandom(6).hex()}"
+            (folder / _TREE).mkdir(parents=True)
+            try:
+                lock = open_lock(folder / _LOCK, 0o644)
+            except FileNotFoundError:
+                continue  # removed as abandoned at this very moment
+            if try_lock(lock) and (folder / _LOCK).exists():
+                break
+            os.close(lock)
+    try:
+        yield folder / _TREE
+    finally:
+        if any(folder.glob(f"{_REPLACED}*")):  # nobody waits for large files to be freed
+            threading.Thread(target=_discard, args=(folder, lock)).start()
+        else:
+            _discard(folder, lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Delete the temporary folders of dead processes inside ``parent``."""
+    temporary = parent / TEMPORARY
+    for folder in temporary.iterdir() if temporary.is_dir() else ():
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            with suppress(FileNotFoundError):  # another process may remove it as well
+                if time.time() - folder.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+            continue
+        except OSError:  # another user's, or not a folder
+            continue
+        if try_lock(lock):
+            _discard(folder, lock)
+        else:
+            os.close(lock)
 
 
 def _discard(folder: Path, lock: int) -> None:

@@ -112,8 +112,8 @@ def _checked(stored: dict[str, Any]) -> ActionRecord:
         raise ValueError("its outputs are invalid")
     files: dict[str, OutputFile | None] = {}
     for name, file in outputs.items():
-        _check_name(name)
-        files[name] = None if file is None else _output_file(file)
+        check_name(name)
+        files[name] = None if file is None else output_file(file)
     for name in files:
         folders = (name[:at] for at, letter in enumerate(name) if letter == "/")
         if any(folder in files for folder in folders):
@@ -145,7 +145,8 @@ def _checked(stored: dict[str, Any]) -> ActionRecord:
     return ActionRecord(**{**stored, "outputs": files, "seconds": float(seconds)})
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Check the relative path of a file. Raises: ValueError."""
     parts = name.split("/")
     if (
         "\0" in name
@@ -154,10 +155,11 @@ def _check_name(name: str) -> None:
         or any(part in ("", ".", "..") for part in parts)
         or any(len(part.encode()) > _MAX_NAME_PART_BYTES for part in parts)
     ):
-        raise ValueError(f"{shown(name)} cannot be the name of an output")
+        raise ValueError(f"{shown(name)} cannot be the name of a file")
 
 
-def _output_file(file: Any) -> OutputFile:
+def output_file(file: Any) -> OutputFile:
+    """Return a digest and a size as read from JSON. Raises: ValueError."""
     if not (isinstance(file, list) and len(file) == 2):
         raise ValueError(f"{shown(file)} is not an output")
     digest, size = file

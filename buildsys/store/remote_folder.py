@@ -46,6 +46,11 @@ class RemoteFolder(NamedTuple):
         return not self._protocols.isdisjoint(_LOCAL)
 
     @property
+    def exists(self) -> bool:
+        """True if the folder exists; an object storage has none."""
+        return not self.renames or bool(self.system.isdir(self.root))
+
+    @property
     def _protocols(self) -> set[str]:
         protocols = self.system.protocol  # a name or several
         return {protocols} if isinstance(protocols, str) else set(protocols)
@@ -93,6 +98,9 @@ class RemoteFolder(NamedTuple):
         is_written = False
         try:
             self._write(part, chunks, durable=durable)
+            if self.is_local:  # at no moment without the file
+                Path(part).replace(target)
+                return
             with suppress(FileNotFoundError):
                 self.system.rm(target)  # SFTP does not replace
             is_written = True

@@ -2,19 +2,21 @@
 
 Everything read from there is compared with its digest. A place that does not answer within its
 time-out is not used for the rest of the run: it costs that time and one warning, never a build.
+Only a run that exists to fill the cache cannot do without it (`doit run-action`).
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buildsys.errors import joined
+from buildsys.errors import TemporaryError, joined
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
 from buildsys.store.object_store import Store, StoreWriteError, action_name, object_name
 from buildsys.store.record_file import (
@@ -36,7 +38,8 @@ class SharedCache:
     """A shared cache. Threads may share it; no method raises because of the remote side.
 
     ``timeout_s`` is for everything that one target needs from it, ``known_hosts`` a file with the
-    host keys of SFTP servers besides the user's own.
+    host keys of SFTP servers besides the user's own. If the cache is ``required``, all methods
+    raise TemporaryError when it cannot be used.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class SharedCache:
         mode: str = READ_ONLY,
         timeout_s: float = 30.0,
         known_hosts: Path | None = None,
+        required: bool = False,
     ) -> None:
         self._url = url
         self._mode = mode
         self._timeout_s = timeout_s
         self._known_hosts = known_hosts
+        self._required = required
         self._name = f"the shared cache {mask_secrets(url)}"
         self._notify = notify
         self._guard = threading.Lock()
@@ -68,17 +73,7 @@ class SharedCache:
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None if none is usable."""
         path = action_name(key)
-
-        def read(place: RemoteFolder, timed_out: threading.Event) -> bytes | RecordError:
-            size = place.size(path)
-            if size is None or size <= MAX_SHARED_BYTES:
-                with place.open_to_read(path, size) as file:
-                    found = b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
-                if len(found) <= MAX_SHARED_BYTES:
-                    return found
-            return RecordError(f"is larger than {MAX_SHARED_BYTES >> 20} MiB")
-
-        content = self._within(read, f"look up {target}")
+        content = self._read(path, target)
         if content is None:
             return None
         try:
@@ -92,6 +87,10 @@ class SharedCache:
             return None
         return replace(record, origin=SHARED)
 
+    def read_object(self, digest: str) -> bytes | RecordError | None:
+        """Return a small object, to be compared with its digest, None if it is missing."""
+        return self._read(object_name(digest), digest)
+
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
         """Copy objects into the store; return False unless all are valid.
 
@@ -102,7 +101,10 @@ class SharedCache:
         needed, free = sum(file.size for file in missing), shutil.disk_usage(store.folder).free
         if needed > free:
             problem = f"holds outputs of {needed >> 20} MiB, and {store.folder} has room for"
-            self._notify(f"{self._name} {problem} {free >> 20} MiB; ignored")
+            problem = f"{self._name} {problem} {free >> 20} MiB"
+            if self._required:
+                raise TemporaryError(problem, "free some space, or use another machine")
+            self._notify(f"{problem}; ignored")
             return False
 
         def fetch_all(place: RemoteFolder, timed_out: threading.Event) -> bool | OSError:
@@ -136,17 +138,59 @@ class SharedCache:
             return
 
         def push_all(place: RemoteFolder, timed_out: threading.Event) -> None:
-            for file in record.files.values():
-                name = object_name(file.digest)
-                if file.digest in self._damaged or not place.has(name, file.size):
-                    with store.object_path(file.digest).open("rb") as reader:
-                        place.write(name, _chunks(reader, timed_out, file.size))
+            self._push_objects(place, timed_out, record.files.values(), store)
             place.write(action_name(record.key), iter([content]))
 
         self._within(push_all, f"share {record.target}")
 
+    def push_objects(self, files: Iterable[OutputFile], store: Store) -> None:
+        """Add the missing ones of a store's objects, in this order."""
+        if self.is_writable:
+            self._within(
+                lambda place, timed_out: self._push_objects(place, timed_out, files, store),
+                "add files",
+            )
+
+    def check_writable(self) -> None:
+        """Write a small file, to find out before a long build. Other files stay."""
+        name = f"tmp/{uuid.uuid4().hex}"
+
+        def write(place: RemoteFolder, _: threading.Event) -> None:
+            place.write(name, [b"buildsys"])
+            with suppress(Exception):  # some machines may only add
+                place.remove(name)
+
+        self._within(write, "write a file")
+
+    def _push_objects(
+        self,
+        place: RemoteFolder,
+        timed_out: threading.Event,
+        files: Iterable[OutputFile],
+        store: Store,
+    ) -> None:
+        for file in files:
+            name = object_name(file.digest)
+            if file.digest in self._damaged or not place.has(name, file.size):
+                with store.object_path(file.digest).open("rb") as reader:
+                    place.write(name, _chunks(reader, timed_out, file.size))
+
+    def _read(self, path: str, name: str) -> bytes | RecordError | None:
+        """Return the content of a small file, None if it is missing."""
+
+        def read(place: RemoteFolder, timed_out: threading.Event) -> bytes | RecordError:
+            size = place.size(path)
+            if size is None or size <= MAX_SHARED_BYTES:
+                with place.open_to_read(path, size) as file:
+                    found = b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
+                if len(found) <= MAX_SHARED_BYTES:
+                    return found
+            return RecordError(f"is larger than {MAX_SHARED_BYTES >> 20} MiB")
+
+        return self._within(read, f"look up {name}")
+
     def _within(self, work: Callable[[RemoteFolder, threading.Event], T], attempt: str) -> T | None:
-        """Return the result of ``work``; turn off after an error or time-out.
+        """Return the result of ``work``; turn off, or raise, after an error or time-out.
 
         The event is set after a time-out, to end ``work``.
         """
@@ -159,6 +203,8 @@ class SharedCache:
         def run() -> None:
             try:
                 place = self._connect()
+                if self._required and not place.exists:  # perhaps not mounted
+                    raise FileNotFoundError("there is no such folder")
                 with suppress(FileNotFoundError):  # a cache miss
                     results.append(work(place, timed_out))
                 self._idle.append(place)
@@ -174,6 +220,9 @@ class SharedCache:
         if late:
             timed_out.set()
             problems.insert(0, f"did not {attempt} within {self._timeout_s:g} s")
+        if problems and self._required:
+            hint = "check the URL, its credentials and its permissions, or try again later"
+            raise TemporaryError(f"{self._name} {mask_text(problems[0])}", hint)
         if problems:
             with self._guard:
                 first, self._off = not self._off, True

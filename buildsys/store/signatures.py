@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,11 +41,20 @@ class SigningKey:
 
         Raises: StageError: the key cannot be used.
         """
-        signature = self._key.sign(_encoded(record))
-        return {
-            "key": public_key_text(self._key),
-            "value": base64.b64encode(signature).decode("ascii"),
-        }
+        return self.sign_payload(_PAYLOAD_TYPE, signed_bytes(record))
+
+    def sign_payload(self, payload_type: str, payload: bytes) -> dict[str, str]:
+        """Return the signature of some bytes.
+
+        Raises: StageError: the key cannot be used.
+        """
+        signature = self._key.sign(_encoded(payload_type, payload))
+        return {"key": self.public_key, "value": base64.b64encode(signature).decode("ascii")}
+
+    @property
+    def public_key(self) -> str:
+        """The public key. Raises: StageError: the key cannot be used."""
+        return public_key_text(self._key)
 
     @cached_property
     def _key(self) -> Ed25519PrivateKey:
@@ -88,9 +97,15 @@ class TrustPolicy:
 
     def problem(self, record: ActionRecord) -> str:
         """Return the reason not to trust a record, or ""."""
-        if record.signature is None:
+        return self.payload_problem(record.signature, _PAYLOAD_TYPE, signed_bytes(record))
+
+    def payload_problem(
+        self, signature: Mapping[str, str] | None, payload_type: str, payload: bytes
+    ) -> str:
+        """Return the reason not to trust some bytes, or ""."""
+        if signature is None:
             return "is not signed"
-        key = record.signature.get("key", "")
+        key = signature.get("key", "")
         if key not in self.trusted:
             return "is not signed by a trusted key"
         try:
@@ -100,8 +115,8 @@ class TrustPolicy:
             return f"cannot be verified without cryptography ({_INSTALL})"
         try:
             public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key[len(PREFIX) :]))
-            value = base64.b64decode(record.signature.get("value", ""), validate=True)
-            public.verify(value, _encoded(record))
+            value = base64.b64decode(signature.get("value", ""), validate=True)
+            public.verify(value, _encoded(payload_type, payload))
         except (InvalidSignature, ValueError):
             return MISMATCH
         return ""
@@ -172,8 +187,7 @@ def key_name(key: str) -> str:
     return key[: len(PREFIX) + 8]
 
 
-def _encoded(record: ActionRecord) -> bytes:
-    """Return DSSE's pre-authentication encoding of a record."""
-    payload = signed_bytes(record)
-    header = f"DSSEv1 {len(_PAYLOAD_TYPE)} {_PAYLOAD_TYPE} {len(payload)} "
+def _encoded(payload_type: str, payload: bytes) -> bytes:
+    """Return DSSE's pre-authentication encoding."""
+    header = f"DSSEv1 {len(payload_type)} {payload_type} {len(payload)} "
     return header.encode("ascii") + payload

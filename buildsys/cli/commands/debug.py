@@ -18,14 +18,12 @@ from buildsys.errors import CheckFailed, StageError, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
 from buildsys.execution.stage_job import hold_devices, stage_job
 from buildsys.plan.action import Action
-from buildsys.report.formatting import duration, first_names
+from buildsys.report.formatting import duration
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.workers.client.foreground import run_in_foreground
 
 if TYPE_CHECKING:
     from buildsys.workers.job import Job
-
-_SHOWN_TARGETS = 8
 
 
 class Debug(ProjectCommand):
@@ -41,7 +39,7 @@ class Debug(ProjectCommand):
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Return the exit code of a build with this result."""
         session = Session.read_only(root)
-        action = session.actions[_one_target(session, names)]
+        action = session.actions[session.one_target("debug", names)]
         _check_inputs(session, action)
         kept = typed_path(options["keep"]).absolute() if options["keep"] else None
         if kept is not None and kept.exists():
@@ -62,18 +60,6 @@ class Debug(ProjectCommand):
         place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
         print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
         return _exit_code(action, answer["status"])
-
-
-def _one_target(session: Session, names: Sequence[str]) -> str:
-    if len(names) != 1:
-        raise UsageError(
-            "debug takes the name of one target", "`doit list --all` lists all targets"
-        )
-    found = session.in_order(session.select(names))
-    if len(found) > 1:
-        listed = first_names(found, _SHOWN_TARGETS)
-        raise UsageError(f"{names[0]!r} stands for {len(found)} targets", f"name one of {listed}")
-    return found[0]
 
 
 def _check_inputs(session: Session, action: Action) -> None:

@@ -205,7 +205,9 @@ class ServerHandle:
             problem = f"the worker of {job.target} {describe_exit(answer['code'])}"
             if answer["timed_out"]:
                 problem = f"{job.target} exceeded its limit of {timeout_s:g} s and was stopped"
-            raise WorkerDied(problem, f"full log: {job.display_path(log)}")
+            killed = answer["code"] in (-signal.SIGKILL, -signal.SIGTERM)
+            hint = f"full log: {job.display_path(log)}"
+            raise WorkerDied(problem, hint, killed and not answer["timed_out"])
         if answer["event"] in ("error", "refused"):
             raise error_from_json(answer["error"])
         return answer
@@ -260,4 +262,4 @@ class ServerHandle:
             return JobNotStartedError(f"{problem} before it started the job", hint)
         kill_group(pid)  # the processes that the child had started
         problem = f"the worker server that ran {job.target} {self._end_server()}"
-        return WorkerDied(problem, f"full log: {job.display_path(log)}")
+        return WorkerDied(problem, f"full log: {job.display_path(log)}", was_killed=True)

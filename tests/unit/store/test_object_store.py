@@ -377,7 +377,7 @@ def test_equal_records_have_equal_bytes() -> None:
         ({"outputs": {"x": ["d" * 63, 1]}}, "is not an action record: 'd+' is not a digest"),
         ({"outputs": {"x": ["d" * 64, "1"]}}, "is not an action record: '1' is not a size"),
         ({"outputs": {"x": [7, 1]}}, "is not an action record: 7 is not a digest"),
-        ({"outputs": {"é" * 128: None}}, "cannot be the name of an output"),
+        ({"outputs": {"é" * 128: None}}, "cannot be the name of a file"),
         ({"reason": None}, "is not an action record: its reason is not a text"),
         ({"seconds": None}, "is not an action record: None is not a number of seconds"),
         ({"key": "b" * 64}, "is the record of 'export:m' under another key"),

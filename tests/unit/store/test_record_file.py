@@ -167,7 +167,7 @@ def refused(problem: str, **changes: Any) -> Any:
     return pytest.param(changes, f"is not an action record: {problem}", id=problem[:60])
 
 
-NO_NAME = "cannot be the name of an output"
+NO_NAME = "cannot be the name of a file"
 LONG = "/".join(["a" * 255] * 3)
 
 
