@@ -44,3 +44,6 @@ def test_the_example_of_the_page_works(empty_place: ProjectFolder) -> None:
         refused = project.doit(*command)
         assert refused.code == 3, command
         assert "has no ONNX graph" in refused.err, command
+    checked = project.doit("doctor", "small:rtx")  # no GPU, or not verified on it
+    assert "verify:small:rtx" in checked.out, checked.out + checked.err
+    assert "validate" not in checked.out

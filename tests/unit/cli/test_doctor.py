@@ -13,6 +13,7 @@ from python_environments import program
 
 from buildsys.cli.commands.doctor import command, machine
 from buildsys.cli.commands.doctor.command import check_machine
+from buildsys.cli.commands.doctor.engines import project_reasons
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
     MISSING,
@@ -27,6 +28,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_toolchain,
 )
 from buildsys.cli.commands.doctor.next_step import next_step
+from buildsys.cli.session import Session
 from buildsys.manifest.project import Project, load_project
 from buildsys.system.backend_registry import Gpus, backend_names, describe_backend
 from buildsys.system.gpus.nvml import GpuDetails, GpuError
@@ -416,3 +418,21 @@ def test_wrong_manifests_do_not_prevent_an_answer(
     assert "broken   project manifests  1 error in the manifests, first configs/models/net" in text
     assert "library torch" in text
     assert text.splitlines()[-1] == "next: correct configs/models/net.yaml:2"
+
+
+DEFINED = """\
+model: m
+source: {tensorrt: "net.py:define", reference: {numpy: "net.py:compute"}}
+inputs: {x: {shape: [1, 4], dtype: float32}}
+outputs: {y: {shape: [1, 4], dtype: float32}}
+engines: [{name: trt, backend: tensorrt}]
+"""
+
+
+def test_an_engine_without_a_graph_needs_no_validate(tmp_path: Path) -> None:
+    (tmp_path / "configs/models").mkdir(parents=True)
+    (tmp_path / "configs/models/m.yaml").write_text(DEFINED)
+    (tmp_path / "net.py").write_text("def define(): ...\ndef compute(x): ...\n")
+    session = Session.read_only(tmp_path)
+    reasons = list(project_reasons(session, session.actions["engine:m:trt"]))
+    assert [reason["remedy"] for reason in reasons] == ["doit engine:m:trt", "doit verify:m:trt"]

@@ -142,8 +142,9 @@ def project_reasons(
 ) -> Iterator[Reason]:
     """Yield reasons against deploying an engine: stale, or without passed checks."""
     gate = f"gate:{engine.model}:{engine.variant}"
-    checks = [f"validate:{engine.model}", f"verify:{engine.model}:{engine.variant}"]
-    checks += [gate] if with_gate and gate in session.actions else []
+    named = [f"validate:{engine.model}", f"verify:{engine.model}:{engine.variant}"]
+    named += [gate] if with_gate else []
+    checks = [name for name in named if name in session.actions]  # validate: only of graphs
     found = session.explain([engine.target, *checks])
 
     def reason(kind: str, problem: str, target: str) -> Reason:
