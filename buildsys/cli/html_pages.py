@@ -175,14 +175,16 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
     build, folder = session.project.build, session.project.build / FOLDER
     data = session.project.models[model].data
 
-    def link(path: Path) -> str:
-        return os.path.relpath(path, folder) if path.is_file() else ""
+    own, up = f"{build / model}/", f"{os.path.relpath(build / model, folder)}/"
+
+    def link(name: str) -> str:
+        return os.path.normpath(up + name) if name and os.path.isfile(own + name) else ""
 
     def rows(report: Report) -> Iterator[PipelineRow]:
         for line in report.summary:
             past = ledger.history(line.target, 1)
             how = "from the cache" if past and past[0].status == RESTORED else ""
-            files = [link(build / model / name) if name else "" for name in (line.log, line.file)]
+            files = [link(name) for name in (line.log, line.file)]
             # the report cannot say how long it took
             if line.target == f"report:{model}" and line.status == PASSED and past:
                 line = dataclasses.replace(line, seconds=past[0].seconds)
