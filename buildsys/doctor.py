@@ -6,7 +6,7 @@ import json
 import sys
 
 from buildsys.system.compatibility.check import can_run
-from buildsys.system.printable import printable
+from buildsys.system.printable import printable, use_plain_symbols
 
 
 def main(arguments: list[str]) -> int:
@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
         return 3
     result = can_run(engines[0], project=projects[0] if projects else None)
     text = json.dumps(result.as_json(), indent=2) if "--json" in arguments else str(result)
+    use_plain_symbols(sys.stdout)
     sys.stdout.write(printable(f"{text}\n"))
     return 0 if result else 1
 

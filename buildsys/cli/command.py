@@ -18,7 +18,7 @@ from doit.exceptions import InvalidCommand, InvalidDodoFile
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.project_root import shown_text
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.system.printable import printable, printable_line
+from buildsys.system.printable import printable, printable_line, use_plain_symbols
 from buildsys.system.program_name import with_program
 from buildsys.system.suggestions import nearest
 
@@ -74,6 +74,7 @@ class PlainCommand(Command, ABC):  # type: ignore[misc]  # doit has no type info
 
     def execute(self, params: Any, args: list[str]) -> int:
         """Run the command; an expected failure is one line."""
+        use_plain_symbols(sys.stdout, sys.stderr)
         try:
             code = self.perform(args, params)
             sys.stdout.flush()  # a closed pipe is met here, not when Python exits

@@ -175,10 +175,10 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
     build, folder = session.project.build, session.project.build / FOLDER
     data = session.project.models[model].data
 
-    own, up = f"{build / model}/", f"{os.path.relpath(build / model, folder)}/"
+    own, up = build / model, os.path.relpath(build / model, folder)
 
     def link(name: str) -> str:
-        return os.path.normpath(up + name) if name and os.path.isfile(own + name) else ""
+        return os.path.normpath(f"{up}/{name}") if name and (own / name).is_file() else ""
 
     def rows(report: Report) -> Iterator[PipelineRow]:
         for line in report.summary:

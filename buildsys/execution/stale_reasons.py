@@ -116,8 +116,13 @@ def summarize_reasons(reasons: Sequence[Reason], shown: int = 1) -> str:
     hidden = [reason for group in groups[shown:] for reason in group]
     if not hidden:
         return text
-    kinds = f" ({_describe_kinds(hidden)})" if len(hidden) >= _FROM_HIDDEN else ""
-    return f"{text} and {len(hidden)} more{kinds}"
+    if len(hidden) < _FROM_HIDDEN:
+        return f"{text} and {len(hidden)} more"
+    kinds = _count_kinds(hidden)
+    if len(kinds) == 1:
+        return f"{text} and {len(hidden)} more {kinds[0][1]}"
+    counts = ", ".join(f"{number} {noun}" for number, noun in kinds)
+    return f"{text} and {len(hidden)} more ({counts})"
 
 
 def encode_reasons(reasons: Sequence[Reason]) -> str:
@@ -168,20 +173,20 @@ def _describe_group(same: Sequence[Reason]) -> str:
     return str(first._replace(subject=names))
 
 
-def _describe_kinds(reasons: Sequence[Reason]) -> str:
-    """Return what reasons have in common: ``30 fields of export, 4 libraries``."""
+def _count_kinds(reasons: Sequence[Reason]) -> list[tuple[int, str]]:
+    """Return what reasons have in common: 30 "fields of export", 4 "libraries"."""
     subjects: dict[tuple[str, str], list[str]] = {}
     for reason in reasons:
         names = _NOUNS.get(reason.kind, ("other reason", "other reasons"))
         subjects.setdefault(names, []).append(reason.subject)
-    texts = []
+    counts = []
     for (noun, nouns), found in subjects.items():
-        text = f"{len(found)} {noun if len(found) == 1 else nouns}"
+        text = noun if len(found) == 1 else nouns
         sections = {re.split(r"[.\[]", subject, maxsplit=1)[0] for subject in found}
         if noun == "field" and len(sections) <= _SHOWN_NAMES:
             text += f" of {' and '.join(sorted(sections))}"
-        texts.append(text)
-    return ", ".join(texts)
+        counts.append((len(found), text))
+    return counts
 
 
 def _as_map(value: str | None) -> dict[str, str] | None:

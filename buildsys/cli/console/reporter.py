@@ -22,7 +22,7 @@ from buildsys.cli.session import Session
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import with_hint
 from buildsys.report.formatting import plural
-from buildsys.system.printable import printable
+from buildsys.system.printable import printable, use_plain_symbols
 
 if TYPE_CHECKING:
     from buildsys.cli.console.estimate import Estimate, Remaining
@@ -45,8 +45,7 @@ class Reporter:
 
     def __init__(self, outstream: TextIO, options: Mapping[str, Any]) -> None:
         del options  # how much captured output to show; nothing is captured here
-        if hasattr(outstream, "reconfigure"):
-            outstream.reconfigure(errors="replace")  # for terminals without ✓
+        use_plain_symbols(outstream)
         self._out = outstream
         self._lock = threading.RLock()
         self._lines: dict[str, TargetLine] = {}

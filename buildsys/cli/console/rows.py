@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from buildsys.report.formatting import align
-from buildsys.system.printable import printable_line
+from buildsys.system.printable import printable_line, use_plain_symbols
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,8 +38,7 @@ class Row:
 def print_rows(rows: Iterable[Row], closing: Sequence[str]) -> None:
     """Print rows and closing lines, with colours on a terminal."""
     out = sys.stdout
-    if hasattr(out, "reconfigure"):
-        out.reconfigure(errors="replace")
+    use_plain_symbols(out)
     shown = printable_line
     listed = [
         Row(row.word, shown(row.text), [*map(shown, row.details)], shown(row.note)) for row in rows

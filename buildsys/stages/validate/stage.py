@@ -42,8 +42,9 @@ _OTHER_VALUES = (
     " the lines: use torch.where instead of if, or limit the values by inputs.NAME.data"
 )
 _TRACED = (
-    "the export may have fixed a branch, a size or a buffer that forward changes; the warnings of"
-    " export:{model} name the lines: use torch.where or torch.cond, and return what forward keeps"
+    "the export of a PyTorch network may have fixed a branch, a size or a buffer that forward"
+    " changes; the warnings of export:{model} name the lines: use torch.where or torch.cond, and"
+    " return what forward keeps; with an ONNX file, raise validate.rtol if this is rounding"
 )
 
 

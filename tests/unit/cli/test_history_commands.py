@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,19 @@ def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -
     printed = run(HistoryCommand, "m")
     assert f"{failed.short_id} verify failed: numbers differ" in printed
     assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_commands_print_on_a_terminal_without_unicode(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded.add_run(1, 1.0)
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.chdir(recorded.root)
+    command = HistoryCommand()
+    monkeypatch.setattr(command, "perform", lambda *_: print(f"2 {TIMES} Zen → 3") or 0)
+    assert command.execute({}, []) == 0
+    assert raw.getvalue() == b"2 x Zen -> 3\n"
 
 
 def test_failures_before_the_engines_are_listed(recorded: Recorded, run: Run) -> None:
