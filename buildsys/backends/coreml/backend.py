@@ -117,7 +117,7 @@ def describe(
     return {
         **facts,
         **{role: package.interface[role] for role in ("inputs", "outputs")},
-        "specification_version": version,
+        "specification": version,
         "systems": oldest_systems(version),
     }
 

@@ -26,7 +26,7 @@ def read_header(content: Content) -> Header | None:
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG001
     """Yield the reason of a macOS that is older than the package's target."""
-    version = record.figures.get("specification_version")
+    version = record.figures.get("specification")
     found = version_numbers(platform.mac_ver()[0])
     if isinstance(version, int) and found and version in SYSTEMS:
         least = SYSTEMS[version][1]
@@ -37,6 +37,6 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG001
 
 def notes(record: Record) -> Iterator[str]:
     """Yield what the package needs."""
-    version = record.figures.get("specification_version")
+    version = record.figures.get("specification")
     if isinstance(version, int) and (names := oldest_systems(version)):
         yield f"it needs {names} or newer, and coremltools to run in Python"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,7 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
     Raises: GraphRefusedError: it has no operator for a node. StageError: the program is refused
     otherwise, or has NaN among its weights.
     """
+    request.progress("reading the program")
     program, ports = load_captured(request, "Core ML")
     with _refusals(request):
         program = program.run_decompositions({})
@@ -181,12 +181,12 @@ def _constants(model: Any) -> Iterator[tuple[str, Array]]:
 
 @contextmanager
 def _refusals(request: BuildRequest) -> Iterator[None]:
-    """Turn exceptions of the converter, of any class, into one sentence; hide progress bars."""
-    logger, bars = logging.getLogger("coremltools"), io.StringIO()
+    """Turn exceptions of the converter, of any class, into one sentence."""
+    logger = logging.getLogger("coremltools")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stderr(bars):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on the converter's own code
             yield
     except BuildsysError:

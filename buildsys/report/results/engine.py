@@ -141,7 +141,7 @@ class EngineResult(ResultHeader, total=False):
     device_memory_bytes: int
     delegated: Delegated
     weights: PackageWeights
-    specification_version: int  # of Core ML
+    specification: int  # of Core ML
     systems: str  # the oldest that run the engine
     operators: dict[str, str]  # custom operator -> kind and file
     plugins: list[Plugin]

@@ -88,7 +88,7 @@ def test_the_package_has_the_inputs_and_ranges_of_the_manifest(built: Any) -> No
     spans = [(each.lowerBound, each.upperBound) for each in array.shapeRange.sizeRanges]
     assert spans == [(1, 8), (3, 3), (8, 8), (8, 8)]
     assert list(array.shape) == [2, 3, 8, 8]
-    assert facts["specification_version"] == 7
+    assert facts["specification"] == 7
     assert facts["systems"] == "macOS 13 or iOS 16"
     assert facts["engine_layers"]["conv"] == 2
     assert facts["precision_shares"]["layers"] == {"float32": 1.0}

@@ -20,7 +20,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.system.compatibility.engine_files import Record
 from buildsys.system.compatibility.rules import engine_notes, machine_reasons
 
-RECORD = {"backend": "coreml", "specification_version": 7, "settings": {"precision": "fp16"}}
+RECORD = {"backend": "coreml", "specification": 7, "settings": {"precision": "fp16"}}
 
 
 def write_package(
