@@ -61,11 +61,11 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             cause = cause.__cause__
         first = (str(cause).strip().splitlines() or [type(cause).__name__])[0].partition(". ")[0]
         saved_by = program.get("torch_version") or "an unknown version"
-        raise StageError(
-            f"torch.export cannot load {shown}: {first:.300}",
-            f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: use that version,"
-            " or save it again with this one",
-        ) from error
+        hint = "save it again, it is damaged"
+        if saved_by != torch.__version__:
+            hint = f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: use that"
+            hint += " version, or save it again with this one"
+        raise StageError(f"torch.export cannot load {shown}: {first:.300}", hint) from error
     # a program has one mode; torch would raise
     module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]

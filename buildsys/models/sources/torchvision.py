@@ -26,7 +26,13 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
 
     Raises: StageError: it is unknown or fails, or its weights are not available.
     """
-    from torchvision import models
+    try:
+        from torchvision import models
+    except Exception as error:  # of another build than torch: any class
+        raise StageError(
+            f"torchvision cannot be imported with torch {torch.__version__}: {error}",
+            "install both from one place: pip install --force-reinstall torch torchvision",
+        ) from error
 
     name, weights, kwargs = source["torchvision"], source["weights"], source["kwargs"]
     known = models.list_models()

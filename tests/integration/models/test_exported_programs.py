@@ -157,6 +157,10 @@ def unknown(program: Any) -> None:
     nodes(program)[0]["target"] = "torch.ops.aten.brand_new.default"
 
 
+def damage(program: Any) -> None:
+    nodes(program)[0]["target"] = "torch.ops.aten.another.default"
+
+
 def on_gpu(content: bytes) -> bytes:
     return content.replace(b'"type": "cpu"', b'"type": "cuda"')
 
@@ -178,13 +182,24 @@ def newer(program: Any) -> None:
             lambda p: edited(p, unknown),
             "brand_new.default to an operator; it was saved by torch 99.0, here is",
         ),
+        (lambda p: edited(p, damage), "another.default to an operator; save it again, it is dama"),
         (
             lambda p: changed(p, **dict.fromkeys(PARTS, on_gpu)),
             "net.pt2 was saved on a GPU, and torch 2",
         ),
         (lambda p: edited(p, lambda program: program.clear()), "net.pt2 is damaged: KeyError"),
     ],
-    ids=["empty", "truncated", "no JSON", "deep", "newer", "operator", "GPU", "no program"],
+    ids=[
+        "empty",
+        "truncated",
+        "no JSON",
+        "deep",
+        "newer",
+        "operator",
+        "damaged",
+        "GPU",
+        "no program",
+    ],
 )
 def test_a_damaged_or_newer_program_is_one_sentence(
     tmp_path: Path,

@@ -44,6 +44,21 @@ def outputs(source: dict[str, Any], project: Path = ROOT, **inputs: Any) -> dict
         return make_network(made, project)(example_inputs(made, project))
 
 
+def test_a_torchvision_of_another_build_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    text = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
+    (package / "__init__.py").write_text(text)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StageError, match="operator torchvision::nms does not exist") as error:
+        network({"torchvision": "resnet18"})
+    assert error.value.hint.endswith("pip install --force-reinstall torch torchvision")
+
+
 @pytest.mark.parametrize(
     ("name", "source"),
     [("timm", {"timm": "resnet10t"}), ("transformers", {"transformers": "A", "config": BERT})],

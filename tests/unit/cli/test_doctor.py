@@ -297,6 +297,15 @@ def test_missing_libraries_are_installed_in_one_command_with_their_versions(
     assert "numpy" not in step
 
 
+def test_a_broken_torchvision_is_installed_again_with_torch() -> None:
+    found = {name: Library(name, "1.0") for name in machine.LIBRARIES}
+    found["torchvision"] = Library("torchvision", problem="operator torchvision::nms does not")
+    broken = [each for each in machine.check_libraries_here(found) if each.name == "torchvision"]
+    assert " -m pip install --force-reinstall torch torchvision" in broken[0].remedy.replace(
+        "'", ""
+    )
+
+
 def test_our_libraries_are_imported_in_separate_processes() -> None:
     before = set(sys.modules)
     found = check_libraries(Path(sys.executable), ("numpy", "none_such_library"), HERE, 60)

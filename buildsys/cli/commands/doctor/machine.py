@@ -90,7 +90,8 @@ def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
         text = "is not installed" if library.missing else f"cannot be imported: {library.problem}"
         requirement = quote(requirements.get(normalized(name), name))
         again = "" if library.missing else "--force-reinstall "
-        remedy = f"{sys.executable} -m pip install {again}{requirement}"
+        both = f"torch {requirement}" if again and name == "torchvision" else requirement
+        remedy = f"{sys.executable} -m pip install {again}{both}"  # builds of one place
         facts = {"requirement": requirement} if library.missing else {}
         yield Check("library", name, BROKEN, text, remedy, facts)
 
