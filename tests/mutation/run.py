@@ -91,8 +91,9 @@ def run_mutants(source: str, tests: list[str], processes: int) -> list[Mutant]:
 
 
 def _read_mutants(code: str, results: dict[str, int]) -> Iterator[Mutant]:
+    lines = code.split("\n")  # ast.get_source_segment splits the whole file for each function
     functions = {
-        node.name: ast.get_source_segment(code, node) or ""
+        node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno])
         for node in ast.walk(ast.parse(code))
         if isinstance(node, ast.FunctionDef)
     }
@@ -104,9 +105,9 @@ def _read_mutants(code: str, results: dict[str, int]) -> Iterator[Mutant]:
             functions[each].replace(each, function).splitlines()
             for each in (f"{mangled}__mutmut_orig", name)
         )
-        lines = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
+        changes = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
         was, becomes = (
-            " ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+"
+            " ".join(line[1:].strip() for line in changes if line[0] == sign) for sign in "-+"
         )
         yield Mutant(function, was, becomes, result not in (_SURVIVED, _UNTESTED))
 

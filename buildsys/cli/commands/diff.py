@@ -88,7 +88,7 @@ def _graph_of(session: Session, model: str, name: str) -> str:
     if named != model:
         raise UsageError(
             f"diff compares two graphs of one model, found {model} and {named}",
-            "name two graphs of the same model",
+            f"name two graphs of the same model; `doit compare {model} {named}` compares models",
         )
     return graph
 

@@ -16,6 +16,7 @@ from tiny_project import EXPORT, actions
 from buildsys.execution.environment_parts import FILES, EnvironmentParts, variables_of
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.store.state_db import StateDb
+from buildsys.system.files import Stamp
 
 MODULES = 300  # of a large distribution
 DEEP = "sub/m299.py"
@@ -51,6 +52,7 @@ def test_an_edit_deep_in_a_library_counts_if_user_code_imports_it(
     tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch, name: str, *, is_noticed: bool
 ) -> None:
     package = write_distribution(tmp_path / "site", name)
+    monkeypatch.setattr(Stamp, "is_settled", lambda *_: True)  # as if written long ago
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     action, label = replace(actions()[EXPORT], tools=(name,)), f"tool:{name}{FILES}"
 

@@ -44,7 +44,7 @@ def rows(*values: float) -> Rows:
 def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     def make(expected: Rows, actual: Rows, engine: Mapping[str, Any] = ORT, **sections: Any) -> Job:
         loaded = SimpleNamespace(load=lambda *_: Session(actual), unload=lambda _: None)
-        monkeypatch.setattr(verify, "load_backend", lambda *_: loaded)
+        monkeypatch.setattr(verify, "load_backend", lambda *_, **__: loaded)
         inputs = {case: random_x(batch, seed=batch) for case, batch in CASES.items()}
         golden = {case: Session(expected).run(x) for case, x in inputs.items()}
         write_golden(tmp_path, golden, inputs)
