@@ -133,14 +133,21 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
                     " it is slower than the engine in any case"
                 )
         for line in timings([result]):
-            implied = (line.batch or 1) * 1000 / line.p50_ms if line.p50_ms else 0.0
-            if line.throughput_per_s and line.throughput_per_s < _MOST_TAIL * implied:
-                notes.append(
-                    f"{result.target}, {contender_title(line.contender)}, case {line.case}: a few"
-                    " slow inferences take most of the time, so the throughput is far below what"
-                    " the median implies"
-                )
+            if note := tail_note(line):
+                where = f"{result.target}, {contender_title(line.contender)}, case {line.case}"
+                notes.append(f"{where}: {note}")
     return tuple(dict.fromkeys(notes))
+
+
+def tail_note(line: TimingLine) -> str:
+    """Return why a throughput is far below what the median implies, else ""."""
+    implied = (line.batch or 1) * 1000 / line.p50_ms if line.p50_ms else 0.0
+    if not line.throughput_per_s or line.throughput_per_s >= _MOST_TAIL * implied:
+        return ""
+    return (
+        "a few slow inferences take most of the time, so the throughput is far below what the"
+        " median implies"
+    )
 
 
 def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], str, BenchCase]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.report import formatting as q
+from buildsys.report.benchmarks import tail_note
 from buildsys.report.gates import COLUMNS, gate_cells
 from buildsys.report.markdown.elements import (
     code,
@@ -140,6 +141,9 @@ def _latencies(report: Report) -> Lines:
     columns = ("contender", "p50 (ms)>", "95 % interval>", "p99 (ms)>", "throughput (/s)>")
     yield from table(columns, rows)
     yield from _further(len(lines), "contenders")
+    for line, row in zip(lines, rows, strict=False):
+        if note := tail_note(line):
+            yield from ("", f"{row[0]}: {note}.")
 
 
 def _targets(report: Report) -> Lines:

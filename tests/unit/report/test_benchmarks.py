@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from html_page import Page
 from buildsys.report.assemble import assemble
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.html.model_page import ModelPage, render_model
+from buildsys.report.markdown.document import render
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.reader import Result, parse
 
@@ -108,3 +110,20 @@ def test_only_the_engine_has_a_speedup_and_missing_baselines_have_a_reason(
         "torch_cuda_graph": None,
     }
     assert "torch.compile was not timed: there is no compiler" in bench_notes([result])
+
+
+def test_a_throughput_far_below_the_median_is_explained_next_to_it(
+    result: Result[BenchResult],
+) -> None:
+    slow = dict(contender(0.9, 0.8), throughput_per_s=760.0)
+    own = dict(result.content["cases"]["opt"]["contenders"], torch=slow)
+    case = dict(result.content["cases"]["opt"], contenders=own)
+    found = Result("bench:m:trt", "passed", parse({"cases": {"opt": case}}, BenchResult))
+    shipped: Any = SimpleNamespace(case="opt", engine="trt", why="It is the fastest.")
+    report = replace(assemble("m", {}, {}, {}), recommendation=shipped, bench=timings([found]))
+    text = render(report)
+    (line,) = (line for line in text.splitlines() if "far below what the median implies" in line)
+    assert line.startswith("torch: a few slow inferences take most of the time")
+    (note,) = (note for note in bench_notes([found]) if "far below" in note)
+    assert note.startswith("bench:m:trt, ")
+    assert "case opt: a few slow inferences" in note
