@@ -96,7 +96,7 @@ def _check_inputs(session: Session, action: Action) -> None:
     states = session.explain(action.after) if action.after else {}
     if stale := [name for name in action.after if states[name].state != FRESH]:
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
-        problem = f"{stale[0]}{more}, whose outputs {action.target} reads, is not up to date"
+        problem = f"{action.target} reads outputs of {stale[0]}{more}, which must be up to date"
         raise UsageError(problem, f"run `doit {stale[0]}` first")
     for ref in action.inputs.values():
         if not ref.optional and not (session.project.build / ref.path).exists():

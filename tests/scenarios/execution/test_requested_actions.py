@@ -126,7 +126,10 @@ def test_every_stage_can_be_built_elsewhere(machines: Machines) -> None:
     assert "bench:a:ort measures the machine" in measured.err
     early = project.doit("request-action", "report:a", program="buildsys")
     assert early.code == 3
-    assert "is not up to date; run `buildsys bench:a:ort` first" in early.err
+    assert (
+        "reads outputs of bench:a:ort, which must be up to date; run `buildsys bench:a:ort`"
+        in early.err
+    )
 
 
 def test_a_killed_run_is_repeated(machines: Machines) -> None:
