@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,7 @@ def fail(name, failure):
 """
 
 
+@cache
 def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"reference_{name}", REFERENCE / f"{name}.py")
     assert spec is not None and spec.loader is not None

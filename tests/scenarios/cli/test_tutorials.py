@@ -35,9 +35,6 @@ SLOW = {  # run with BUILDSYS_LONG_TESTS=1
 def test_the_tutorials_work_one_after_the_other(empty_place: ProjectFolder) -> None:
     is_long = os.environ.get("BUILDSYS_LONG_TESTS") == "1"
     not_run = NOT_RUN if is_long else {**NOT_RUN, **SLOW}
-    for role in ("AUTHOR", "COMMITTER"):
-        identity = {f"GIT_{role}_NAME": "t", f"GIT_{role}_EMAIL": "t@example.org"}
-        empty_place.environment |= identity
     for name in ONE_AFTER_THE_OTHER:
         assert run_page(empty_place, TUTORIALS / f"{name}.md", not_run)
 

@@ -105,7 +105,6 @@ def reading(project: ProjectFolder) -> ProjectFolder:
     write(project, "plugins/data/thread.txt", "1")
     save(project, "offset", "numpy.float32(1)")
     touch_weights(project, 0.5)
-    project.environment |= {"READ_ALIAS": "1", "READ_COPY": "1"}
     manifest = project.add_model("m")
     text = manifest.read_text().replace(
         "plugins/models/small.py:Linear",
