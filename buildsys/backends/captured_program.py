@@ -1,4 +1,4 @@
-"""The program of torch.export that the stage ``program`` wrote, for backends that build from it."""
+"""Programs of torch.export, for backends built from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_captured(
 
 
 def unknown_operators(request: BuildRequest, library: str) -> list[UnsupportedNode]:
-    """Return the calls of operators that PyTorch itself does not have."""
+    """Return the calls of operators from outside PyTorch."""
     reader = torch._C.PyTorchFileReader(str(request.program))
     nodes = json.loads(reader.get_record(_MODEL))["graph_module"]["graph"]["nodes"]
     found = []

@@ -1,4 +1,4 @@
-"""Action requests: one target with everything that another machine needs to build it.
+"""Action requests: targets to be built on other machines.
 
 A request is a JSON object of the shared cache, named by its digest like every object. It holds the
 action, the parts of its key, and the digests of its inputs and of the project's files. Nothing in
@@ -72,7 +72,7 @@ class ActionRequest:
 def make_request(
     action: Action, key: ActionKey, project: Path, build: Path, store: Store
 ) -> ActionRequest:
-    """Return the request of an action whose inputs exist; its files go into ``store``.
+    """Return an action's request; its files go into ``store``.
 
     Raises: UsageError: the action depends on this machine or project. StageError: a file changed.
     OSError: the store cannot be written.
@@ -108,7 +108,7 @@ def make_request(
 def _project_files(
     action: Action, key: ActionKey, project: Path, build: Path
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the project that an action reads, relative and absolute.
+    """Yield an action's project files, relative and absolute.
 
     Raises: UsageError: a file in the key is outside of the project.
     """
@@ -133,7 +133,7 @@ def sign_request(request: ActionRequest, key: SigningKey) -> ActionRequest:
 
 
 def encode_request(request: ActionRequest) -> bytes:
-    """Return a request as the bytes of an object, in the order of its fields."""
+    """Return a request's bytes, in the order of its fields."""
     document = _adapter().dump_python(request, mode="json")
     return json.dumps(document, separators=(",", ":")).encode()
 

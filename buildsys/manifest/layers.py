@@ -8,7 +8,8 @@ from pathlib import Path
 
 from buildsys.errors import ManifestError
 from buildsys.manifest.problem import Problem, expected, show_value, suggest, suggest_file
-from buildsys.manifest.schema.network import DATA_KINDS, REFERENCE_KINDS, SOURCE_KINDS
+from buildsys.manifest.schema.network import DATA_KINDS
+from buildsys.manifest.schema.source import REFERENCE_KINDS, SOURCE_KINDS
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 from buildsys.manifest.workspace import Workspace
 

@@ -1,4 +1,4 @@
-"""A function of the project on numpy arrays, as the reference of a network."""
+"""Reference functions on numpy arrays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NumpyFunction:
         return outputs
 
     def _named(self, result: Any) -> dict[str, Any]:
-        """Return the results by output name, ``output0`` and so on if none is declared."""
+        """Return the results by output name, by default ``output0``, ``output1``."""
         if isinstance(result, Mapping):
             keys = {name: each["key"] or name for name, each in self._declared.items()}
             keys = keys or {str(key): str(key) for key in result}

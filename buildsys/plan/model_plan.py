@@ -71,7 +71,7 @@ class Conversion:
 
     @property
     def nodes(self) -> FileRef:
-        """The nodes that a search keeps in fp32."""
+        """The nodes kept in fp32 by a search."""
         return FileRef(f"{self.model}/search/{self.variant}/nodes.json")
 
     @property

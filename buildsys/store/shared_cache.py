@@ -152,7 +152,10 @@ class SharedCache:
             )
 
     def check_writable(self) -> None:
-        """Write a small file, to find out before a long build. Other files stay."""
+        """Write a small file, to find out before a long build.
+
+        Other files stay.
+        """
         name = f"tmp/{uuid.uuid4().hex}"
 
         def write(place: RemoteFolder, _: threading.Event) -> None:

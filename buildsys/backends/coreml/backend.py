@@ -1,4 +1,4 @@
-"""Core ML: engines are packages (.mlpackage) for macOS and iOS, from captured PyTorch programs.
+"""Core ML: packages for macOS and iOS, from captured PyTorch programs.
 
 coremltools reads no ONNX. On any platform it converts, and a finished package can be checked:
 inputs, outputs, operators and weights. Only Apple's framework can run it.
@@ -102,7 +102,7 @@ def build(request: BuildRequest) -> Figures:
 def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
-    """Return inputs, outputs, operators and the systems that the package is for.
+    """Return a package's inputs, outputs, operators and systems.
 
     Raises: StageError: the file is damaged, or nothing in it has the requested precision.
     """
@@ -157,7 +157,7 @@ def unload(session: Session) -> None:
 
 
 def device(options: Options) -> Figures:
-    """Return the processor of a Mac, or that this is none."""
+    """Return the processor of this Mac, if it is one."""
     if problem := DESCRIPTION.system_problem():
         return {"kind": "xpu", "missing": problem.problem}
     return {"kind": "xpu", "name": cpu_model(), "compute_units": options["compute_units"]}

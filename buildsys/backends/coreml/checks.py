@@ -1,4 +1,4 @@
-"""Checks of a finished package: inputs, outputs and weights, as far as any platform allows."""
+"""Checks of a finished package's inputs, outputs and weights, on any platform."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def operator_facts(package: Package) -> Figures:
 
 
 def compare_weights(package: Package, converted: Converted, precision: str) -> Figures:
-    """Compare every weight of a package with the converter's, and with the program's parameters.
+    """Compare a package's weights with the converter's and the program's.
 
     Parameters may have been folded into others: a batch norm into its convolution is computed
     here as well, anything else is named in the result.
@@ -170,7 +170,7 @@ def _first(found: Array, expected: Array) -> tuple[float, float]:
 
 
 def _parameters(program: torch.export.ExportedProgram) -> Iterator[tuple[str, Array]]:
-    """Yield the floating parameters, buffers and constants by their names in the graph."""
+    """Yield floating parameters, buffers and constants by name."""
     signature = program.graph_signature
     origins = {
         **signature.inputs_to_parameters,

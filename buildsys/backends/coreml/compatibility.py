@@ -16,7 +16,7 @@ _END_BYTES = 22  # without a comment
 
 
 def read_header(content: Content) -> Header | None:
-    """Return the facts in a zipped package; its end is missing if it is truncated."""
+    """Return the facts in a zipped package, perhaps a truncated one."""
     size = len(content)
     if content[:4] != _ENTRY or _NAME not in content[:300]:
         return None
@@ -25,7 +25,7 @@ def read_header(content: Content) -> Header | None:
 
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG001
-    """Yield the reason of a macOS that is older than the package's target."""
+    """Yield the reason of a macOS older than the package's target."""
     version = record.figures.get("specification")
     found = version_numbers(platform.mac_ver()[0])
     if isinstance(version, int) and found and version in SYSTEMS:

@@ -94,7 +94,7 @@ def unsupported_nodes(program: torch.export.ExportedProgram) -> list[Unsupported
 
 
 def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, Any]:
-    """Return the inputs and outputs with their names in the package, the ranges and shapes."""
+    """Return inputs and outputs: names in the package, ranges, shapes."""
     taken: set[str] = set()
     interface: dict[str, Any] = {
         role: [{**port, "feature": _feature(port["name"], taken)} for port in ports[role]]
@@ -110,7 +110,7 @@ def interface_of(ports: Mapping[str, Any], request: BuildRequest) -> dict[str, A
 
 
 def _feature(name: str, taken: set[str]) -> str:
-    """Return the name of a port as an identifier of Swift, another one if it is ``taken``."""
+    """Return a port's name as a Swift identifier not yet ``taken``."""
     plain = _NOT_IN_A_NAME.sub("_", name)
     plain = f"_{plain}" if plain[:1].isdigit() or not plain else plain
     found, number = plain, 1

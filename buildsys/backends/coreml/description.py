@@ -12,7 +12,7 @@ class _CoreMl(BackendDescription):
     """Core ML."""
 
     def build_tools(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the libraries that read the program and write the package."""
+        """Return the libraries for reading programs and writing packages."""
         return ("torch", "protobuf")
 
     def accepts_all_sizes(self, options: Mapping[str, Any]) -> bool:

@@ -39,7 +39,7 @@ _SEVERAL_ENUMERATED, _FLOAT16 = "iOS18", "iOS16"  # first targets
 
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
-    """Yield what Core ML cannot express, and fields that contradict each other."""
+    """Yield fields beyond Core ML, and contradictory ones."""
     precision = engine.get("precision", "fp32")
     if precision in ("bf16", "int8", "fp8"):
         text = f"Core ML engines are not built in {precision}"

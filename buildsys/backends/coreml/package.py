@@ -1,4 +1,4 @@
-"""Core ML packages in one file: a zip that has the same bytes in every build.
+"""Core ML packages as one reproducible zip file.
 
 A package is a folder. Entries are sorted, stored without compression (whose bytes depend on the
 version of zlib) and have the date of zip's epoch; identifiers are made from the content.
@@ -68,7 +68,7 @@ def write_engine(folder: Path, engine: Path, interface: dict[str, Any]) -> None:
 
 
 def set_identifiers(folder: Path) -> None:
-    """Replace the random identifiers of a package's items by some made from their content."""
+    """Replace the random identifiers of a package by digests of its content."""
     manifest = json.loads((folder / MANIFEST).read_text())
     names = {
         old: _identifier(folder / "Data" / entry["path"], entry["path"])
@@ -82,7 +82,7 @@ def set_identifiers(folder: Path) -> None:
 
 
 def zip_package(folder: Path, engine: Path) -> None:
-    """Write the files in ``folder`` to a zip whose bytes depend on their names and content only."""
+    """Write ``folder`` to a zip with reproducible bytes."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     with zipfile.ZipFile(engine, "w", zipfile.ZIP_STORED) as archive:
         for file in files:
@@ -156,7 +156,10 @@ def _mapped(engine: Path, entry: zipfile.ZipInfo) -> Array:
 
 
 def _root(engine: Path, archive: zipfile.ZipFile) -> str:
-    """Return the folder of the package. Raises: StageError: there is none, or a path leaves it."""
+    """Return the folder of the package.
+
+    Raises: StageError: there is none, or a path leaves it.
+    """
     names = archive.namelist()
     roots = {name.partition("/")[0] for name in names}
     root = next(iter(roots), "")
@@ -186,7 +189,7 @@ def _operations(block: Any) -> Iterator[Any]:
 
 
 def constants(package: Package) -> Iterator[Constant]:
-    """Yield the numeric constants of a package, those of the weight file and of the program.
+    """Yield a package's numeric constants, in and outside its weight file.
 
     Raises: StageError: the weight file is truncated or damaged.
     """
@@ -220,7 +223,10 @@ def constants(package: Package) -> Iterator[Constant]:
 
 
 def _blob(weights: Array, offset: int, name: str) -> Array:
-    """Return the bytes of one weight. Raises: StageError: they are outside of the file."""
+    """Return the bytes of one weight.
+
+    Raises: StageError: they are outside of the file.
+    """
     size = weights.size
     sentinel, _, count, start = (
         _BLOB.unpack(weights[offset : offset + _BLOB.size].tobytes())

@@ -65,7 +65,7 @@ class CoreMlSession:
         return lambda: model.predict(feeds)
 
     def duplicate(self) -> CoreMlSession:
-        """Return a session with a model of its own."""
+        """Return a session with a separate model."""
         return CoreMlSession(*self._loaded_from)
 
     def close(self) -> None:
@@ -82,7 +82,10 @@ class CoreMlSession:
         return found
 
     def _feeds(self, inputs: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Return the inputs by their names in the package. Raises: StageError: one is unfit."""
+        """Return the inputs by their names in the package.
+
+        Raises: StageError: one is unfit.
+        """
         check_inputs(self.inputs, self._interface["dims"], inputs)
         feeds: dict[str, Array] = {}
         for port in self._interface["inputs"]:

@@ -31,7 +31,7 @@ COMPUTE_UNITS = {
 
 
 def specification_version(target: str) -> int | None:
-    """Return the version that a deployment target reads, None if unknown."""
+    """Return the version of a deployment target, None if unknown."""
     return next((version for version, names in SYSTEMS.items() if target in names), None)
 
 

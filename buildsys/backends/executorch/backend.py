@@ -1,4 +1,4 @@
-"""ExecuTorch: engines are programs for phones and boards, built from captured PyTorch programs.
+"""ExecuTorch: programs for phones and boards, from captured PyTorch programs.
 
 The way through ONNX is closed: ExecuTorch reads programs of torch.export only. XNNPACK runs most
 operators; the others run in portable kernels, which are made for correctness.

@@ -65,7 +65,7 @@ def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hide torch: NNCF imports it if it is installed, for 3 s, and does not need it here."""
+    """Hide torch from NNCF, which would import it for 3 s."""
     hidden: dict[str, Any] = {} if "torch" in sys.modules else {"torch": None}
     sys.modules.update(hidden)
     try:

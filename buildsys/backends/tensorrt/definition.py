@@ -1,4 +1,4 @@
-"""A network that the user's function fills by hand, with TensorRT's API.
+"""Networks defined by users with TensorRT's API.
 
 TensorRT reads weights when it builds, from arrays that it does not own. Those that the function
 gets or gives to layers, and whatever it returns, are kept until then.
@@ -71,7 +71,7 @@ def define_network(
 
 @contextmanager
 def _assigned_weights_kept(library: Library, kept: list[Any]) -> Iterator[None]:
-    """Keep what the block assigns to weights of layers, as in ``layer.kernel = array``.
+    """Keep weights assigned to layers, as in ``layer.kernel = array``.
 
     A network keeps the arrays in calls such as ``add_constant``, but not these.
     """
@@ -167,7 +167,7 @@ def _differences(
     declared: Tensors,
     dims: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
-    """Yield how inputs or outputs of a network differ from those of the manifest."""
+    """Yield differences between a network's ports and the manifest's."""
     words = DTYPES.words(library)
     names = [tensor.name for tensor in tensors]
     if missing := [name for name in declared if name not in names]:
@@ -200,7 +200,7 @@ def _differences(
 def _fits(
     size: int, given: int | str | None, dims: Mapping[str, Mapping[str, Any]], *, exact: bool
 ) -> bool:
-    """Check a network's size, -1 for any, against a manifest's: a name, a number or None."""
+    """Check a network's size (-1: any) against the manifest's."""
     if given is None:
         return True
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""The weights of a network's layers, and the digest of everything else in it.
+"""Weights of a network's layers, and a digest of the rest.
 
 A network defined by hand has no file to compare. Two networks of one skeleton differ in the values
 of their weights only, so an engine of one can be refitted with the weights of the other.
@@ -32,22 +32,22 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 @dataclass(frozen=True)
 class NetworkWeights:
-    """The weights of a network by layer and role, and the digest of the rest."""
+    """A network's weights by layer and role, and a digest of the rest."""
 
     skeleton: str
     arrays: Mapping[tuple[str, str], Array]  # (layer, role), in memory of the network
     defined: Parsed
 
     def replaceable(self, refitter: Any) -> set[str]:
-        """Return layers and roles that the refitter's engine can replace."""
+        """Return the layers and roles open to the refitter."""
         return {" ".join(key) for key in _keys(refitter.get_all())}
 
     def missing(self, refitter: Any) -> list[str]:
-        """Return layers and roles that the refitter still needs."""
+        """Return the layers and roles still missing."""
         return sorted(" ".join(key) for key in _keys(refitter.get_missing()))
 
     def give(self, library: Library, refitter: Any, changed: set[str]) -> object:  # noqa: ARG002
-        """Give a refitter all weights that it takes; return the arrays.
+        """Give a refitter its weights; return the arrays.
 
         Raises: StageError: it refuses some.
         """

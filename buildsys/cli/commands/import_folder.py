@@ -64,7 +64,7 @@ class Import(ProjectCommand):
 
 
 def _networks(folder: Path, left_out: Collection[Path]) -> list[Path]:
-    """Return the ONNX files below a folder, without those of builds and hidden folders."""
+    """Return a folder's ONNX files, without builds and hidden folders."""
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [
@@ -75,7 +75,7 @@ def _networks(folder: Path, left_out: Collection[Path]) -> list[Path]:
 
 
 def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
-    """Return unique names: those of files, with their folders where files have the same name."""
+    """Return unique names: of the file, or of folder and file."""
     stems = Counter(network.stem for network in networks)
     found: list[str] = []
     for network in networks:

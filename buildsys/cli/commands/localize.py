@@ -1,4 +1,4 @@
-"""doit localize: the nodes that make an fp16 or int8 engine inaccurate."""
+"""doit localize: the inaccurate nodes of an fp16 or int8 engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STAGE = "buildsys.stages.search.stage"
 
 
 class Localize(ProjectCommand):
-    """Find the nodes that make an engine inaccurate."""
+    """Find the inaccurate nodes of an engine."""
 
     doc_purpose = "find the nodes that must stay in fp32 for an engine within its limits"
     doc_usage = "MODEL:ENGINE"

@@ -25,7 +25,7 @@ TIMEOUT_S = 600.0  # for all files of one target
 
 
 class RequestAction(ProjectCommand):
-    """Put a target with all that it needs into a shared cache."""
+    """Put a target with its inputs and code into a shared cache."""
 
     name = "request-action"
     doc_purpose = "put a target with its inputs and code into a store; prints its digest"
@@ -73,7 +73,7 @@ def store_content(store: Store, content: bytes) -> OutputFile:
 
 
 def store_url(url: str) -> str:
-    """Return the URL of a store as typed, a folder as an absolute path."""
+    """Return a store's URL, or a folder's absolute path."""
     return url if "://" in url else str(typed_path(url).absolute())
 
 
@@ -92,7 +92,7 @@ def _shared_cache(project: Project, url: str) -> SharedCache:
 
 
 def _check_inputs(session: Session, action: Action) -> None:
-    """Raise UsageError for an input that is stale or does not exist."""
+    """Raise UsageError for a stale or missing input."""
     states = session.explain(action.after) if action.after else {}
     if stale := [name for name in action.after if states[name].state != FRESH]:
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""

@@ -112,7 +112,7 @@ class RunAction(PlainCommand):
 
 
 def _run(names: Sequence[str], options: Options, document: dict[str, Any], log: list[str]) -> int:
-    """Run a request; put its outcome into ``document``, and the end of a failed log into ``log``.
+    """Run a request; add its outcome to ``document``, a failed log's end to ``log``.
 
     Raises: BuildsysError, OSError: it failed, with the exit code of the error.
     """
@@ -158,14 +158,14 @@ def _build(
     key: SigningKey | None,
     trust: TrustPolicy,
 ) -> tuple[Outcome, ActionRecord]:
-    """Build the target like any other one, and check that its record can be read.
+    """Build the target, and check its record in the store.
 
     Raises: BuildsysError: it failed.
     """
     action = request.action
     target = action.target
     timing_caches = os.environ.get("BUILDSYS_TIMING_CACHES")
-    # the servers of all requests: a folder of its own would start new ones each time
+    # all requests share their servers: another folder would start new ones
     with WorkerPool(private) as pool:
         executor = Executor(
             project,
@@ -283,6 +283,6 @@ def _end_of_log(project: Path, action: Action) -> list[str]:
 
 
 def _without_toolchains(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without interpreters of toolchains, which the request names."""
+    """Return an environment without the interpreters of toolchains."""
     prefix = TOOLCHAIN.name.removesuffix("NAME")
     return {name: value for name, value in environment.items() if not name.startswith(prefix)}

@@ -18,8 +18,9 @@ from buildsys.manifest.schema.base import (
 )
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.gates import GatesSpec
-from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec, Source
+from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec
 from buildsys.manifest.schema.operators import OperatorSpec, SymbolicSpec, TranslationSpec
+from buildsys.manifest.schema.source import Source
 from buildsys.manifest.schema.stages import (
     BenchSpec,
     CalibrationSpec,

@@ -1,4 +1,4 @@
-"""The source of the network, its inputs, outputs and dynamic dimensions."""
+"""The inputs, outputs and dynamic dimensions of the network."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 from buildsys.manifest.schema.base import (
     WORD_PATTERN,
     Callable,
-    Digest,
     Dim,
     DType,
     OneOf,
@@ -17,172 +16,8 @@ from buildsys.manifest.schema.base import (
 )
 from buildsys.manifest.schema.run import ImagesData, Labels, Preprocess
 
-_GRAPH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
-SOURCE_KINDS = (*_GRAPH_KINDS, "tensorrt")
-REFERENCE_KINDS = (*_GRAPH_KINDS, "numpy")  # of a network defined by hand
 POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
 DATA_KINDS = ("random", "npz", "python", "constant", "images")
-
-
-class WeightsFile(Spec):
-    """A state dict in files of the project, read without executing code."""
-
-    file: str = Field(
-        description="A .pth or .safetensors file, or .safetensors.index.json for shards next to it."
-    )
-    sha256: Digest | None = Field(
-        None, description="Expected digest of the file; with shards, of all files concatenated."
-    )
-
-
-TorchvisionWeights = Annotated[
-    str | WeightsFile,
-    OneOf(("name", "file"), choose=lambda value: "name" if isinstance(value, str) else "file"),
-]
-
-
-class _Source(Spec):
-    seed: int = Field(0, ge=0, description="Seed of random weights and random inputs.")
-
-
-class _TorchSource(_Source):
-    device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="cuda: build, run and trace the network on a GPU."
-    )
-
-
-class TorchvisionSource(_TorchSource):
-    """A model of torchvision, by name."""
-
-    torchvision: str = Field(description="A name in torchvision.models.list_models().")
-    weights: TorchvisionWeights | None = Field(
-        None, description="null: random from `seed`; DEFAULT or IMAGENET1K_V2; or a file."
-    )
-    kwargs: dict[str, Any] = Field({}, description="Arguments of the model's builder.")
-
-
-class TimmSource(_TorchSource):
-    """A model of timm, by name."""
-
-    timm: str = Field(description="A name in timm.list_models().")
-    weights: WeightsFile | None = Field(None, description="null: random from `seed`; or a file.")
-    kwargs: dict[str, Any] = Field({}, description="Arguments of timm.create_model.")
-
-
-class TransformersSource(_TorchSource):
-    """A model of transformers, from a configuration or a checkpoint."""
-
-    transformers: str = Field(
-        min_length=1, description="A class such as AutoModelForMaskedLM, or a task: fill-mask."
-    )
-    checkpoint: str | None = Field(
-        None,
-        description="A folder with config.json and model.safetensors, relative to the project.",
-    )
-    sha256: Digest | None = Field(
-        None,
-        description="Expected digest of the checkpoint: config.json and its weights concatenated.",
-    )
-    config: Annotated[
-        str | dict[str, Any] | None,
-        form(
-            "a map of configuration fields, or a file", lambda v: isinstance(v, str | dict | None)
-        ),
-        WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
-    ] = Field(None, description="Fields such as model_type and hidden_size, or a config.json.")
-    weights: WeightsFile | None = Field(
-        None, description="With config: null, random from `seed`; or a file."
-    )
-    cache: bool = Field(
-        False, description="Inputs past_key_values.N.key and .value, outputs present.N.key, .value."
-    )
-    kwargs: dict[str, Any] = Field(
-        {}, description="attn_implementation and dtype (default: float32)."
-    )
-
-    @model_validator(mode="after")
-    def _check_origin(self) -> "TransformersSource":
-        if (self.checkpoint is None) == (self.config is None):
-            raise ValueError("a transformers source has either checkpoint or config")
-        if self.checkpoint is None and self.sha256 is not None:
-            raise ValueError("sha256 is of a checkpoint; that of a file is weights.sha256")
-        if self.checkpoint is not None and self.weights is not None:
-            raise ValueError(
-                "weights replace those of a checkpoint; name its config.json in config"
-            )
-        return self
-
-
-class ExportedProgramSource(_TorchSource):
-    """A program saved by torch.export.save, with its weights."""
-
-    exported_program: str = Field(description="A .pt2 file, relative to the project.")
-
-
-class PythonSource(_TorchSource):
-    """A callable of the project, returning a torch.nn.Module."""
-
-    python: Callable = Field(description="FILE.py:CALLABLE")
-    weights: WeightsFile | None = Field(
-        None, description="null: as set by the callable; or a file."
-    )
-    randomize: bool = Field(False, description="Draw weights and batch-norm statistics by `seed`.")
-    kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
-
-
-class OnnxSource(_Source):
-    """An ONNX model, with unoptimized ONNX Runtime as reference."""
-
-    onnx: str = Field(description="A file of the project, or FILE.py:CALLABLE for a ModelProto.")
-    kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
-
-
-class NumpySource(_Source):
-    """A function of the project on numpy arrays, as a reference only."""
-
-    numpy: Callable = Field(
-        description="FILE.py:FUNCTION, of the inputs in order; returns the outputs."
-    )
-    kwargs: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
-
-
-Reference = Annotated[
-    TorchvisionSource
-    | TimmSource
-    | TransformersSource
-    | ExportedProgramSource
-    | PythonSource
-    | OnnxSource
-    | NumpySource,
-    OneOf(REFERENCE_KINDS),
-]
-
-
-class TensorRtSource(Spec):
-    """A TensorRT network defined by hand, with a reference to verify it."""
-
-    tensorrt: Callable = Field(
-        description="FILE.py:FUNCTION, which fills a network: define(network, trt)."
-    )
-    reference: Reference = Field(
-        description="Another source, or numpy: it gives the golden outputs."
-    )
-    weights: WeightsFile | None = Field(
-        None, description="An .npz file; default: the state dict of a PyTorch reference."
-    )
-    kwargs: dict[str, Any] = Field({}, description="Further arguments of the function.")
-
-
-Source = Annotated[
-    TorchvisionSource
-    | TimmSource
-    | TransformersSource
-    | ExportedProgramSource
-    | PythonSource
-    | OnnxSource
-    | TensorRtSource,
-    OneOf(SOURCE_KINDS),
-]
 
 
 class RandomData(Spec):

@@ -1,4 +1,4 @@
-"""The list of nodes that a search keeps in fp32."""
+"""Lists of nodes kept in fp32 by a search."""
 
 from __future__ import annotations
 

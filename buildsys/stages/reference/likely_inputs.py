@@ -26,7 +26,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Candidate(NamedTuple):
-    """Inputs that a model might take."""
+    """Likely inputs of a model."""
 
     inputs: Inputs
     call: Mapping[str, Any] | None = None  # of the manifest
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 def likely_inputs(
     made: SourceModule, given: Inputs, image_size: int | None = None
 ) -> Iterator[Candidate]:
-    """Yield inputs that the network might take, the likeliest first.
+    """Yield possible inputs of the network, the likeliest first.
 
     ``given`` are those described by the user; ``image_size`` is that of its training, if known.
     """

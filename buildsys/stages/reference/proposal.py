@@ -55,7 +55,7 @@ class Model:
 
 
 class Trial(NamedTuple):
-    """A run that succeeded."""
+    """A successful run."""
 
     sizes: Mapping[str, int]
     outputs: Mapping[str, Output]

@@ -1,1 +1,1 @@
-"""Search for the nodes that make a converted graph inaccurate."""
+"""Search for the inaccurate nodes of a converted graph."""

@@ -56,12 +56,12 @@ class Trials(ABC):
         """Return the converted graph, as ONNX Runtime runs it, with ``nodes`` in fp32."""
 
     def certain(self) -> list[str]:
-        """Return the nodes that are excluded in any case."""
+        """Return the nodes excluded in any case."""
         return []
 
     @abstractmethod
     def candidates(self) -> Collection[str]:
-        """Return the nodes that are converted."""
+        """Return the converted nodes."""
 
     def by_rule(self) -> Collection[str]:
         """Return the nodes that no conversion changes, for the numbers in them.
@@ -76,7 +76,7 @@ class Trials(ABC):
         return [node for node in self.original.graph.node if node.name in wanted]
 
     def ranked(self) -> list[str]:
-        """Return the candidates by the error that they add, the largest first."""
+        """Return the candidates by added error, the largest first."""
         self._job.progress("comparing intermediate tensors")
         case = self._golden[self._order[0]]
         try:
