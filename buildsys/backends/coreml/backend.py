@@ -50,7 +50,7 @@ def prepare(options: Options) -> None:
         known = ", ".join(name for name in ct.target.__members__ if name.startswith("iOS"))
         raise StageError(
             f"coremltools {ct.__version__} has no deployment target {target} (it has {known})",
-            "pip install --upgrade coremltools, or set another minimum_deployment_target",
+            "pip install -U coremltools, or set another minimum_deployment_target",
         )
     try:
         import coremltools.libmilstoragepython

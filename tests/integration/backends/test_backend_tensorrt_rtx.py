@@ -467,7 +467,8 @@ def test_without_the_library_the_backend_is_unavailable_with_a_remedy() -> None:
 
 def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(
-        StageError, match="there is no backend 'tvm'; use one of executorch, onnxruntime, openvino"
+        StageError,
+        match="there is no backend 'tvm'; use one of coreml, executorch, onnxruntime, openvino",
     ):
         load_backend("tvm")
 

@@ -266,13 +266,14 @@ def test_a_state_dict_is_loaded(tmp_path: Path, state: Any) -> None:
 
 def test_a_network_with_a_member_named_module_keeps_its_names(tmp_path: Path) -> None:
     (tmp_path / "wrapped.py").write_text(
-        "from torch import nn\ndef make(): return nn.ModuleDict({'module': nn.Linear(4, 3)})\n"
+        "from collections import OrderedDict\nfrom torch import nn\n"
+        "def make(): return nn.Sequential(OrderedDict(module=nn.Linear(4, 3)))\n"
     )
     torch.save(linear_state(prefix="module."), tmp_path / "w.pth")
     weights = {"file": "w.pth", "sha256": None}
     source = {"python": "wrapped.py:make", "seed": 0, "kwargs": {}, "randomize": False}
     module: Any = make_module({**source, "weights": weights}, tmp_path).module
-    assert (module["module"].weight == 2.0).all()
+    assert (module.module.weight == 2.0).all()
 
 
 def test_the_digest_is_compared(tmp_path: Path) -> None:

@@ -319,9 +319,8 @@ def test_a_call_with_a_keyword_or_an_onnx_source(project):
     assert project.errors() == [f"{NET}:3:26: {expected}"]
     project.write("net.onnx", "")
     project.write(NET, f"model: net\nsource: {{onnx: net.onnx}}\n{inputs}")
-    assert (
-        f"{NET}:4:1: call: an ONNX source takes its inputs by name; remove it" in project.errors()
-    )
+    expected = "call: an ONNX source takes the inputs as they are; remove it"
+    assert f"{NET}:4:1: {expected}" in project.errors()
 
 
 @pytest.mark.parametrize(

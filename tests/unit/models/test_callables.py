@@ -76,7 +76,7 @@ def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
             "net.py:make_nets",
             "net.py has no make_nets; did you mean make_net?",
         ),
-        ("", "net.py:make", "net.py has no make"),
+        ("", "net.py:make", "net.py has no make; define it there"),
         (
             "WIDTH = 3",
             "net.py:WIDTH",
