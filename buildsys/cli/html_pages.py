@@ -60,12 +60,16 @@ _MOST_BUILDS = 100
 _LAST_BUILDS = 64  # of a model, for the causes of its last run
 _SHOWN_REASONS = 2
 _SHOWN_DIFFERENCES = 3
+_PAGES_PER_PROCESS = 50  # fewer take no longer than the start of a process
 _LARGEST_PICTURE = 40_000  # bytes inside a page
 # a picture may come from a shared cache: inside a page, only what ours are made of
 _PLAIN_SVG = re.compile(
     r"(?:[^<]|</?(?:svg|defs|marker|path|rect|g|title|text)"
     r"(?: (?!on|href|style)[\w:-]+=\"[^\"]*\")*/?>)*"
 )
+
+
+_session: Session | None = None  # of a process that writes a part of the pages
 
 
 def prepare() -> None:
@@ -90,30 +94,59 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
     return f"pages: {shown_path(index)}" if index else ""
 
 
-def write_pages(session: Session, models: Iterable[str]) -> Path | None:
+def write_pages(session: Session, models: Iterable[str], *, processes: int = 1) -> Path | None:
     """Write pages and index; return the index, None without pages.
 
+    More than one of ``processes`` is for a program without threads and open databases.
     Raises: BuildsysError, OSError: a page cannot be written.
     """
-    project, folder = session.project, session.project.build / FOLDER
+    project = session.project
+    chosen = [one for one in models if "html" in project.models[one].data["report"]["formats"]]
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
     project.state.mkdir(parents=True, exist_ok=True)
-    new: dict[str, IndexRow] = {}
+    count = min(processes, len(chosen) // _PAGES_PER_PROCESS)
+    if count > 1:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        prepare()
+        parts = [chosen[number::count] for number in range(count)]
+        with ProcessPoolExecutor(count, get_context("fork"), _take, (session,)) as pool:
+            rows = [row for part in pool.map(_write_part, parts) for row in part]
+    else:
+        rows = list(_write_models(session, chosen, notify))
+    # a manifest that does not load hides its models
+    known = None if project.broken else project.models.keys()
+    new = {row.model: row for row in rows}
+    return _write_index(project, new, lambda model: known is None or model in known)
+
+
+def _take(session: Session) -> None:
+    global _session
+    _session = session
+
+
+def _write_part(models: Sequence[str]) -> list[IndexRow]:
+    """Write pages in a process of the pool, which has the session."""
+    assert _session is not None
+    return list(_write_models(_session, models, lambda _: None))
+
+
+def _write_models(
+    session: Session, models: Iterable[str], notify: Callable[[str], None]
+) -> Iterator[IndexRow]:
+    """Write the pages of ``models``; yield their rows of the index."""
+    project, folder = session.project, session.project.build / FOLDER
     # closed before the run closes the state: the last reader would leave the write-ahead log
     with (
         closing(ReadOnlyStateDb(project.state / "state.db")) as state,
         closing(History.read_only(history_file(project.state), notify)) as history,
     ):
         for model in models:
-            if "html" not in project.models[model].data["report"]["formats"]:
-                continue
             page = _page(session, model, Ledger(state), history)
             replace_file(folder / page_name(model), render_model(page).encode())
-            new[model] = index_row(page)
-    # a manifest that does not load hides its models
-    known = None if project.broken else project.models.keys()
-    return _write_index(project, new, lambda model: known is None or model in known)
+            yield index_row(page)
 
 
 def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class Pages(ProjectCommand):
         session = Session.read_only(root)
         selected = session.select(names, only=ModelFilter.of(options))
         chosen = set(map(model_of, selected))
-        index = write_pages(session, [name for name in session.project.models if name in chosen])
+        models = [name for name in session.project.models if name in chosen]
+        index = write_pages(session, models, processes=len(os.sched_getaffinity(0)))
         print_lines([f"pages: {shown_path(index)}" if index else "no model has a page"])
         return 0

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from project_folder import ProjectFolder, Ran
+from project_folder import REPOSITORY, ProjectFolder, Ran
 from ready_project import TorchProject
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -147,3 +147,24 @@ def test_ignored_forced_and_forgotten_targets_are_never_assumed_up_to_date(
     ran = many.doit()
     assert ran.passed == {f"report:{OTHER}"}
     assert "1 ignored" in ran.out
+
+
+def test_many_pages_are_written_by_several_processes(empty_place: ProjectFolder) -> None:
+    project = empty_place
+    (project.root / "configs/models").mkdir(parents=True)
+    (project.root / "net.py").write_text("def make():\n    pass\n")
+    for file in ("dodo.py", "pyproject.toml"):
+        shutil.copy(REPOSITORY / file, project.root)
+    names = [f"m{number:02d}" for number in range(100)]
+    for name in names:
+        manifest(project, name).write_text(
+            f"model: {name}\nsource: {{python: net.py:make}}\ninputs: {{x: {{shape: [1]}}}}\n"
+            "engines: [{name: ort, backend: onnxruntime}]\n"
+        )
+    ran = project.doit("pages")
+    assert ran.code == 0, ran.err
+    folder = project.root / "build/report"
+    index = (folder / "index.html").read_text()
+    for name in names:
+        assert f"<h1>{name}</h1>" in (folder / f"{name}.html").read_text()
+        assert f'href="{name}.html"' in index
