@@ -25,6 +25,7 @@ _SUPERLATIVES = {
     ERROR: "the one with the smallest error",
 }
 _MOST_NAMES = 4
+_ROUNDING = 1e-9  # of a cosine of equal values
 
 
 def recommend(report: Report, ranking: Ranking) -> Recommendation:
@@ -97,6 +98,8 @@ def _margins(line: ComparisonLine, limits: Mapping[str, float]) -> Iterator[Erro
         if limit is None or value is None:
             continue
         room, distance = abs(limit - best), abs(value - best)
+        if best and distance < _ROUNDING:
+            distance = 0.0
         if not math.isfinite(value):
             used = math.inf
         elif room:

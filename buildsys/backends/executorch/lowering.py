@@ -134,5 +134,7 @@ def _refusals(request: BuildRequest) -> Iterator[None]:
         raise StageError(
             f"model {request.model}: ExecuTorch cannot lower the program:"
             f" {type(error).__name__}: {text[:300]}",
-            "the log has the complete message",
+            "the log has the complete message"
+            if "XNNPACK" not in text
+            else "use delegate: none, or fewer dynamic dimensions",
         ) from error

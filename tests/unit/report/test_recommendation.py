@@ -7,7 +7,9 @@ from tiny_results import Results, contender
 
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
+from buildsys.report.recommendation import error_margin
 from buildsys.report.results.engine_lines import Recommendation
+from buildsys.report.results.report import Check, ComparisonLine
 
 
 def recommendation(results: Results) -> Recommendation:
@@ -85,6 +87,16 @@ def test_the_margin_is_that_of_the_output_closest_to_its_limit(results: Results)
     assert (margin.measure, margin.value, margin.limit) == ("relative error", 3e-6, 1e-4)
     assert margin.place == "case max, output scores"
     assert margin.used == pytest.approx(0.03)
+
+
+def test_the_rounding_of_a_cosine_is_no_error() -> None:
+    figures = {"max_abs": 0.0, "relative": 0.0, "cosine": 1 - 2e-16, "top1": None}
+    line = ComparisonLine("engine e", "opt", "y", **figures, passed=True)
+    limits = {"rtol": 1e-3, "cosine": 0.9999}
+    check = Check("verify:m:e", "engine e", "passed", limits, (line,), ())
+    margin = error_margin(check)
+    assert margin is not None
+    assert (margin.measure, margin.used) == ("relative error", 0.0)
 
 
 def test_a_model_without_engines_has_no_recommendation(results: Results) -> None:
