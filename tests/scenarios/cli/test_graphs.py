@@ -158,7 +158,8 @@ def test_diff_compares_stages_and_builds(ready_built: ReadyProject) -> None:
     git(ready_built, "add", "dodo.py", "configs", "plugins", "networks", "pyproject.toml")
     git(ready_built, "commit", "-qm", "first")
     ready_built.write_network(1)
-    assert doit(f"simplify:{NET}").code == 0
+    ran = doit(f"simplify:{NET}")
+    assert ran.code == 0, ran.out
     before = doit("diff", NET, "simplify~1", "simplify")
     assert before.code == 0, before.err
     assert "simplify~1 was built " in before.out.splitlines()[0]
