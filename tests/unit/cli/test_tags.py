@@ -191,7 +191,7 @@ def test_pages_are_written_for_the_models_of_an_owner(
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr(Session, "read_only", lambda *_: session)
-    monkeypatch.setattr(html_pages, "write_pages", lambda _, models: written.extend(models))
+    monkeypatch.setattr(html_pages, "write_pages", lambda _, models, **__: written.extend(models))
     assert Pages().run(session.project.root, [], {"owner": ["Ann"]}) == 0
     assert (written, capsys.readouterr().out) == (["a"], "no model has a page\n")
 
