@@ -26,6 +26,7 @@ from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.record_file import (
+    DIGEST,
     MAX_SHARED_BYTES,
     RecordError,
     check_name,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "buildsys/action-request/1"
 BUILD, STATE = "build", ".buildsys"  # folders of a materialized request, besides its files
-DIGEST = re.compile(r"[0-9a-f]{64}")
 _PAYLOAD_TYPE = "application/vnd.buildsys.action-request+json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _STAGE = re.compile(r"[a-z]{1,30}")
@@ -153,9 +153,8 @@ def decode_request(content: bytes) -> ActionRequest:
         raise UsageError(f"the request {problem}", "install the same version on all machines")
     try:
         request: ActionRequest = _adapter().validate_python(document)
-        if (
-            not is_ours or encode_request(request) != content
-        ):  # unknown fields, or values of other types
+        # else it has unknown fields, or values of other types
+        if not is_ours or encode_request(request) != content:
             raise ValueError("it is not as buildsys writes it")
         _check(request)
     except (ValueError, TypeError, RecursionError) as error:

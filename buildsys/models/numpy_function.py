@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import load_callable, reraise_as_stage_error, with_article
+from buildsys.models.user_code import (
+    load_callable,
+    reraise_as_stage_error,
+    unmet_shape,
+    with_article,
+)
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 
 Tensors = Mapping[str, Tensor]
@@ -82,13 +87,9 @@ def _as_declared(
             raise StageError(f"{text}, the manifest declares {dtype}", hint)
         tensor = tensor_of(array, dtype)
     if declared.get("shape") is not None:
-        expected = [dims[size] if isinstance(size, str) else size for size in declared["shape"]]
         found = list(tensor.shape)
-        if len(expected) != len(found) or any(
-            size not in (None, actual) for size, actual in zip(expected, found, strict=True)
-        ):
-            shown = ", ".join("?" if size is None else str(size) for size in expected)
+        if expected := unmet_shape(found, declared["shape"], dims):
             text = f"{function} returned output {name} with the shape {found}"
             hint = f"correct the function, or the shape in outputs.{name}"
-            raise StageError(f"{text}, the manifest declares [{shown}]", hint)
+            raise StageError(f"{text}, the manifest declares {expected}", hint)
     return tensor

@@ -25,7 +25,7 @@ from buildsys.models.call_arguments import arranged, call_hint
 from buildsys.models.golden_inputs import golden_input
 from buildsys.models.random_weights import measuring_layers
 from buildsys.models.sources.source_module import GPU, ProgramInput, make_module, needs_gpu
-from buildsys.models.user_code import reraise_as_stage_error, with_article
+from buildsys.models.user_code import reraise_as_stage_error, unmet_shape, with_article
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 
 _TORCH_NAMES = {
@@ -271,15 +271,10 @@ def check_outputs(
             )
         if output["shape"] is None:
             continue
-        expected = [dims[size] if isinstance(size, str) else size for size in output["shape"]]
-        fits = len(expected) == len(found) and all(
-            size in (None, actual) for size, actual in zip(expected, found, strict=True)
-        )
-        if not fits:
-            shown = ", ".join("?" if size is None else str(size) for size in expected)
+        if expected := unmet_shape(found, output["shape"], dims):
             raise StageError(
                 f"output {name} has the shape {found} for {_describe(inputs)},"
-                f" the manifest declares [{shown}]",
+                f" the manifest declares {expected}",
                 "correct the shape in outputs, null for a size that follows from others",
             )
 

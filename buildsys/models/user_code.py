@@ -13,7 +13,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -227,6 +227,18 @@ def _relative(filename: str, project: Path) -> str:
     for folder in _LIBRARY_FOLDERS:
         filename = filename.rpartition(f"/{folder}/")[2]
     return filename
+
+
+def unmet_shape(
+    found: Sequence[int], declared: Sequence[int | str | None], dims: Mapping[str, int]
+) -> str:
+    """Return the declared shape of an output that has another one, "" if it fits."""
+    expected = [dims[size] if isinstance(size, str) else size for size in declared]
+    if len(expected) == len(found) and all(
+        size in (None, actual) for size, actual in zip(expected, found, strict=True)
+    ):
+        return ""
+    return f"[{', '.join('?' if size is None else str(size) for size in expected)}]"
 
 
 def with_article(noun: str) -> str:

@@ -22,7 +22,7 @@ _SCHEMA = 1
 _SCHEMA_WITH_ORIGIN = 2  # with the fields `origin` and `signature`
 _ADDED = ("origin", "signature")
 _FIELDS = frozenset(field.name for field in fields(ActionRecord))
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 _MAX_NAME_BYTES = 1024
 _MAX_NAME_PART_BYTES = 255
@@ -123,7 +123,7 @@ def _checked(stored: dict[str, Any]) -> ActionRecord:
         text = stored.get(field, "")
         if not isinstance(text, str) or not _is_encodable(text):
             raise ValueError(f"its {field} is not a text")
-    if not _DIGEST.fullmatch(stored["key"]):
+    if not DIGEST.fullmatch(stored["key"]):
         raise ValueError("its key is not a digest")
     if stored["status"] not in (PASSED, UNAVAILABLE):
         raise ValueError(f"its status is {shown(stored['status'])}")
@@ -163,7 +163,7 @@ def output_file(file: Any) -> OutputFile:
     if not (isinstance(file, list) and len(file) == 2):
         raise ValueError(f"{shown(file)} is not an output")
     digest, size = file
-    if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+    if not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
         raise ValueError(f"{shown(digest)} is not a digest")
     if type(size) is not int or not 0 <= size < _MAX_FILE_BYTES:
         raise ValueError(f"{shown(size)} is not a size")

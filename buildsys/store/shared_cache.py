@@ -152,10 +152,7 @@ class SharedCache:
             )
 
     def check_writable(self) -> None:
-        """Write a small file, to find out before a long build.
-
-        Other files stay.
-        """
+        """Write and remove a small file, to find out before a long build."""
         name = f"tmp/{uuid.uuid4().hex}"
 
         def write(place: RemoteFolder, _: threading.Event) -> None:

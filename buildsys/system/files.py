@@ -134,6 +134,16 @@ def start_writeback(path: Path) -> None:
         threading.Thread(target=flush, daemon=True).start()
 
 
+def read_end(path: Path, most_bytes: int) -> str:
+    """Return the end of a text file, "" if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def fsync(path: Path | str) -> None:
     """Write a file or the names in a folder to disk.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from buildsys.cli.command import (
     print_lines,
 )
 from buildsys.cli.commands.request_action import TIMEOUT_S, store_url
-from buildsys.cli.environment_variables import TOOLCHAIN, check_variables
+from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.project_root import typed_path
 from buildsys.errors import (
     BuildsysError,
@@ -34,7 +35,6 @@ from buildsys.errors import (
 )
 from buildsys.execution.action_request import (
     BUILD,
-    DIGEST,
     STATE,
     ActionRequest,
     check_machine,
@@ -50,9 +50,12 @@ from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord
 from buildsys.store.locks import private_folder
 from buildsys.store.object_store import Store
 from buildsys.store.publish import remove_abandoned, temporary_folder
+from buildsys.store.record_file import DIGEST
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import REFUSE, SigningKey, TrustPolicy
 from buildsys.store.state_db import warn_on_stderr
+from buildsys.system.files import read_end
+from buildsys.system.interpreters.toolchain import OVERRIDE_PREFIX
 from buildsys.workers.client.pool import WorkerPool
 
 SCHEMA = "buildsys/run-action/1"
@@ -231,8 +234,6 @@ def _keys(options: Options) -> tuple[SigningKey | None, TrustPolicy]:
         own = [key.public_key] if key else []  # before anything is built
     except StageError as error:
         raise UsageError(error.problem, error.hint) from None
-    import re
-
     from buildsys.manifest.schema.base import PUBLIC_KEY_PATTERN
 
     for text in trusted:
@@ -273,16 +274,10 @@ def _work_folder(private: Path, target: str, keep: str) -> Iterator[Path]:
 
 def _end_of_log(project: Path, action: Action) -> list[str]:
     """Return the last lines of the stage's log."""
-    path = (project / BUILD / action.outputs[RESULT].path).with_suffix(".log")
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
-    except OSError:
-        return []
+    log = (project / BUILD / action.outputs[RESULT].path).with_suffix(".log")
+    return read_end(log, _LOG_BYTES).splitlines()[-_LOG_LINES:]
 
 
 def _without_toolchains(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the interpreters of toolchains."""
-    prefix = TOOLCHAIN.name.removesuffix("NAME")
-    return {name: value for name, value in environment.items() if not name.startswith(prefix)}
+    return {n: value for n, value in environment.items() if not n.startswith(OVERRIDE_PREFIX)}

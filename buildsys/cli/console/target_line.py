@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.report.formatting import duration
+from buildsys.system.files import read_end
 from buildsys.system.printable import printable_line
 
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
@@ -65,11 +65,6 @@ def last_line(log: Path) -> str:
 
     A progress bar's last state counts.
     """
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-    except OSError:
-        return ""
+    lines = read_end(log, _TAIL_BYTES).replace("\r", "\n").split("\n")
     found = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return "" if found.startswith("# ") else found  # our header

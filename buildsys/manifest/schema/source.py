@@ -133,16 +133,15 @@ class NumpySource(_Source):
     kwargs: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
 
 
-Reference = Annotated[
+_GraphSource = (
     TorchvisionSource
     | TimmSource
     | TransformersSource
     | ExportedProgramSource
     | PythonSource
     | OnnxSource
-    | NumpySource,
-    OneOf(REFERENCE_KINDS),
-]
+)
+Reference = Annotated[_GraphSource | NumpySource, OneOf(REFERENCE_KINDS)]
 
 
 class TensorRtSource(Spec):
@@ -160,13 +159,4 @@ class TensorRtSource(Spec):
     kwargs: dict[str, Any] = Field({}, description="Further arguments of the function.")
 
 
-Source = Annotated[
-    TorchvisionSource
-    | TimmSource
-    | TransformersSource
-    | ExportedProgramSource
-    | PythonSource
-    | OnnxSource
-    | TensorRtSource,
-    OneOf(SOURCE_KINDS),
-]
+Source = Annotated[_GraphSource | TensorRtSource, OneOf(SOURCE_KINDS)]

@@ -63,7 +63,7 @@ def test_an_edit_deep_in_a_library_counts_if_user_code_imports_it(
     imported, used = found()
     (package / DEEP).write_text("changed = True\n")
     assert (found()[0] != imported) == is_noticed
-    assert found()[1] == used  # of its own tools, buildsys looks at the top only
+    assert found()[1] == used  # tools of a stage: only the files at the top of a package count
     assert EnvironmentParts(str(tmp_path), db).of_imports(action, ["unknown"]) == {}
 
 
