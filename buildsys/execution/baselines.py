@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from buildsys.execution.environment_parts import FILES
 from buildsys.plan.action import Action
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
@@ -95,7 +96,8 @@ class Baselines:
         if pin:
             build = self._pinned(action, parts, thorough=compared is None)
             return {ENGINE: build.outputs["engine"] if build else NONE}
-        return {ENGINE: _engine(action, records[0].parts) if records else NONE}
+        found = _engine(action, records[0].parts) if records else self._recorded(action, parts)
+        return {ENGINE: found}
 
     def fetch(
         self, action: Action, parts: Parts, store: Store, folder: Path
@@ -116,7 +118,10 @@ class Baselines:
             if _build_of(action, record.parts) != own_build
         ]
         record = next((r for r in others if _engine(action, r.parts) == digest), None)
-        build = self._with_engine(action, parts, digest) if pin and record is None else None
+        build = None
+        if record is None and digest != NONE:
+            build = self._with_engine(action, parts, digest)
+        name, remedy = pin or "the baseline", _rebuild(action) if pin else ""
         described: dict[str, Any] = {"current": own, "reason": ""}
         if digest == NONE or (record is None and build is None):
             return {**described, **self._why_none(action, parts, digest)}, {}
@@ -135,14 +140,15 @@ class Baselines:
             described["options"] = self._pinned_options(build)
             environment, libraries = self._changes([build], action, parts)[0]
             if environment:
-                problem = f"{_listed(environment)} changed since {pin} was built"
-                return {"current": own, "missing": problem, "hint": _rebuild(action)}, {}
+                problem = f"{_listed(environment)} changed since {name} was built"
+                return {"current": own, "missing": problem, "hint": remedy}, {}
             if libraries:
-                described["reason"] = f"{_listed(libraries)} changed since {pin} was built"
-                described["hint"] = _rebuild(action)
+                described |= {
+                    "reason": f"{_listed(libraries)} changed since {name} was built",
+                    "hint": remedy,
+                }
             elif described["options"] is None:
-                described["reason"] = f"the options of {pin} cannot be read"
-                described["hint"] = _rebuild(action)
+                described |= {"reason": f"the options of {name} cannot be read", "hint": remedy}
         files: dict[str, Path] = {}
         if not described["reason"]:
             try:
@@ -154,19 +160,31 @@ class Baselines:
                         store.fetch(OutputFile(found, size), files[role])
             except (OSError, DamagedError):
                 described["reason"], files = "the store no longer has the baseline", {}
-                described["hint"] = _rebuild(action) if pin else ""
+                described["hint"] = remedy
         pinned = f"{pin}, " if pin else ""
         described["description"] = (
             f"the build of {started} ({pinned}engine {digest[:_SHOWN_DIGITS]})"
         )
         described["identity"] = {"engine": digest, "started": started}
-        described["nights"] = self._nights(action, parts, own, digest if pin else "")
+        described["nights"] = self._nights(action, parts, digest if pin else "")
         return described, files
 
     def _comparable(self, action: Action, parts: Parts) -> list[ActionRecord]:
         """Return the records of a gate in this environment, newest first."""
         records = self._ledger.records(action.target)
         return [one for one in records if not _differences(_ENVIRONMENT, one.parts, parts)]
+
+    def _recorded(self, action: Action, parts: Parts) -> str:
+        """Return the last accepted engine in the history, whose records were deleted."""
+        from buildsys.history.nights import last_accepted_engine
+        from buildsys.history.recorder import machine_id
+
+        own, history = self._own_build(action, parts), self._history
+        if own is None or self._ledger.is_forgotten(action.target):
+            return NONE
+        where = machine_id(), parts, own.outputs["engine"]
+        found = last_accepted_engine(history, action.target, *where, project=own.project)
+        return found or NONE
 
     def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
         """Return the reason for a missing baseline, and its remedy."""
@@ -236,8 +254,7 @@ class Baselines:
     ) -> list[tuple[list[str], list[str]]]:
         """Return the changes of environment and libraries since builds of an engine."""
         # the gate's key has more devices, variables and libraries than that of the engine
-        history, present = self._history, _engine(action, parts)
-        own = next((b for b in self._passed(action) if b.outputs["engine"] == present), None)
+        history, own = self._history, self._own_build(action, parts)
         now = history.environment(own) if own else {}
         found = []
         for build in builds:
@@ -254,16 +271,20 @@ class Baselines:
 
         return History.read_only(history_file(self._state), self._warn)
 
-    def _nights(self, action: Action, parts: Parts, engine: str, pinned: str) -> dict[str, Any]:
+    def _nights(self, action: Action, parts: Parts, pinned: str) -> dict[str, Any]:
         from buildsys.history.nights import gate_nights
         from buildsys.history.recorder import machine_id
 
-        here = machine_id()
-        own = next((b for b in self._passed(action) if b.outputs["engine"] == engine), None)
+        own = self._own_build(action, parts)
+        where = machine_id(), parts, _engine(action, parts)
         project = own.project if own else ""
-        return gate_nights(
-            self._history, action.target, here, parts, engine, pinned=pinned, project=project
-        )._asdict()
+        found = gate_nights(self._history, action.target, *where, pinned=pinned, project=project)
+        return found._asdict()
+
+    def _own_build(self, action: Action, parts: Parts) -> Build | None:
+        """Return the last recorded build of the present engine."""
+        present = _engine(action, parts)
+        return next((b for b in self._passed(action) if b.outputs["engine"] == present), None)
 
     def _pinned_figures(self, build: Build) -> dict[str, float]:
         history, here = self._history, build.machine_id
@@ -315,7 +336,8 @@ def _differences(
 ) -> list[str]:
     """Return the names of different parts, with ``common`` among shared ones."""
     labels = then.keys() & now.keys() if common else then.keys() | now.keys()
-    changed = (one for one in labels if then.get(one) != now.get(one))
+    changed = {one for one in labels if then.get(one) != now.get(one)}
+    changed -= {f"{one}{FILES}" for one in changed}  # implied by another version
     return sorted(one.partition(":")[2] for one in changed if one.startswith(prefixes))
 
 

@@ -6,7 +6,7 @@ Runs on one day are one night: they share the state of the machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from buildsys.history.builds import RAN, Build
@@ -47,16 +47,8 @@ def gate_nights(
     earlier, if there is one. Builds of an unknown project belong to every project.
     """
     today = int(max(time.time(), history.last_position(machine_id)) // _DAY_S)
-    environments: dict[str, dict[str, str]] = {}
     runs: dict[bool, dict[int, list[Mapping[str, object]]]] = {True: {}, False: {}}
-    runs_here = history.builds(target=target, machine_id=machine_id, project=project, limit=_READ)
-    for run in runs_here:
-        if run.environment not in environments:
-            environments[run.environment] = history.environment(run)
-        then = environments[run.environment]
-        if run.how != RAN or run.machine_id != machine_id or _differ(_COMPARED, then, parts):
-            continue
-        is_ours = _engine(run) == engine and not _differ(_LIBRARIES, then, parts)
+    for run, is_ours in _comparable_runs(history, target, machine_id, parts, engine, project):
         is_earlier = run.status in _ACCEPTED and _engine(run) == (pinned or _engine(run))
         if run.status in _MEASURED if is_ours else is_earlier:
             day = int(run.position // _DAY_S)
@@ -67,6 +59,44 @@ def gate_nights(
         _medians(list(runs[True].values())[: MOST_RECENT - 1]),
         _medians(list(runs[False].values())[:MOST_EARLIER]),
     )
+
+
+def last_accepted_engine(
+    history: History,
+    target: str,
+    machine_id: str,
+    parts: Mapping[str, str],
+    engine: str,
+    *,
+    project: str = "",
+) -> str:
+    """Return the digest of the last accepted engine before this build, "" without one.
+
+    The arguments are those of ``gate_nights``.
+    """
+    for run, is_ours in _comparable_runs(history, target, machine_id, parts, engine, project):
+        found = _engine(run)
+        if not is_ours and run.status in _ACCEPTED and found and isinstance(found, str):
+            return found
+    return ""
+
+
+def _comparable_runs(
+    history: History,
+    target: str,
+    machine_id: str,
+    parts: Mapping[str, str],
+    engine: str,
+    project: str,
+) -> Iterator[tuple[Build, bool]]:
+    """Yield measured runs, newest first, and if they are of this build."""
+    environments: dict[str, dict[str, str]] = {}
+    for run in history.builds(target=target, machine_id=machine_id, project=project, limit=_READ):
+        if run.environment not in environments:
+            environments[run.environment] = history.environment(run)
+        then = environments[run.environment]
+        if run.how == RAN and run.machine_id == machine_id and not _differ(_COMPARED, then, parts):
+            yield run, _engine(run) == engine and not _differ(_LIBRARIES, then, parts)
 
 
 def _engine(run: Build) -> object:

@@ -324,7 +324,7 @@ def _compare(
         count = q.plural(len(earlier), "earlier night")
         if found is None:
             return f"{baseline.reason}, and {count} on this machine are fewer than {LEAST_EARLIER}"
-        method = f"the median of {q.plural(len(recent), 'night')} as {baseline.reason}"
+        method = f"the median of {q.plural(len(recent), 'night')} because {baseline.reason}"
         return _Comparison(found, f"in {count}", method)
     before = baseline.figures.get(metric)
     if before is None:

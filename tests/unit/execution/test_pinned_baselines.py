@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from buildsys.history.database import History
 from buildsys.history.recorder import Checkout, Recorder
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action, BaselineRef, FileRef
+from buildsys.store.ledger import Ledger
+from buildsys.store.state_db import StateDb
 from buildsys.system import versions
 from buildsys.workers.job import Job
 
@@ -149,6 +152,50 @@ def test_other_libraries_make_another_build_of_the_same_engine(
     assert project.build(17) == []  # it stays compared
     set_numpy("1")
     assert project.build(17) == []  # restored
+
+
+def test_another_version_implies_other_files(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.commit("v1")
+    for version in ("1", "2"):
+        tools = {"numpy": version, "numpy (files)": version * 64}
+        monkeypatch.setattr(versions, "tool_versions", lambda *_, found=tools: found)
+        project.build(17)
+    assert project.seen[-1]["reason"] == "numpy changed since the baseline was built"
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_a_clean_checkout_finds_its_baseline_in_the_history(
+    project: Project, has_store: bool
+) -> None:
+    project.commit("v1")
+    project.build(17)
+    delete_state(project, but=("history", *(["store"] if has_store else [])))
+    assert GATE in project.build(18)
+    found = project.seen[-1]
+    assert found["description"].startswith("the build of 20")
+    if has_store:
+        assert "opset 17" in found["content"]
+        assert found["options"]["intra_op_threads"] == 3
+    else:
+        assert found["reason"] == "the store no longer has the baseline"
+        assert found["nights"]["earlier"]["latency"] == [2.0]
+    assert project.build(18) == []
+    Ledger(StateDb(project.root / ".buildsys/state.db")).forget(GATE)
+    assert project.build(18) == [GATE]
+    assert project.seen[-1]["missing"] == "there is no earlier build"
+
+
+def delete_state(project: Project, but: tuple[str, ...]) -> None:
+    shutil.rmtree(project.root / "build")
+    for path in (project.root / ".buildsys").iterdir():
+        if path.name.startswith(but):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def test_a_pinned_revision_is_the_baseline_of_all_later_builds(project: Project) -> None:

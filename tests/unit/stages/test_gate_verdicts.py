@@ -322,8 +322,8 @@ def test_changed_libraries_are_compared_by_nights(run: RunGate) -> None:
     assert third.status == "failed"
     assert third.reason == (
         "latency is 10.0% worse (90 % interval +8.8% to +11.2%) than in 5 earlier nights:"
-        " 2.00 ms before, 2.20 ms now, the median of 3 nights as onnxruntime changed since the"
-        " baseline was built; 2.5%, half the tolerance, is allowed"
+        " 2.00 ms before, 2.20 ms now, the median of 3 nights because onnxruntime changed"
+        " since the baseline was built; 2.5%, half the tolerance, is allowed"
     )
     assert third.hint == "measure again: doit gate:m:ort"
 
