@@ -11,6 +11,7 @@ _SIZE_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _MAX_DURATION_S, _MAX_BYTES = 100 * 365.25 * 86400, 2.0**63 - 1024
 _INFINITE = 2**1024  # no float
 _SHOWN = 60
+_DECIMALS = 12  # 26ms is 0.026 s, and not 0.026000000000000002
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
@@ -51,7 +52,7 @@ def parse_percentage(value: object) -> float:
     Raises: ValueError: not a percentage.
     """
     if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)):
-        return float(match[1]) / 100
+        return round(float(match[1]) / 100, _DECIMALS)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
     raise ValueError(f"expected a percentage such as 5%, found {_shown(value)}")
@@ -63,7 +64,7 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], what: str) -
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)
         if match and match[2] in units:
-            return float(match[1]) * units[match[2]]
+            return round(float(match[1]) * units[match[2]], _DECIMALS)
     raise ValueError(f"expected {what}, found {_shown(value)}")
 
 

@@ -190,7 +190,9 @@ def install_hint(error: BaseException) -> str:
 
 def describe_exception(error: BaseException, project: Path) -> str:
     """Return ``Type: message (file:line)`` of the innermost project or library line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # a SyntaxError's text ends with its place, which follows
+    message = error.msg if isinstance(error, SyntaxError) and error.lineno else str(error)
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     # a heading says nothing without what follows
     count = 2 if lines and lines[0].endswith(":") else 1
     text = f"{type(error).__name__}: {' '.join(lines[:count])}".removesuffix(": ")

@@ -232,7 +232,14 @@ def try_model(
             outputs={"result": Path(folder) / "new.json"},
             project=project.root,
         )
-        figures = run_job(pool, job)
+        try:
+            figures = run_job(pool, job)
+        except StageError as error:
+            if not error.hint and "python" in source:
+                error.hint = "correct it there, then run the command again"
+            elif not error.hint and "kwargs" in defaults:
+                error.hint = "pass other arguments with --kwargs '{NAME: VALUE}'"
+            raise
     return {**figures, "source": {field: figures["source"][field] for field in source}}
 
 

@@ -14,6 +14,7 @@ from buildsys.cli.main import run
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
 
+TRY_MODEL = new.try_model  # the project fixture replaces it
 COMMIT = "0123456789" * 4
 FOUND: dict[str, Any] = {
     "inputs": {"x:0": {"shape": ["N", 3, "h"], "dtype": "float32", "keyword": None}},
@@ -209,3 +210,29 @@ def test_names_of_odd_files_are_unique(project: Path, capsys: pytest.CaptureFixt
     )
     assert run(["import", "."]) == 2
     assert "build/" not in capsys.readouterr().out
+
+
+class FailingPool:
+    """Workers whose job fails with a sentence that has no remedy."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def run(self, *_: object, **__: object) -> None:
+        raise StageError("plugins/net.py:make failed: RuntimeError: no (plugins/net.py:1)")
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ({"python": "plugins/net.py:make"}, "correct it there, then run the command again"),
+        ({"timm": "resnet10t"}, "pass other arguments with --kwargs '{NAME: VALUE}'"),
+        ({"onnx": "networks/bad.onnx"}, ""),
+    ],
+)
+def test_a_model_that_raises_has_a_remedy(
+    project: Path, source: dict[str, str], remedy: str
+) -> None:
+    with pytest.raises(StageError) as caught:
+        TRY_MODEL(FailingPool(project), load_project(project), "m", source, {})  # type: ignore[arg-type]
+    assert caught.value.hint == remedy
