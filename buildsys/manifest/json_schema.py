@@ -7,6 +7,7 @@ required: the loader checks for missing fields once all layers are merged.
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def write_schemas(folder: Path) -> list[Path]:
     return [folder / name for name in schema_texts()]
 
 
+@cache  # they take half a second
 def schema_texts() -> dict[str, str]:
     """Return file name -> text of every JSON Schema."""
     model, project = _model_schema(), _partial(ProjectSpec.model_json_schema())

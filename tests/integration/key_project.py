@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from stat import S_ISDIR
 from threading import Lock
 
 import numpy as np
@@ -328,6 +328,11 @@ ALL = trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3O
 OPS = Path(__file__).parents[2] / "plugins" / "ops"
 
 
+def stamp_of(found: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a written or replaced file from the one before."""
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def forget_facts() -> None:
     """Forget versions and devices, as a new process would."""
     for function in _CACHED:
@@ -372,6 +377,7 @@ class KeyProject:
         self.save_convolutions(1.0)
         self.save_images()
         assert set(self.build()) == set(self.session().actions)
+        self.keys()  # adds what it reads to the caches
         shutil.copytree(self.root, self._kept)
         self._stamps = self._current_stamps()
 
@@ -528,28 +534,30 @@ class KeyProject:
         """Replace what has changed; copying all 800 entries takes longer than most builds."""
         now = self._current_stamps()
         for path in sorted(now.keys() - self._stamps.keys(), reverse=True):
-            found = self.root / path
-            found.rmdir() if found.is_dir() else found.unlink()
+            Path(path).unlink() if now[path] else Path(path).rmdir()
         for path, stamp in sorted(self._stamps.items()):
-            kept, copy = self._kept / path, self.root / path
             if now.get(path) == stamp:
                 continue
-            if kept.is_dir():
-                copy.mkdir()
+            if not stamp:
+                Path(path).mkdir()
             else:
-                copy.unlink(missing_ok=True)
-                shutil.copy2(kept, copy)
-        self._stamps = self._current_stamps()
+                Path(path).unlink(missing_ok=True)
+                shutil.copy2(self._kept / os.path.relpath(path, self.root), path)
+                self._stamps[path] = stamp_of(os.lstat(path))
 
-    def _current_stamps(self) -> dict[Path, tuple[int, ...]]:
-        """Return a stamp of each file, and an empty one of each folder."""
-        found = {path.relative_to(self.root): path.lstat() for path in self.root.rglob("*")}
-        return {
-            path: ()
-            if S_ISDIR(stat.st_mode)
-            else (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-            for path, stat in found.items()
-        }
+    def _current_stamps(self) -> dict[str, tuple[int, ...]]:
+        """Return a stamp of each file and link, and an empty one of each folder."""
+        found: dict[str, tuple[int, ...]] = {}
+        folders = [str(self.root)]
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    found[entry.path] = (
+                        () if is_folder else stamp_of(entry.stat(follow_symlinks=False))
+                    )
+                    folders += [entry.path] * is_folder
+        return found
 
     def close(self) -> None:
         self._pool.close()

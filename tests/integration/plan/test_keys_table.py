@@ -384,7 +384,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
 
 # Rebuilt for real, besides edits with effects downstream: no change at all, equal outputs from
 # user files, libraries, our own code and devices, and results that the report reads.
-REBUILT = {"nothing", "touch", "sha256", "module", "bench", "onnx", "code simplify", "cores"}
+REBUILT = {"nothing", "touch", "sha256", "module", "bench", "onnxsim", "code simplify", "cores"}
 
 
 @dataclass

@@ -36,7 +36,7 @@ def install(
     ]
     (folder / "METADATA").write_text("\n".join(lines))
     (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
-    for file in files:
+    for file in (file.strip('"') for file in files):
         (site / file).parent.mkdir(exist_ok=True)
         (site / file).write_text("")
 
@@ -56,8 +56,9 @@ def test_a_module_is_found_with_what_its_distribution_requires(site: Path) -> No
     assert found("kept_one") == ["kept-one", "kept-two", "torch"]
 
 
-def test_a_distribution_of_another_name_is_found(site: Path) -> None:
-    install(site, "opencv_like", files=("cv_like/__init__.py",))
+@pytest.mark.parametrize("file", ["cv_like/__init__.py", "cv_like.py", '"cv_like/a,b.txt"'])
+def test_a_distribution_of_another_name_is_found(site: Path, file: str) -> None:
+    install(site, "opencv_like", files=(file,))
     assert found("cv_like") == ["opencv-like"]
 
 
