@@ -23,4 +23,4 @@ def parse_torchlib_once(patch: pytest.MonkeyPatch) -> None:
         return copy
 
     patch.setattr(torch_2_5, "get_torchlib_ops", cache(torch_2_5.get_torchlib_ops))
-    patch.setattr(ONNXRegistry, "from_torchlib", copied_registry)
+    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied_registry))
