@@ -85,7 +85,11 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
     """
     try:
         index = write_pages(session, models)
-    except (BuildsysError, OSError) as error:  # such as a full disk
+    except OSError as error:  # such as a full disk
+        where = f" {error.filename}" if error.filename else ""
+        hint = "check the permissions of the build folder and the free space"
+        return f"{CANNOT_WRITE}: cannot access{where}: {error.strerror or error}; {hint}"
+    except BuildsysError as error:
         return f"{CANNOT_WRITE}: {' '.join(str(error).split())}"
     except Exception as error:  # the border: one line, with the traceback in a file
         path = shown_path(session.keep_traceback("pages", error))

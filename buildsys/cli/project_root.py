@@ -35,6 +35,9 @@ def enter_project() -> None:
     here = Path.cwd()
     root = find_project(here)
     if root is None:
+        for dodo in (folder / DODO for folder in (here, *here.parents)):
+            if os.path.exists(dodo) and not os.access(dodo, os.R_OK):  # noqa: PTH110
+                raise UsageError(f"cannot read {dodo}: permission denied", "check its permissions")
         problem = f"{here} is not in a project (a folder with {DODO} and configs/)"
         raise UsageError(problem, "change to one, or make this folder one with `buildsys init`")
     if root != here:

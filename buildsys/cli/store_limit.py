@@ -63,9 +63,13 @@ def enforce_limit(project: Project) -> None:
         else:
             unmet.unlink(missing_ok=True)
         _notify(text)
-    except (BuildsysError, OSError) as error:  # broken manifests, a read-only store
+    except OSError as error:
         with suppress(OSError):
             unmet.touch()
+        problem = f"{error.filename}: {error.strerror}; check the permissions of the store"
+        _notify(f"the store cannot be kept below its limit: {problem}")
+    except BuildsysError as error:  # broken manifests
+        unmet.touch()
         _notify(f"the store stays above its limit: {' '.join(str(error).split())}")
 
 

@@ -287,7 +287,10 @@ def _disk_errors(attempt: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space and run again; nothing that was published before is damaged"
+        hint = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space and run again; nothing that was published before is damaged"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = "check the permissions of the build folder"
         problem = f"cannot {attempt}: {os.strerror(error.errno or errno.EIO)}"
-        raise StageError(problem, hint if full else "") from error
+        raise StageError(problem, hint) from error

@@ -288,8 +288,10 @@ class ReadOnlyStateDb(StateDb):
             except (sqlite3.DatabaseError, OSError) as error:
                 self.close()
                 if self.path.exists():
+                    permitted = os.access(self.path, os.R_OK)
+                    remedy = "" if permitted else "; check its permissions"
                     self.notify(
-                        f"{self._schema.subject} {self.path} cannot be read ({error}): "
+                        f"{self._schema.subject} {self.path} cannot be read ({error}{remedy}): "
                         f"{self._schema.lost}"
                     )
             self._read_only = _connect(":memory:")

@@ -5,6 +5,7 @@ Nothing is imported at the top that a run with nothing to do can go without.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -128,7 +129,8 @@ class Reporter:
             line.status, line.reason = "failed", shown_text(fail.message.strip())
             line.seconds = finished.seconds if finished else 0.0
             log = self.session.log(task.name)
-            line.log = shown_path(log) if log.exists() and log.name not in line.reason else ""
+            has_log = os.path.exists(log)  # noqa: PTH110 - no error in an unreadable folder
+            line.log = shown_path(log) if has_log and log.name not in line.reason else ""
             self._unshown.append(line)
 
     def skip_uptodate(self, task: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from buildsys.cli.project_root import (
     typed_path,
 )
 from buildsys.cli.run_files import check_files
+from buildsys.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
 DODO = "from buildsys.cli.tasks import load\n"
@@ -179,6 +181,15 @@ def test_in_the_project_folder_paths_are_as_typed(
     assert typed_path("a/../out.xml") == Path("a/../out.xml")
     assert shown_path(tmp_path / "build/net") == "build/net"
     assert shown_text("see dodo.py/") == "see dodo.py/"
+
+
+def test_an_unreadable_dodo_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dodo = tmp_path / "dodo.py"
+    dodo.mkdir()  # unreadable for root as well
+    monkeypatch.setattr(os, "access", lambda path, _: path != dodo)
+    with pytest.raises(UsageError, match=r"^cannot read .*dodo\.py: permission denied; check its"):
+        enter_project()
 
 
 def test_outside_of_a_project_only_some_commands_run(

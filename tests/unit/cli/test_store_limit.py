@@ -130,6 +130,21 @@ def test_broken_manifests_remove_nothing_and_fail_nothing(
     assert "the store stays above its limit: 1 error in the manifests" in capsys.readouterr().err
 
 
+def test_an_unreadable_store_is_one_sentence(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for age in range(2, 7):
+        add(project, f"export:{age}", age * DAY_S)
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "store/objects")
+
+    monkeypatch.setattr(git_revision, "reached_by", fail)
+    enforce_limit(project)
+    problem = "store/objects: Permission denied; check the permissions of the store"
+    assert f"the store cannot be kept below its limit: {problem}\n" in capsys.readouterr().err
+
+
 def test_only_a_run_that_built_something_looks_at_the_store(
     doit: Doit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -378,11 +378,11 @@ def test_old_folders_without_a_lock_are_removed_once(publisher: Publisher, build
     [
         (errno.ENOSPC, "No space left on device", "free some space"),
         (errno.EDQUOT, "Disk quota exceeded", "free some space"),
-        (errno.EACCES, "Permission denied", ""),
+        (errno.EACCES, "Permission denied", "check the permissions of the build folder"),
         (None, "Input/output error", ""),
     ],
 )
-def test_only_a_full_disk_has_a_remedy(
+def test_a_full_disk_and_missing_rights_have_a_remedy(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch, number: int | None, problem: str,
     hint: str,
 ) -> None:  # fmt: skip
@@ -435,13 +435,13 @@ def test_the_attempt_is_in_the_message_of_a_disk_error(
     with publisher.staging("export:m") as tree, monkeypatch.context() as patch:
         write(tree, export_json=b"{}")
         patch.setattr(os, "utime", fail)
-        with pytest.raises(StageError, match=r"^cannot read the outputs: Permission denied$"):
+        with pytest.raises(StageError, match=r"^cannot read the outputs: Permission denied; "):
             publisher.digest_outputs(tree)
     with publisher.staging("export:m") as tree, monkeypatch.context() as patch:
         write(tree, export_json=b"{}")
         sealed = publisher.digest_outputs(tree)
         patch.setattr(Path, "unlink", fail)
-        problem = f"^cannot remove {build}/m/export/model.onnx: Permission denied$"
+        problem = f"^cannot remove {build}/m/export/model.onnx: Permission denied; "
         with pytest.raises(StageError, match=problem):
             publisher.publish("export:m", tree, sealed, last=RESULT)
 
