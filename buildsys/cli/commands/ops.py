@@ -78,12 +78,12 @@ class Ops(ProjectCommand):
             if model:
                 raise
             project = empty_project(root)
-        known = operator_table(root / STATE_FOLDER)
         registered = _registrations(project)
         if model:
             model = Session(project).one_model("ops --model", [model])
-            _print_model(project, model, known, registered, options)
+            _print_model(project, model, root / STATE_FOLDER, registered, options)
             return 0
+        known = operator_table(root / STATE_FOLDER)
         torch, onnx = known["torch"], known["onnx"]
         if names:
             torch, onnx = _chosen(known, names, registered)
@@ -306,7 +306,7 @@ def _summary(known: Mapping[str, Any]) -> list[str]:
 def _print_model(
     project: Project,
     model: str,
-    known: Mapping[str, Any],
+    state: Path,
     registered: Mapping[str, list[str]],
     options: Options,
 ) -> None:
@@ -320,6 +320,7 @@ def _print_model(
         raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
     opset: int = exported.get("opset", 0)
     counts: dict[str, int] = (simplified.get("after") or exported).get("operators") or {}
+    known = operator_table(state)
     onnx = {name: known["onnx"].get(name) for name in counts}
     if options["json"]:
         _print_json(model=model, opset=opset, operators=counts, onnx=onnx, registered=registered)
