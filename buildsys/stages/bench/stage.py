@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 from buildsys.backends.measurement.contenders import Pace, measure
@@ -90,7 +91,9 @@ def _measure(
 ) -> BenchResult:
     """Time every case, again within the budget while the figures are noisy."""
     bench = job.options["bench"]
-    pace = Pace(bench["duration"], bench["warmup"], bench["min_samples"])
+    duration_s = bench["duration"]
+    pace = Pace(duration_s, bench["warmup"], bench["min_samples"])
+    pace = replace(pace, block_s=min(pace.block_s, duration_s))
     before, others = load_average(), OtherLoad(engine.processes)
     budget_s = bench["noise"]["budget"] if bench["noise"] else 0.0
     cases: dict[str, BenchCase] = {}

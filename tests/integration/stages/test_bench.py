@@ -182,7 +182,7 @@ def test_without_a_baseline_there_is_no_speedup(tmp_path: Path, sections: dict[s
     figures = benched(tmp_path, **sections).figures
     assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
     assert figures["cases"]["opt"]["speedup"] is None
-    assert "one contender" in figures["interleaving"]
+    assert "one contender, blocks of 50 ms" in figures["interleaving"]
 
 
 def test_every_requested_case_is_measured_with_its_batch(tmp_path: Path) -> None:
