@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -139,7 +140,8 @@ def _make_importable(project: Path, folder: Path) -> None:
         if entry in sys.path:
             sys.path.remove(entry)
         sys.path.insert(0, entry)
-    for known in [path for path in sys.path_importer_cache if Path(path).is_relative_to(root)]:
+    inside = f"{root}{os.sep}"
+    for known in [path for path in sys.path_importer_cache if f"{path}{os.sep}".startswith(inside)]:
         del sys.path_importer_cache[known]
 
 

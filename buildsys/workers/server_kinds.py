@@ -51,6 +51,7 @@ _DYNAMO = (
     "torch._functorch.aot_autograd",
     "onnxscript.function_libs.torch_lib.ops",
 )
+_BENCH = ("numpy.ma",)  # imported by the first quantile
 
 
 def toolchain_of(job: Job) -> Toolchain | None:
@@ -91,4 +92,4 @@ def late_preload(job: Job) -> tuple[str, ...]:
     dynamo = job.stage == "program" or (
         job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
     )
-    return (*stage, *_DYNAMO) if dynamo else stage
+    return (*stage, *(_DYNAMO if dynamo else ()), *(_BENCH if job.stage == "bench" else ()))

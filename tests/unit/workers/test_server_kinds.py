@@ -62,4 +62,5 @@ def test_only_dynamo_exports_load_dynamo() -> None:
 
 def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:
     assert late_preload(_job("simplify", simplify={})) == ("buildsys.stages.simplify.stage",)
+    assert late_preload(_job("bench")) == ("buildsys.stages.bench.stage", "numpy.ma")
     assert late_preload(_job("team.stages.prune")) == ()
