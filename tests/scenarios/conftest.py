@@ -34,7 +34,7 @@ def _known_texts(tmp_path_factory: pytest.TempPathFactory) -> None:
                 project = kind(tmp_path_factory.mktemp("keys"), Path(os.devnull))
                 project.create()
                 project.add_model("a")
-                texts |= doit_server.texts_of_keys(project.root)
+                texts |= doit_server.texts_of_keys(project.root, texts)
             file.write_text(json.dumps(texts), encoding="utf-8")
     doit_server.texts_file = file
 
@@ -92,6 +92,7 @@ def built_once(
             torch_place.create()
             torch_place.add_model("lin")
             ran = torch_place.doit()
+            doit_server.store_texts(torch_place.root)
             shutil.copytree(torch_place.root, folder / "project", symlinks=True)
             printed.write_text(json.dumps(astuple(ran)))
         return ProjectFolder(folder / "project"), Ran(*json.loads(printed.read_text()))
@@ -145,6 +146,7 @@ def ready_kept(ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFacto
             ready_place.create()
             ready_place.add_model("a")
             assert ready_place.doit().code == 0
+            doit_server.store_texts(ready_place.root)
             shutil.copytree(ready_place.root, folder)
     return folder
 
@@ -159,7 +161,7 @@ def operator_table(
         if not printed.exists():
             ready_place.clear()
             ready_place.create()
-            ran = ready_place.start_and_wait("ops", "asinh", "roll", "DeformConv")
+            ran = ready_place.doit("ops", "asinh", "roll", "DeformConv")
             shutil.copytree(ready_place.root / ".buildsys/operators", folder / "table")
             printed.write_text(json.dumps(astuple(ran)))
         return folder / "table", Ran(*json.loads(printed.read_text()))

@@ -19,10 +19,12 @@ import json
 import os
 import pkgutil
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -38,16 +40,12 @@ LIBRARIES += ("onnx-ir", "onnxslim", "sympy", "ml-dtypes", "tensorrt_rtx")
 texts_file = Path(os.devnull)  # JSON, written by the first process of the tests
 
 
-def run_doit(
-    arguments: Sequence[str],
-    cwd: Path,
-    environment: Mapping[str, str],
-    timeout_s: float,
-    program: str = "doit",
-) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr of a process of ``doit`` or ``buildsys``."""
+def start_doit(
+    arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], program: str = "doit"
+) -> ForkedDoit:
+    """Start ``doit`` or ``buildsys`` as the leader of a session."""
     server = next(_servers(environment["PYTHONPATH"]))
-    return server.run(program, arguments, cwd, environment, timeout_s)
+    return server.start(program, arguments, cwd, environment)
 
 
 @cache
@@ -60,6 +58,7 @@ class DoitServer:
 
     def __init__(self, path: str, hash_seed: str) -> None:
         self._channel, theirs = socket.socketpair()
+        self._sending = threading.Lock()
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
         with theirs:
             # pipes, as Python treats streams on files differently
@@ -77,34 +76,52 @@ class DoitServer:
         self._channel.close()
         self._process.communicate()
 
-    def run(
-        self,
-        program: str,
-        arguments: Sequence[str],
-        cwd: Path,
-        environment: Mapping[str, str],
-        timeout_s: float,
-    ) -> tuple[int, str, str]:
+    def start(
+        self, program: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
+    ) -> ForkedDoit:
+        ours, theirs = socket.socketpair()
         readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
-        socket.send_fds(self._channel, [b"!"], writers)
+        with theirs, self._sending:
+            socket.send_fds(self._channel, [b"!"], [*writers, theirs.fileno()])
+            _send(self._channel, [program, list(arguments), str(cwd), dict(environment)])
         for writer in writers:
             os.close(writer)
-        _send(self._channel, [program, list(arguments), str(cwd), dict(environment)])
-        pid = _receive(self._channel)
+        return ForkedDoit(ours, *readers)
+
+
+class ForkedDoit:
+    """A started doit, with the interface of ``Popen``."""
+
+    def __init__(self, channel: socket.socket, stdout: int, stderr: int) -> None:
+        self._channel = channel
+        self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end in (stdout, stderr))
+        self.pid: int = _receive(channel)
+        self.returncode: int | None = None
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return what it prints until it ends.
+
+        Raises: TimeoutError: it had to be killed.
+        """
+        if self.returncode is not None:
+            return "", ""
         with ThreadPoolExecutor(2) as threads:
-            streams = [threads.submit(_read, reader) for reader in readers]
+            streams = [threads.submit(stream.read) for stream in (self.stdout, self.stderr)]
             try:
-                out, err = (stream.result(timeout_s) for stream in streams)
+                out, err = (stream.result(timeout) for stream in streams)
             except TimeoutError:
-                os.killpg(pid, signal.SIGKILL)
-                _receive(self._channel)  # its exit code, which the next call must not get
+                os.killpg(self.pid, signal.SIGKILL)
                 raise
-        return _receive(self._channel), out, err
+        with self._channel, self.stdout, self.stderr:
+            self.returncode = _receive(self._channel)
+        return out, err
 
+    def has_ended(self) -> bool:
+        return self.returncode is not None or bool(select.select([self._channel], [], [], 0)[0])
 
-def _read(descriptor: int) -> str:
-    with open(descriptor, encoding="utf-8") as stream:
-        return stream.read()
+    def kill(self) -> None:
+        if not self.has_ended():
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _send(channel: socket.socket, message: object) -> None:
@@ -112,7 +129,7 @@ def _send(channel: socket.socket, message: object) -> None:
     channel.sendall(len(content).to_bytes(4, "big") + content)
 
 
-def _receive(channel: socket.socket) -> object:
+def _receive(channel: socket.socket) -> Any:
     size = int.from_bytes(channel.recv(4, socket.MSG_WAITALL), "big")
     return json.loads(channel.recv(size, socket.MSG_WAITALL))
 
@@ -139,12 +156,13 @@ def read_texts() -> Texts:
     return texts
 
 
-def texts_of_keys(root: Path) -> dict[str, str]:
+def texts_of_keys(root: Path, known: Mapping[str, str]) -> dict[str, str]:
     """Return what doit stores when it makes the keys of a project, which follows our imports."""
     from buildsys.cli.session import Session
     from buildsys.manifest.project import load_project
 
     session = Session(load_project(root))
+    session.executor._db._texts.update(known)
     for action in session.actions.values():
         session.executor._keys.build(action).digest  # noqa: B018
     texts = dict(session.executor._db._texts)
@@ -168,6 +186,16 @@ def know_texts(file: str) -> None:
         self._texts.update(texts)
 
     StateDb.__init__ = start_with_texts  # type: ignore[method-assign]
+
+
+def store_texts(root: Path) -> None:
+    """Write into a built project what a new interpreter would read again in every copy of it."""
+    from buildsys.store.state_db import StateDb
+
+    state = StateDb(root / ".buildsys/state.db")
+    for name, text in json.loads(texts_file.read_text(encoding="utf-8")).items():
+        state.set(name, text)
+    state.close()
 
 
 def make_classes() -> None:
@@ -194,21 +222,48 @@ def make_classes() -> None:
 
 def serve(channel: socket.socket) -> str:
     """Answer requests; in each forked process, return the program to run."""
+    running: dict[int, tuple[int, socket.socket]] = {}  # descriptor -> process, its client
+    ready = select.poll()
+    ready.register(channel, select.POLLIN)
     while True:
-        message, descriptors, *_ = socket.recv_fds(channel, 1, 2)
-        if not message:
-            os._exit(0)
-        program, arguments, cwd, environment = _receive(channel)
-        pid = os.fork()
-        if pid == 0:
-            break
-        for descriptor in descriptors:
-            os.close(descriptor)
-        _send(channel, pid)
-        _send(channel, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    channel.close()
+        for found, _ in ready.poll():
+            if found in running:
+                ready.unregister(found)
+                os.close(found)
+                pid, client = running.pop(found)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with client, contextlib.suppress(BrokenPipeError):
+                    _send(client, code)
+                continue
+            message, descriptors, *_ = socket.recv_fds(channel, 1, 3)
+            if not message:
+                os._exit(0)
+            *streams, answers = descriptors
+            program, arguments, cwd, environment = _receive(channel)
+            pid = os.fork()
+            if pid == 0:
+                for other, (_, client) in running.items():
+                    os.close(other)
+                    client.close()
+                for descriptor in (channel.fileno(), answers):
+                    os.close(descriptor)
+                _become(streams, arguments, cwd, environment)
+                return str(program)
+            for descriptor in streams:
+                os.close(descriptor)
+            client = socket.socket(fileno=answers)
+            _send(client, pid)
+            process = os.pidfd_open(pid)
+            running[process] = pid, client
+            ready.register(process, select.POLLIN)
+
+
+def _become(
+    streams: list[int], arguments: list[str], cwd: str, environment: dict[str, str]
+) -> None:
+    """Make this process what a new one with these arguments is."""
     os.setsid()
-    for stream, descriptor in enumerate(descriptors, start=1):
+    for stream, descriptor in enumerate(streams, start=1):
         os.dup2(descriptor, stream)
         os.close(descriptor)
     os.environ.clear()
@@ -216,7 +271,20 @@ def serve(channel: socket.socket) -> str:
     os.chdir(cwd)
     sys.argv[1:] = arguments
     sys.path[0] = cwd  # as under `python -m doit`
-    return str(program)
+
+
+def run(program: str) -> None:
+    """Run a program and end, without the teardown of modules, which would copy their pages."""
+    try:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(end.code or 0)
 
 
 if __name__ == "__main__":
@@ -230,5 +298,4 @@ if __name__ == "__main__":
     make_classes()
     know_texts(sys.argv[2])
     gc.freeze()  # else a collection would write to every page that the processes share
-    name = serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from doit_server import run_doit
+from doit_server import ForkedDoit, start_doit
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 300  # of whatever takes moments on an idle machine
@@ -127,41 +127,43 @@ class ProjectFolder:
         assert old in text
         file.write_text(text.replace(old, new))
 
-    def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-        """Start doit as a session leader, so that leftover processes can be found."""
+    def start_new(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start doit in a new interpreter, which has to import all that it uses."""
         return subprocess.Popen(
             [sys.executable, "-m", "doit", *arguments],
-            cwd=cwd or self.root,
+            cwd=self.root,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
+            start_new_session=True,  # so that leftover processes can be found
         )
 
-    def start_and_wait(self, *arguments: str) -> Ran:
-        """Run doit in a new interpreter, which has to import all that it uses."""
-        process = self.start(*arguments)
-        try:
-            out, err = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        assert "Traceback" not in out + err, out + err
-        return Ran(process.returncode, out, err)
+    def start(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> ForkedDoit:
+        """Start doit in a process forked from one that has imported its modules."""
+        return start_doit(arguments, cwd or self.root, self.environment, program)
 
     def doit(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> Ran:
         """Run doit in a process forked from one that has imported its modules."""
-        place = cwd or self.root
-        code, out, err = run_doit(arguments, place, self.environment, TIMEOUT_S, program)
-        assert "Traceback" not in out + err, out + err
-        return Ran(code, out, err)
+        return finish(self.start(*arguments, cwd=cwd, program=program))
 
     def files(self) -> set[str]:
         """Return the files of the build folder, without the HTML pages."""
         build = self.root / "build"
         found = (path for path in build.rglob("*") if path.is_file() and path.suffix != ".html")
         return {str(path.relative_to(build)) for path in found}
+
+
+def finish(process: ForkedDoit | subprocess.Popen[str], printed: str = "") -> Ran:
+    """Wait for the end of doit; ``printed`` is its output so far."""
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode is not None
+    assert "Traceback" not in out + err, out + err
+    return Ran(process.returncode, printed + out, err)
 
 
 def processes_of_session(leader: int) -> list[int]:

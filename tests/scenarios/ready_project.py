@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from doit_server import ForkedDoit
 from onnx import TensorProto, helper, numpy_helper
 from project_folder import ProjectFolder, wait_until
 
@@ -61,7 +62,7 @@ class ReadyProject(ProjectFolder):
 
     def __init__(self, root: Path, runtime: Path) -> None:
         super().__init__(root)
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[ForkedDoit | subprocess.Popen[str]] = []
         self.mark = f"BELONGS_TO={uuid.uuid4()}"
         name, _, value = self.mark.partition("=")
         self.environment |= {
@@ -73,21 +74,24 @@ class ReadyProject(ProjectFolder):
 
     def end(self) -> None:
         """Kill every process that belongs to this project."""
+        self._kill_runs()
         while left := processes_marked(self.mark):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
-        self.finish_runs()
 
     def finish_runs(self) -> None:
         """Kill leftover runs and their jobs, but not the servers."""
+        self._kill_runs()
+        wait_until(lambda: not workers_in(self.root / "build"), "the workers end with their runs")
+
+    def _kill_runs(self) -> None:
         self.let_go()
         for process in self._started:
             process.kill()
             process.communicate()
         self._started.clear()
-        wait_until(lambda: not workers_in(self.root / "build"), "the workers end with their runs")
 
     @contextlib.contextmanager
     def cleared(self) -> Iterator[None]:
@@ -113,8 +117,13 @@ class ReadyProject(ProjectFolder):
             if path.name not in (".buildsys", "workers"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-        process = super().start(*arguments, cwd=cwd)
+    def start_new(self, *arguments: str) -> subprocess.Popen[str]:
+        process = super().start_new(*arguments)
+        self._started.append(process)
+        return process
+
+    def start(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> ForkedDoit:
+        process = super().start(*arguments, cwd=cwd, program=program)
         self._started.append(process)
         return process
 

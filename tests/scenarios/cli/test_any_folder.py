@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +15,22 @@ from project_folder import REPOSITORY, TIMEOUT_S
 DOIT_ALONE = "def task_mine(): return {'actions': ['echo mine']}\n"
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A new project; with entry points, as an older installation may have none."""
-    root = tmp_path / "project"
-    root.mkdir()
+@pytest.fixture(scope="module")
+def new_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of ``buildsys init``; only to be copied."""
+    root = tmp_path_factory.mktemp("new")
     assert run(root, "buildsys", "init").returncode == 0
     (root / "net.onnx").touch()
     (root / "configs/models/resnet18.yaml").write_text(
         "model: net\nsource: {onnx: net.onnx}\ninputs: {x: {shape: [1]}}\n"
     )
+    return root
+
+
+@pytest.fixture
+def project(new_project: Path, tmp_path: Path) -> Path:
+    """A new project; with entry points, as an older installation may have none."""
+    root = shutil.copytree(new_project, tmp_path / "project")
     installed = tmp_path / "installed/buildsys-0.1.0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: buildsys\nVersion: 0.1.0\n")

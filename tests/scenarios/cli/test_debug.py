@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doit_server import run_doit
 from project_folder import TIMEOUT_S
 from ready_project import VALUES, ReadyProject, contents
 
@@ -41,9 +40,9 @@ def test_debug_runs_up_to_date_stale_and_failed_targets_and_changes_nothing(
     ready.edit(VALUES, "    with open", '    raise KeyError("no such sample")\n    with open')
     assert ready.doit("reference:a").code == 2
     before = everything(ready)
-    arguments = ["debug", "reference:a", "--pdb"]
-    code, out, err = run_doit(arguments, ready.root, ready.environment, TIMEOUT_S)
-    assert code == 2
+    process = ready.start("debug", "reference:a", "--pdb")
+    out, err = process.communicate(TIMEOUT_S)
+    assert process.returncode == 2
     assert '-> raise KeyError("no such sample")' in out
     assert out.endswith("nothing was published\n")
     assert "Traceback" in err

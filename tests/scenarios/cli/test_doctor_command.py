@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from project_folder import ProjectFolder, Ran
+from project_folder import ProjectFolder, Ran, finish
 from python_environments import Environment
 
 
@@ -28,7 +28,7 @@ def test_it_lists_the_installation_and_fails_if_something_required_is_missing(
     (project.root / "configs/project.yaml").write_text(
         "toolchains: {old: {python: envs/old/bin/python}}\n"
     )
-    ran = project.start_and_wait("doctor", "--json")
+    ran = finish(project.start_new("doctor", "--json"))
     assert ran.code == 1
     found = findings(ran)
     needed = found["engine lin:old"]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from project_folder import ProjectFolder, Ran
+from project_folder import ProjectFolder, Ran, finish
 
 TARGETS = {
     "export:lin",
@@ -94,7 +94,7 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
 def test_each_command_imports_what_it_uses(
     built: ProjectFolder, arguments: tuple[str, ...]
 ) -> None:
-    ran = built.start_and_wait(*arguments)
+    ran = finish(built.start_new(*arguments))
     assert (ran.code, ran.err) == (0, "")
     assert ran.out
 

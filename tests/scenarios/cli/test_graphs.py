@@ -194,7 +194,6 @@ def test_netron_serves_until_it_is_interrupted(
     pytest.importorskip("netron")
     process = ready_built.start("netron", f"{NET}:export")
     try:
-        assert process.stdout is not None
         address = re.match(
             r"serving at (http://127\.0\.0\.1:\d+); stop with Ctrl-C", process.stdout.readline()
         )

@@ -33,7 +33,7 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(
     ready: ReadyProject, number: signal.Signals, to_all: bool, code: int
 ) -> None:
     ready.hold()
-    process = ready.start("-n", "2")
+    process = (ready.start_new if number == signal.SIGINT else ready.start)("-n", "2")
     log = ready.root / "build/a/reference/reference.log"
     wait_until(lambda: ready.is_held and log in workers_in(ready.root), "reference:a is at work")
     worker = workers_in(ready.root)[log]

@@ -94,15 +94,15 @@ class Ordeal:
         arguments = self.choice.choice([(), ("-n", "2"), ("-n", "2", "--continue")])
         process = self.project.start(*arguments)
         time.sleep(self.choice.uniform(0, self.usual_s))
-        found = processes_marked(self.project.mark)
-        others = sorted(found.keys() - {process.pid})
-        victim = (
-            process.pid if not others or self.choice.random() < 0.4 else self.choice.choice(others)
-        )
-        what = "" if process.poll() is not None or victim not in found else _kind(found[victim])
-        if what:
+        others = sorted(processes_marked(self.project.mark))
+        what = "doit" if not others or self.choice.random() < 0.4 else "worker"
+        if process.has_ended():
+            what = ""
+        elif what == "doit":
+            process.kill()
+        else:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+                os.kill(self.choice.choice(others), signal.SIGKILL)
         out, err = process.communicate(timeout=TIMEOUT_S)
         if what == "doit" and process.returncode >= 0:  # it had just ended
             what = ""
@@ -250,10 +250,6 @@ def test_a_kill_never_leaves_partial_outputs(ordeal: Ordeal) -> None:
     ordeal.finish(set())
     assert ordeal.project.doit() == Ran(0, "everything is up to date (16 targets)\n", "")
     print(f"{dict(ordeal.killed)} in {time.monotonic() - began:.0f} s")
-
-
-def _kind(command: str) -> str:
-    return "doit" if "-m doit" in command else "worker"
 
 
 def _needed(target: str) -> set[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from project_folder import Ran, wait_until
+from doit_server import ForkedDoit
+from project_folder import Ran, finish, wait_until
 from ready_project import VALUES, ReadyProject, content_of, workers_in
 
 from buildsys.store.object_store import object_name
@@ -50,10 +49,13 @@ class Machines(NamedTuple):
         assert (asked.code, asked.err) == (0, "")
         return asked.out.strip()
 
-    def run(self, *arguments: str, **variables: str) -> Ran:
+    def start(self, *arguments: str, **variables: str) -> ForkedDoit:
         project = self._with({"TMPDIR": str(self.elsewhere), **variables})
         words = ("run-action", "--store", str(self.store), *arguments)
-        return project.doit(*words, cwd=self.elsewhere, program="buildsys")
+        return project.start(*words, cwd=self.elsewhere, program="buildsys")
+
+    def run(self, *arguments: str, **variables: str) -> Ran:
+        return finish(self.start(*arguments, **variables))
 
     def answer(self, *arguments: str, **variables: str) -> tuple[int, dict[str, Any]]:
         """Return exit code and JSON document."""
@@ -90,13 +92,16 @@ class Machines(NamedTuple):
         return other
 
 
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all tests, as it keeps the worker servers of all requests."""
+    return tmp_path_factory.mktemp("elsewhere")
+
+
 @pytest.fixture
-def machines(ready: ReadyProject, tmp_path: Path) -> Iterator[Machines]:
-    for name in ("store", "elsewhere"):
-        (tmp_path / name).mkdir()
-    found = Machines(
-        ready, tmp_path / "store", tmp_path / "elsewhere", tmp_path / "hold", tmp_path / "held"
-    )
+def machines(ready: ReadyProject, elsewhere: Path, tmp_path: Path) -> Iterator[Machines]:
+    (tmp_path / "store").mkdir()
+    found = Machines(ready, tmp_path / "store", elsewhere, tmp_path / "hold", tmp_path / "held")
     text = VALUES_FILE.format(hold=str(found.hold), held=str(found.held))
     (ready.root / VALUES).write_text(text)
     settings = f"cache: {{remote: {found.store}, mode: read-write}}\n"
@@ -137,16 +142,10 @@ def test_a_killed_run_is_repeated(machines: Machines) -> None:
     digest = machines.request("reference:a")
     machines.hold.touch()
     before = sorted(machines.store.rglob("*"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "buildsys", "run-action", digest, "--store", str(machines.store)],
-        cwd=machines.elsewhere,
-        env={**machines.project.environment, "TMPDIR": str(machines.elsewhere)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = machines.start(digest)
     wait_until(machines.held.exists, "the stage runs")
     process.kill()
-    process.wait()
+    process.communicate()
     (left,) = machines.leftovers()
     wait_until(lambda: not workers_in(left), "the worker ends with its run")
     assert sorted(path for path in machines.store.rglob("*") if path.name != "tmp") == before

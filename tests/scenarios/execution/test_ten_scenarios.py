@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 from collections import Counter
 
 import pytest
-from project_folder import TIMEOUT_S, Ran, wait_until
+from doit_server import ForkedDoit
+from project_folder import Ran, finish, wait_until
 from ready_project import NETWORK, VALUES, ReadyProject, contents, targets, workers_in
 
 ALL = targets("a")
@@ -21,16 +21,8 @@ MANIFEST = "configs/models/a.yaml"
 DOWNSTREAM_OF_SIMPLIFY = {"validate:a", "engine:a:ort", "verify:a:ort", "bench:a:ort", "report:a"}
 
 
-def finish(process: subprocess.Popen[str], printed: str = "") -> Ran:
-    """Wait for a process, or fail; ``printed`` is its output so far."""
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert "Traceback" not in out + err
-    return Ran(process.returncode, printed + out, err)
-
-
-def read_until(process: subprocess.Popen[str], start: str) -> str:
+def read_until(process: ForkedDoit, start: str) -> str:
     """Read output byte by byte up to a line with this start."""
-    assert process.stdout is not None
     printed = b""
     while not printed.endswith(b"\n") or not printed.splitlines()[-1].startswith(start.encode()):
         character = os.read(process.stdout.fileno(), 1)

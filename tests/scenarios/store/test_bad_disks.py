@@ -135,7 +135,7 @@ def test_a_limit_on_the_size_of_files(ready: ReadyProject) -> None:
         resource.RLIMIT_FSIZE, (network - 1000, before[1])
     )  # the state fits, an artifact does not
     try:
-        process = ready.start()
+        process = ready.start_new()  # which inherits the limit
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     out, err = process.communicate(timeout=TIMEOUT_S)
