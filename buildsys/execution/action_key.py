@@ -273,23 +273,25 @@ class KeyBuilder:
             cached = f"closure/1:{digest}:{' '.join(own)}"
             text = self._texts.get(cached)
             if text is None:
-                tree = SourceTree(
-                    _CODE_ROOT,
-                    lambda path: _digest(loaded.get(path)),
-                    self._texts,
-                    package=_PACKAGE,
-                )
                 paths = [name.replace(".", "/") for name in own]
                 sources = [
                     f"{path}/__init__.py" if Path(_CODE_ROOT, path).is_dir() else f"{path}.py"
                     for path in paths
                 ]
-                files = tree.dependencies(sources).files
+                files = self._code_tree.dependencies(sources).files
                 text = json.dumps([file.removesuffix(".py").replace("/", ".") for file in files])
                 self._texts.set(cached, text)
             names: list[str] = json.loads(text)
             self._code[modules] = {n: _digest(loaded.get(_module_file(n))) for n in names}
         return self._code[modules]
+
+    @cached_property
+    def _code_tree(self) -> SourceTree:
+        """The imports among our own modules, which most stages share."""
+        loaded, _ = self._loaded_code
+        return SourceTree(
+            _CODE_ROOT, lambda path: _digest(loaded.get(path)), self._texts, package=_PACKAGE
+        )
 
     @cached_property
     def _loaded_code(self) -> tuple[Files, str]:

@@ -73,8 +73,8 @@ class SourceTree:
 
     If Python could import any of several files, all of them count: an unneeded rebuild costs time,
     a missed one gives a stale result. Modules with computed names and files opened by the code are
-    not found. With ``package``, only modules of that package count. Folders are listed once per
-    instance, so create a new one to see later changes.
+    not found. With ``package``, only modules of that package count, and each is examined once.
+    Folders are listed once per instance, so create a new one to see later changes.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class SourceTree:
         self._package = package
         self._listings = {} if listings is None else listings
         self._names: dict[str, frozenset[str]] = {}
+        self._examined: dict[str, _FileDependencies] = {}
 
     def dependencies(self, sources: Iterable[str], modules: Iterable[Import] = ()) -> Dependencies:
         """Return ``sources`` (relative paths) and ``modules`` with all their dependencies.
@@ -113,7 +114,9 @@ class SourceTree:
                 path = waiting.pop()
                 if path in digests:
                     continue
-                found = self._examine(path, folder)
+                found = self._examined.get(path) or self._examine(path, folder)
+                if self._package:  # the folder is the same for all entries
+                    self._examined[path] = found
                 digests[path] = found.digest
                 waiting += found.files
                 outside.update((i.level, i.module, tuple(i.names)) for i in found.outside)

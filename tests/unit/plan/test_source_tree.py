@@ -182,6 +182,19 @@ def test_with_a_package_only_its_modules_count(project: Path) -> None:
     assert set(tree.dependencies(["pack/a.py"]).files) == {"pack/a.py", "pack/b.py", "pack/c.py"}
 
 
+def test_shared_modules_of_a_package_are_examined_once(project: Path) -> None:
+    write(project, pack__a="import pack.c", pack__b="import pack.c", pack__c="import pack.d")
+    write(project, pack__d="")
+    asked: list[str] = []
+    tree = SourceTree(
+        str(project), lambda path: asked.append(path) or digest(path), Texts(), package="pack"
+    )
+    for source in ("a", "b"):
+        found = tree.dependencies([f"pack/{source}.py"]).files
+        assert set(found) == {f"pack/{name}.py" for name in (source, "c", "d")}
+    assert sorted(asked) == sorted({*asked})
+
+
 def test_imports_without_a_local_file_are_outside(project: Path) -> None:
     write(
         project,
