@@ -66,7 +66,11 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
             if DoitCommand.since:
                 names[:] = _changed(session, names, DoitCommand.since)
         except UsageError as error:
-            raise InvalidCommand(printable(str(error))) from None
+            # a name or tag that is unknown may be that of a manifest left out
+            broken = [str(one) for errors in session.project.broken.values() for one in errors]
+            left_out = f"; left out as broken: {'; '.join(broken[:1])}" if broken else ""
+            more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+            raise InvalidCommand(printable(f"{error}{left_out}{more}")) from None
         if DoitCommand.since and not names:
             names.append("build")  # doit would build everything
             yield _group_task(session, "build", [])

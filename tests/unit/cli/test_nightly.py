@@ -94,9 +94,9 @@ def test_a_failure_stops_only_what_needs_it(nightly: Doit) -> None:
     assert ends["report:b"]["status"] == "passed"
 
 
-def test_broken_manifests_are_listed_and_the_others_built(
-    nightly: Doit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out a broken manifest."""
     import cli_doubles
 
     error = ManifestError(Path("configs/models/c.yaml"), ("modle",), "unknown field", line=1)
@@ -108,6 +108,10 @@ def test_broken_manifests_are_listed_and_the_others_built(
         return session, executor
 
     monkeypatch.setattr(cli_doubles, "make_session", with_broken)
+
+
+@pytest.mark.usefixtures("one_broken")
+def test_broken_manifests_are_listed_and_the_others_built(nightly: Doit) -> None:
     code, out = nightly("nightly")
     assert code == 3
     assert "broken  configs/models/c.yaml:1: modle: unknown field" in out
@@ -115,6 +119,15 @@ def test_broken_manifests_are_listed_and_the_others_built(
     assert found["outcome"] == "1 broken manifest"
     assert found["manifests"][0]["file"] == "configs/models/c.yaml"
     assert found["counts"]["passed"] == len(nightly.session.actions)
+
+
+@pytest.mark.usefixtures("one_broken")
+def test_an_unknown_tag_may_be_that_of_a_broken_manifest(nightly: Doit) -> None:
+    code, out = nightly("nightly", "--tag", "weekly")
+    assert code == 3
+    broken = "left out as broken: configs/models/c.yaml:1: modle: unknown field"
+    assert f"there is no tag 'weekly'; no manifest has tags; {broken}\n" in out
+    assert broken in written(nightly)["error"]
 
 
 def test_an_ignored_target_never_ran(nightly: Doit) -> None:
