@@ -67,6 +67,7 @@ HEAVY = {
     "tensorrt_rtx",
     "onnxsim",
 }
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # fields with statements
 SLOW_TO_IMPORT = {"pydantic", "yaml", "rich", "doit"}
 
 
@@ -82,7 +83,11 @@ def modules() -> dict[str, Path]:
 @cache
 def imported_names(path: Path) -> frozenset[str]:
     def names() -> Iterator[str]:
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        waiting: list[ast.AST] = [ast.parse(path.read_bytes())]
+        while waiting:
+            node = waiting.pop()
+            for field in BLOCKS:  # nine tenths of all nodes are expressions
+                waiting += getattr(node, field, ())
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):

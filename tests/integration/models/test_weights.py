@@ -327,7 +327,10 @@ def deflated(path: Path, **records: bytes) -> None:
     """Save a small state dict in a compressed archive, with other records."""
     content = io.BytesIO()
     torch.save(linear_state(), content)
-    with zipfile.ZipFile(content) as saved, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(content) as saved,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as new,
+    ):
         for name in saved.namelist():
             _, _, record = name.partition("/")
             new.writestr(name, records.get(record, saved.read(name)))
@@ -340,9 +343,9 @@ HUGE_BYTES = b"\x80\x02\x8e\xff\xff\xff\xff\x0f\x00\x00\x00."  # BINBYTES8 of 64
 @pytest.mark.parametrize(
     "records",
     [
-        {"byteorder": bytes(256 << 20)},
-        {"data/0": bytes(256 << 20)},
-        {"version": bytes(256 << 20)},
+        {"byteorder": bytes(160 << 20)},
+        {"data/0": bytes(160 << 20)},
+        {"version": bytes(160 << 20)},
         {"data.pkl": HUGE_MEMO},
         {"data.pkl": HUGE_BYTES},
         {"data.pkl": b"\x80\x02" + b"(" * 100_000 + b"."},
