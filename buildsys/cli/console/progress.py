@@ -34,6 +34,7 @@ _FRAMES_PER_S = 4  # each takes 2 ms of a core, next to the stage or benchmark t
 _PATIENCE_S = 0.5  # until targets are drawn whose worker has not started
 _HEARTBEAT_S = 30.0  # some CI services end a job after minutes without output
 _WIDEST_BAR = 30  # columns
+_NARROW = 60  # columns, too few for the whole state
 
 
 def no_estimate() -> Remaining | None:
@@ -279,7 +280,9 @@ class LiveDisplay:
         if remaining is not None and elapsed + remaining.seconds:
             self._share = max(self._share, elapsed / (elapsed + remaining.seconds))
         width = max(4, min(_WIDEST_BAR, self._console.width // 5))
-        parts = (state_of(self._lines), duration(elapsed), str(remaining or ""))
+        parts = [state_of(self._lines), duration(elapsed), str(remaining or "")]
+        if self._console.width < _NARROW:  # the remaining time says most
+            parts = [parts[0].removesuffix(" targets done"), parts[2] or parts[1]]
         table = Table.grid(padding=(0, 1))
         table.add_column(width=width)
         table.add_column(no_wrap=True, overflow="ellipsis")
