@@ -19,6 +19,7 @@ from typing import Any
 from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
 from buildsys.execution import action_key
 from buildsys.execution.executor import Executor
+from buildsys.execution.freshness import FreshnessChecker, read_only_checker
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.object_store import Store
@@ -188,9 +189,21 @@ def make_executor(
     graph = graph if graph is not None else actions()
     options.setdefault("store", Store(root / ".buildsys" / "store"))
     executor = Executor(root, root / "build", root / ".buildsys", graph, pool=pool, **options)
-    if action_key._CODE_ROOT == CODE_ROOT:
-        vars(executor._keys)["_loaded_code"] = loaded_code()
+    share_loaded_code(executor._keys)
     return executor, pool
+
+
+def make_checker(root: Path) -> FreshnessChecker:
+    """Return a checker that writes nothing."""
+    checker = read_only_checker(root, root / "build", root / ".buildsys")
+    share_loaded_code(checker._keys)
+    return checker
+
+
+def share_loaded_code(keys: action_key.KeyBuilder) -> None:
+    """Use the digests of our own modules that this process has taken already."""
+    if action_key._CODE_ROOT == CODE_ROOT:
+        vars(keys)["_loaded_code"] = loaded_code()
 
 
 @cache

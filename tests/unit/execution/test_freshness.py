@@ -16,6 +16,7 @@ from tiny_project import (
     REPORT,
     actions,
     build,
+    make_checker,
     make_executor,
     make_project,
     order,
@@ -28,10 +29,8 @@ from buildsys.execution.freshness import (
     STALE,
     Explanation,
     Freshness,
-    FreshnessChecker,
     explain,
     is_required,
-    read_only_checker,
 )
 from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, Reason, decode_reasons
 from buildsys.store.ledger import HistoryEntry
@@ -48,13 +47,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_project(tmp_path / "project")
 
 
-def checker(root: Path) -> FreshnessChecker:
-    return read_only_checker(root, root / "build", root / ".buildsys")
-
-
 def examine(root: Path, target: str, **options: Any) -> Freshness:
     graph = actions(**options)
-    return checker(root).examine(graph[target])
+    return make_checker(root).examine(graph[target])
 
 
 def reasons(root: Path, target: str, **options: Any) -> list[str]:
@@ -327,8 +322,8 @@ def test_the_key_of_an_up_to_date_target_is_that_of_its_record(root: Path) -> No
     record = executor.ledger.lookup(EXPORT)
     executor.close()
     assert record is not None
-    assert checker(root).up_to_date_key(actions()[EXPORT]) == record.key
-    assert checker(root).up_to_date_key(actions(opset=18)[EXPORT]) is None
+    assert make_checker(root).up_to_date_key(actions()[EXPORT]) == record.key
+    assert make_checker(root).up_to_date_key(actions(opset=18)[EXPORT]) is None
 
 
 def test_an_unreadable_source_leaves_the_last_run_known(root: Path) -> None:
@@ -345,7 +340,7 @@ def test_an_unreadable_output_does_not_hide_the_key(root: Path) -> None:
     build(root)
     (root / "build" / MODEL).unlink()
     (root / "build" / MODEL).mkdir()
-    found = checker(root).check(actions(opset=18)[EXPORT])
+    found = make_checker(root).check(actions(opset=18)[EXPORT])
     assert (found.target, found.up_to_date) == (EXPORT, False)
     assert found.unreadable == f"{root}/build/{MODEL} {A_FOLDER}"
     assert found.key is not None

@@ -5,24 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_project import BENCH, ENGINE, EXPORT, actions, build, make_executor, order
+from tiny_project import BENCH, ENGINE, EXPORT, actions, build, make_checker, make_executor, order
 
 from buildsys.errors import StageError
-from buildsys.execution.freshness import FreshnessChecker, read_only_checker
-
-
-def checker(root: Path) -> FreshnessChecker:
-    return read_only_checker(root, root / "build", root / ".buildsys")
 
 
 def test_the_record_of_a_target_is_there_while_it_is_up_to_date(root: Path) -> None:
     build(root)
-    record = checker(root).up_to_date_record(actions()[EXPORT])
+    record = make_checker(root).up_to_date_record(actions()[EXPORT])
     assert record is not None
     assert (record.target, record.status) == (EXPORT, "passed")
-    assert checker(root).up_to_date_record(actions(opset=18)[EXPORT]) is None
+    assert make_checker(root).up_to_date_record(actions(opset=18)[EXPORT]) is None
     build(root, actions(opset=18))
-    later = checker(root).up_to_date_record(actions(opset=18)[EXPORT])
+    later = make_checker(root).up_to_date_record(actions(opset=18)[EXPORT])
     assert later is not None
     assert later.key != record.key
 
@@ -30,9 +25,9 @@ def test_the_record_of_a_target_is_there_while_it_is_up_to_date(root: Path) -> N
 def test_an_up_to_date_target_that_is_unavailable_has_its_reason(root: Path) -> None:
     order(root, ENGINE, "unavailable")
     build(root)
-    found = checker(root).check(actions()[ENGINE])
+    found = make_checker(root).check(actions()[ENGINE])
     assert (found.up_to_date, found.unavailable) == (True, "no GPU")
-    passed = checker(root).check(actions()[EXPORT])
+    passed = make_checker(root).check(actions()[EXPORT])
     assert (passed.up_to_date, passed.unavailable) == (True, None)
 
 
@@ -40,10 +35,10 @@ def test_a_stale_target_is_unavailable_only_if_it_is_required(root: Path) -> Non
     order(root, ENGINE, "unavailable")
     build(root)
     for required, reason in ((False, None), (True, "no GPU")):
-        found = checker(root).check(actions(opset=18, required=required)[ENGINE])
+        found = make_checker(root).check(actions(opset=18, required=required)[ENGINE])
         assert not found.up_to_date or not required
         assert found.unavailable == ("no GPU" if found.up_to_date else reason)
-    stale = checker(root).check(actions(required=True)[EXPORT])
+    stale = make_checker(root).check(actions(required=True)[EXPORT])
     assert stale.unavailable is None
 
 
@@ -52,7 +47,7 @@ def test_a_noisy_measurement_is_a_reason_and_no_failure(root: Path) -> None:
     order(root, BENCH, "noise")
     graph = actions(duration=2.0)
     build(root, graph)
-    found = checker(root).check(graph[BENCH])
+    found = make_checker(root).check(graph[BENCH])
     assert (found.up_to_date, found.noise, found.failure) == (False, "a busy neighbor", None)
     assert found.outputs == ()  # replaced by the noisy ones
     assert found.untrusted is False
@@ -64,5 +59,5 @@ def test_outputs_of_a_run_that_broke_are_still_compared(root: Path) -> None:
     with pytest.raises(StageError):
         make_executor(root, actions(opset=18))[0].run(EXPORT)
     (root / "build/m/export/model.onnx").write_text("edited")
-    found = checker(root).check(actions(opset=18)[EXPORT])
+    found = make_checker(root).check(actions(opset=18)[EXPORT])
     assert [path for _, path in found.outputs] == ["m/export/model.onnx"]

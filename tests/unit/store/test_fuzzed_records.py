@@ -18,9 +18,8 @@ import pytest
 from blake3 import blake3
 from checkouts import Checkout
 from document_mutations import STRANGE, damaged, mutated, seeds
-from tiny_project import ALL, ENGINE, EXPORT, make_executor
+from tiny_project import ALL, ENGINE, EXPORT, make_checker, make_executor
 
-from buildsys.execution.freshness import read_only_checker
 from buildsys.store.ledger import Ledger
 from buildsys.store.signatures import NO_POLICY, SigningKey, TrustPolicy, generate_key
 from buildsys.store.state_db import ReadOnlyStateDb
@@ -108,7 +107,7 @@ def fuzz_ledger_rows(root: Path, draws: Iterator[random.Random]) -> None:
             name = draw.choice(sorted(CONTENTS))
             draw.choice([lambda p: p.write_text("wrong"), lambda p: p.unlink()])(build / name)
         ledger = Ledger(ReadOnlyStateDb(state / "state.db"))
-        checker = read_only_checker(root, build, state)
+        checker = make_checker(root)
         executor, _ = make_executor(root)
         for target in ALL:
             ledger.records(target)
