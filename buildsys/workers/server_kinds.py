@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from buildsys.system.backend_registry import describe_backend
+from buildsys.system.backend_registry import describe_backend, our_backends
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
 
@@ -44,6 +44,7 @@ _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
 _STRESS = "buildsys.stages.validate.stress"
 _LABELS = "buildsys.stages.run.labels"  # imports torchvision
 _TORCH_STAGES = frozenset({"export", "program", "reference", _STRESS})
+_ENGINE_STAGES = frozenset({"engine", "verify", "bench"})
 _WITHOUT_TORCH = {"onnx", "numpy"}  # kinds of sources
 # imported by the first dynamo export; saves 0.3 s of each later one
 _DYNAMO = (
@@ -92,4 +93,14 @@ def late_preload(job: Job) -> tuple[str, ...]:
     dynamo = job.stage == "program" or (
         job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
     )
-    return (*stage, *(_DYNAMO if dynamo else ()), *(_BENCH if job.stage == "bench" else ()))
+    bench = _BENCH if job.stage == "bench" else ()
+    return (*stage, *_backend_module(job), *(_DYNAMO if dynamo else ()), *bench)
+
+
+def _backend_module(job: Job) -> tuple[str, ...]:
+    """Return the module of one of our backends whose libraries are preloaded."""
+    name = job.options["engine"]["backend"] if job.stage in _ENGINE_STAGES else None
+    if name not in our_backends():
+        return ()
+    missing = describe_backend(name).libraries.keys() - set(server_kind_of(job).preload)
+    return () if missing else (f"buildsys.backends.{name}.backend",)

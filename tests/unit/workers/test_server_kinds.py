@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import LIGHT, TORCH, late_preload, server_kind_of
 
@@ -62,5 +64,22 @@ def test_only_dynamo_exports_load_dynamo() -> None:
 
 def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:
     assert late_preload(_job("simplify", simplify={})) == ("buildsys.stages.simplify.stage",)
-    assert late_preload(_job("bench")) == ("buildsys.stages.bench.stage", "numpy.ma")
+
+
+def test_a_backend_is_loaded_where_its_libraries_are() -> None:
+    engine = {"backend": "onnxruntime"}
+    backend = "buildsys.backends.onnxruntime.backend"
+    assert late_preload(_job("verify", engine=engine)) == ("buildsys.stages.verify.stage", backend)
+    timed = ("buildsys.stages.bench.stage", backend, "numpy.ma")
+    assert late_preload(_job("bench", engine=engine)) == timed
+    for name in ("tensorrt_rtx", "openvino", "of_another_package"):  # loaded by the child alone
+        assert late_preload(_job("engine", engine={"backend": name})) == (
+            "buildsys.stages.engine.stage",
+        )
+    toolchain = Toolchain("other", Path("/envs/other/bin/python"), {})
+    job = replace(_job("engine", engine=engine), toolchain=toolchain)
+    assert late_preload(job) == ("buildsys.stages.engine.stage",)
+
+
+def test_a_stage_of_another_package_is_loaded_by_its_child() -> None:
     assert late_preload(_job("team.stages.prune")) == ()
