@@ -34,6 +34,35 @@ class Small(nn.Sequential):
         )
 
 
+class InvertedResidual(nn.Module):
+    """A block of mobilenet_v2 with its head: depthwise convolution, sum, mean, linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.block = nn.Sequential(
+            nn.Conv2d(8, 16, 1),
+            nn.ReLU6(),
+            nn.Conv2d(16, 16, 3, padding=1, groups=16),
+            nn.ReLU6(),
+            nn.Conv2d(16, 8, 1),
+        )
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = x + self.block(x)
+        return self.head(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
+
+
+class MaskedMean(nn.Module):
+    """The mean of the tokens that a mask selects."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        weight = mask.unsqueeze(-1)
+        return (x * weight).sum(1) / weight.sum(1).clamp(min=1)
+
+
 class Nested(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         return {"sum": x.sum(1), "unused": None, "heads": (x + 1, [x + 2])}

@@ -28,10 +28,15 @@ class ExecuTorchSession:
 
     profiles: list[dict[str, dict[str, tuple[int, ...]]]]
 
-    def __init__(self, engine: Path, threads: int, *, traced: bool = False) -> None:
-        """Load the program; raise StageError for a damaged file or one of another version."""
+    def __init__(
+        self, engine: Path, threads: int, *, largest_first: bool = False, traced: bool = False
+    ) -> None:
+        """Load the program; raise StageError for a damaged file or one of another version.
+
+        largest_first: run once with the largest sizes.
+        """
         self.profiles = []
-        self._engine, self._threads = engine, threads
+        self._engine, self._threads, self._largest_first = engine, threads, largest_first
         self._program, interface = open_program(engine, traced=traced)
         self._dims: Mapping[str, Mapping[str, int]] = interface["dims"]
         self.inputs, self.outputs = (
@@ -50,6 +55,8 @@ class ExecuTorchSession:
                 f"ExecuTorch cannot load {engine.name}: {error}",
                 "build it with this version of ExecuTorch, or install the one it was built with",
             ) from error
+        if largest_first and self._dims:
+            self._call([self._zeros(port) for port in self.inputs], clone=False)
 
     def run(
         self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
@@ -77,7 +84,15 @@ class ExecuTorchSession:
 
     def duplicate(self) -> ExecuTorchSession:
         """Return a session with separate memory."""
-        return ExecuTorchSession(self._engine, self._threads)
+        return ExecuTorchSession(self._engine, self._threads, largest_first=self._largest_first)
+
+    def _zeros(self, port: Port) -> torch.Tensor:
+        """Return an input of the largest size."""
+        sizes = [
+            self._dims[size]["max"] if isinstance(size, str) else int(size or 1)
+            for size in port.shape
+        ]
+        return torch.zeros(sizes, dtype=getattr(torch, port.dtype))
 
     def _call(self, feeds: list[torch.Tensor], *, clone: bool) -> Any:
         try:

@@ -36,18 +36,20 @@ def options(**fields: Any) -> dict[str, Any]:
     return {**engine_spec("executorch").model_validate(engine).model_dump(), "precision": precision}
 
 
-def captured(folder: Path, name: str, inputs: Any = IMAGE) -> Path:
+def captured(folder: Path, name: str, inputs: Any = IMAGE, dims: Any = DIMS) -> Path:
     resolved = manifest(
         source={"python": f"{NETWORKS}:{name}"},
         inputs=inputs,
-        dims=DIMS,
+        dims=dims,
         engines=({"backend": "executorch", "name": "e"},),
     )
     program.run(stage_job("program", resolved, folder))
     return folder / "m/program/program.pt2"
 
 
-def build(folder: Path, source: Path, **fields: Any) -> tuple[BuildRequest, dict[str, Any]]:
+def build(
+    folder: Path, source: Path, inputs: Any = IMAGE, dims: Any = DIMS, **fields: Any
+) -> tuple[BuildRequest, dict[str, Any]]:
     calibration = None
     folder.mkdir(exist_ok=True)
     if fields.get("precision") == "int8":
@@ -59,8 +61,8 @@ def build(folder: Path, source: Path, **fields: Any) -> tuple[BuildRequest, dict
         Path(),
         folder / "engine.pte",
         options(**fields),
-        {"x": {"shape": IMAGE["x"]["shape"], "dtype": "float32"}},
-        DIMS,
+        {name: {**tensor, "dtype": "float32"} for name, tensor in inputs.items()},
+        dims,
         program=source,
         calibration=calibration,
     )
@@ -84,6 +86,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Any:
     return build(tmp_path_factory.mktemp("executorch"), source)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("int8")
+    source = captured(folder, "InvertedResidual")
+    asked, figures = build(folder, source, precision="int8")
+    assert "run the program once with the largest sizes" in figures["messages"][0]
+    return source, asked.engine
 
 
 def expected(source: Path, inputs: dict[str, Tensor]) -> np.ndarray:
@@ -130,6 +141,35 @@ def test_an_int8_engine_is_quantized(tmp_path: Path, source: Path) -> None:
     (found,) = run(asked.engine, inputs).values()
     one, other = found.array.ravel(), expected(source, inputs).ravel()
     assert one @ other >= 0.95 * np.linalg.norm(one) * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 8), (3, 8), (4, 8)])
+def test_sizes_of_an_int8_engine_can_grow(quantized: Any, sizes: tuple[int, ...]) -> None:
+    source, engine = quantized
+    session = backend.load(engine, options(precision="int8", threads=1))
+    whole = random_x(8)["x"].array
+    reference = expected(source, {"x": Tensor(whole, "float32")})
+    for size in sizes:
+        inputs = {"x": Tensor(whole[:size], "float32")}
+        for each in (session, session.duplicate()):
+            (found,) = each.run(inputs).values()
+            np.testing.assert_allclose(found.array, reference[:size], atol=0.2 * reference.max())
+
+
+def test_two_dynamic_dims_that_xnnpack_refuses_name_delegate_none(tmp_path: Path) -> None:
+    tokens = {"x": {"shape": ["batch", "tokens", 4]}, "mask": {"shape": ["batch", "tokens"]}}
+    dims = {**DIMS, "tokens": {"min": 2, "opt": 4, "max": 16}}
+    source = captured(tmp_path, "MaskedMean", tokens, dims)
+    with pytest.raises(StageError, match="XNNPACK") as caught:
+        build(tmp_path, source, tokens, dims)
+    assert caught.value.hint == "use delegate: none, or fewer dynamic dimensions"
+    asked, _ = build(tmp_path, source, tokens, dims, delegate="none")
+    x, mask = np.ones((3, 5, 4), np.float32), np.ones((3, 5), np.float32)
+    x[:, 3:], mask[:, 3:] = 7, 0
+    (found,) = run(
+        asked.engine, {"x": Tensor(x, "float32"), "mask": Tensor(mask, "float32")}
+    ).values()
+    np.testing.assert_allclose(found.array, np.ones((3, 4)), rtol=1e-6)
 
 
 def test_equal_programs_give_equal_engines(tmp_path: Path, built: Any, source: Path) -> None:
