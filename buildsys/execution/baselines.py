@@ -202,7 +202,12 @@ class Baselines:
             problem = f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
             return {"missing": problem, "hint": f"`doit forget {action.target}` starts again"}
         records = self._ledger.records(action.target)
-        if records and (changed := _differences(_ENVIRONMENT, records[0].parts, parts)):
+        changed = _differences(_ENVIRONMENT, records[0].parts, parts) if records else []
+        if not records and not self._ledger.is_forgotten(action.target):  # a clean checkout
+            history = self._history
+            for build in history.builds(target=action.target, limit=1):
+                changed = _differences(_ENVIRONMENT, history.environment(build), parts)
+        if changed:
             problem = f"earlier builds ran in another environment ({_listed(changed)} changed)"
             return {"missing": problem, "hint": next_one}
         return {"missing": "there is no earlier build", "hint": next_one}

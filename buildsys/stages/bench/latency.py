@@ -9,6 +9,7 @@ import numpy as np
 
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.history.statistics import median_interval
+from buildsys.report.formatting import significant
 from buildsys.report.results.bench import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
@@ -130,7 +131,7 @@ def _uncertainty(contender: ContenderResult, limit: float | None) -> str:
     spread = max(high - found["p50_ms"], found["p50_ms"] - low)
     if limit is None or spread <= limit * found["p50_ms"]:
         return ""
-    return f"the median is only known to be between {low:.3g} and {high:.3g} ms"
+    return f"the median is only known to be between {significant(low)} and {significant(high)} ms"
 
 
 def _is_certainly_slower(contender: ContenderResult, engine: ContenderResult) -> bool:

@@ -187,6 +187,18 @@ def test_a_clean_checkout_finds_its_baseline_in_the_history(
     assert project.seen[-1]["missing"] == "there is no earlier build"
 
 
+def test_a_clean_checkout_names_the_other_environment_of_earlier_builds(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.commit("v1")
+    project.build(17)
+    delete_state(project, but=("history",))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    project.build(18)
+    problem = "earlier builds ran in another environment (OMP_NUM_THREADS changed)"
+    assert project.seen[-1]["missing"] == problem
+
+
 def delete_state(project: Project, but: tuple[str, ...]) -> None:
     shutil.rmtree(project.root / "build")
     for path in (project.root / ".buildsys").iterdir():
