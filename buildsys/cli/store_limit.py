@@ -63,14 +63,14 @@ def enforce_limit(project: Project) -> None:
         else:
             unmet.unlink(missing_ok=True)
         _notify(text)
-    except OSError as error:
+    except (BuildsysError, OSError) as error:
         with suppress(OSError):
             unmet.touch()
-        problem = f"{error.filename}: {error.strerror}; check the permissions of the store"
-        _notify(f"the store cannot be kept below its limit: {problem}")
-    except BuildsysError as error:  # broken manifests
-        unmet.touch()
-        _notify(f"the store stays above its limit: {' '.join(str(error).split())}")
+        if isinstance(error, OSError):
+            problem = f"{error.filename}: {error.strerror}; check the permissions of the store"
+            _notify(f"the store cannot be kept below its limit: {problem}")
+        else:  # broken manifests
+            _notify(f"the store stays above its limit: {' '.join(str(error).split())}")
 
 
 def reached_names(

@@ -27,6 +27,7 @@ from buildsys.system.git import commit_query, run_git
 if TYPE_CHECKING:
     from buildsys.history.builds import Build
     from buildsys.history.database import History
+    from buildsys.history.nights import PresentBuild
 
 ENGINE = "baseline:engine"  # the label in keys
 NONE = "none"
@@ -177,14 +178,13 @@ class Baselines:
     def _recorded(self, action: Action, parts: Parts) -> str:
         """Return the last accepted engine in the history, whose records were deleted."""
         from buildsys.history.nights import last_accepted_engine
-        from buildsys.history.recorder import machine_id
 
-        own, history = self._own_build(action, parts), self._history
-        if own is None or self._ledger.is_forgotten(action.target):
+        if self._ledger.is_forgotten(action.target):
             return NONE
-        where = machine_id(), parts, own.outputs["engine"]
-        found = last_accepted_engine(history, action.target, *where, project=own.project)
-        return found or NONE
+        own = self._own_build(action, parts)
+        if own is None:
+            return NONE
+        return last_accepted_engine(self._history, _present(action, parts, own)) or NONE
 
     def _why_none(self, action: Action, parts: Parts, digest: str) -> dict[str, str]:
         """Return the reason for a missing baseline, and its remedy."""
@@ -278,13 +278,9 @@ class Baselines:
 
     def _nights(self, action: Action, parts: Parts, pinned: str) -> dict[str, Any]:
         from buildsys.history.nights import gate_nights
-        from buildsys.history.recorder import machine_id
 
-        own = self._own_build(action, parts)
-        where = machine_id(), parts, _engine(action, parts)
-        project = own.project if own else ""
-        found = gate_nights(self._history, action.target, *where, pinned=pinned, project=project)
-        return found._asdict()
+        present = _present(action, parts, self._own_build(action, parts))
+        return gate_nights(self._history, present, pinned=pinned)._asdict()
 
     def _own_build(self, action: Action, parts: Parts) -> Build | None:
         """Return the last recorded build of the present engine."""
@@ -318,6 +314,15 @@ class Baselines:
             options = next(one.options for one in engines if one.name == build.variant)
             return dict(json.loads(json.dumps(options)))
         return None
+
+
+def _present(action: Action, parts: Parts, own: Build | None) -> PresentBuild:
+    """Return the build to compare; ``own`` is its record."""
+    from buildsys.history.nights import PresentBuild
+    from buildsys.history.recorder import machine_id
+
+    project = own.project if own else ""
+    return PresentBuild(action.target, machine_id(), parts, _engine(action, parts), project)
 
 
 def _rebuild(action: Action) -> str:

@@ -31,24 +31,24 @@ class Nights(NamedTuple):
     earlier: Values  # other builds that were accepted
 
 
-def gate_nights(
-    history: History,
-    target: str,
-    machine_id: str,
-    parts: Mapping[str, str],
-    engine: str,
-    *,
-    pinned: str = "",
-    project: str = "",
-) -> Nights:
-    """Return the nights of a gate on this machine in the environment of ``parts``.
+class PresentBuild(NamedTuple):
+    """The build that a gate compares: an engine with its libraries."""
 
-    A build is an engine, by its digest, with its libraries. Only the engine ``pinned`` counts as
-    earlier, if there is one. Builds of an unknown project belong to every project.
+    target: str  # the gate
+    machine_id: str
+    parts: Mapping[str, str]  # of the key: environment and libraries
+    engine: str  # digest
+    project: str = ""  # builds of an unknown project belong to every project
+
+
+def gate_nights(history: History, build: PresentBuild, *, pinned: str = "") -> Nights:
+    """Return the nights of a gate on this machine in its present environment.
+
+    Only the engine ``pinned`` counts as earlier, if there is one.
     """
-    today = int(max(time.time(), history.last_position(machine_id)) // _DAY_S)
+    today = int(max(time.time(), history.last_position(build.machine_id)) // _DAY_S)
     runs: dict[bool, dict[int, list[Mapping[str, object]]]] = {True: {}, False: {}}
-    for run, is_ours in _comparable_runs(history, target, machine_id, parts, engine, project):
+    for run, is_ours in _comparable_runs(history, build):
         is_earlier = run.status in _ACCEPTED and _engine(run) == (pinned or _engine(run))
         if run.status in _MEASURED if is_ours else is_earlier:
             day = int(run.position // _DAY_S)
@@ -61,41 +61,24 @@ def gate_nights(
     )
 
 
-def last_accepted_engine(
-    history: History,
-    target: str,
-    machine_id: str,
-    parts: Mapping[str, str],
-    engine: str,
-    *,
-    project: str = "",
-) -> str:
-    """Return the digest of the last accepted engine before this build, "" without one.
-
-    The arguments are those of ``gate_nights``.
-    """
-    for run, is_ours in _comparable_runs(history, target, machine_id, parts, engine, project):
+def last_accepted_engine(history: History, build: PresentBuild) -> str:
+    """Return the digest of the last accepted engine before a build, "" without one."""
+    for run, is_ours in _comparable_runs(history, build):
         found = _engine(run)
         if not is_ours and run.status in _ACCEPTED and found and isinstance(found, str):
             return found
     return ""
 
 
-def _comparable_runs(
-    history: History,
-    target: str,
-    machine_id: str,
-    parts: Mapping[str, str],
-    engine: str,
-    project: str,
-) -> Iterator[tuple[Build, bool]]:
+def _comparable_runs(history: History, build: PresentBuild) -> Iterator[tuple[Build, bool]]:
     """Yield measured runs, newest first, and if they are of this build."""
+    target, here, parts, engine, project = build
     environments: dict[str, dict[str, str]] = {}
-    for run in history.builds(target=target, machine_id=machine_id, project=project, limit=_READ):
+    for run in history.builds(target=target, machine_id=here, project=project, limit=_READ):
         if run.environment not in environments:
             environments[run.environment] = history.environment(run)
         then = environments[run.environment]
-        if run.how == RAN and run.machine_id == machine_id and not _differ(_COMPARED, then, parts):
+        if run.how == RAN and run.machine_id == here and not _differ(_COMPARED, then, parts):
             yield run, _engine(run) == engine and not _differ(_LIBRARIES, then, parts)
 
 

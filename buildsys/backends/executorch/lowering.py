@@ -131,10 +131,11 @@ def _refusals(request: BuildRequest) -> Iterator[None]:
             nodes = [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
             if nodes:
                 raise_refused(request, "ExecuTorch", nodes)
+        hint = "the log has the complete message"
+        if "XNNPACK" in text:
+            hint = "use delegate: none, or fewer dynamic dimensions"
         raise StageError(
             f"model {request.model}: ExecuTorch cannot lower the program:"
             f" {type(error).__name__}: {text[:300]}",
-            "the log has the complete message"
-            if "XNNPACK" not in text
-            else "use delegate: none, or fewer dynamic dimensions",
+            hint,
         ) from error

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from typing import Any, cast
 
 from buildsys.backends.measurement.contenders import Pace, measure
@@ -92,8 +91,8 @@ def _measure(
     """Time every case, again within the budget while the figures are noisy."""
     bench = job.options["bench"]
     duration_s = bench["duration"]
-    pace = Pace(duration_s, bench["warmup"], bench["min_samples"])
-    pace = replace(pace, block_s=min(pace.block_s, duration_s))
+    block_s = min(Pace.block_s, duration_s)
+    pace = Pace(duration_s, bench["warmup"], bench["min_samples"], block_s)
     before, others = load_average(), OtherLoad(engine.processes)
     budget_s = bench["noise"]["budget"] if bench["noise"] else 0.0
     cases: dict[str, BenchCase] = {}

@@ -12,7 +12,7 @@ from recorded_builds import MakeBuild
 
 from buildsys.history.builds import RESTORED, Build
 from buildsys.history.database import History, digest_of
-from buildsys.history.nights import Nights, gate_nights
+from buildsys.history.nights import Nights, PresentBuild, gate_nights
 
 DAY_S = 86_400
 PROJECT = "host/acme/models"
@@ -40,9 +40,8 @@ class Runs:
         return build
 
     def found(self, engine: str = "x", pinned: str = "", parts: dict[str, str] = HERE) -> Nights:
-        return gate_nights(
-            self.history, "gate:m:ort", "aaaa", parts, engine, pinned=pinned, project=PROJECT
-        )
+        present = PresentBuild("gate:m:ort", "aaaa", parts, engine, PROJECT)
+        return gate_nights(self.history, present, pinned=pinned)
 
 
 @pytest.fixture
