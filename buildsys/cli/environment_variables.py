@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, UsageError
+from buildsys.execution.machine_needs import LABELS
 from buildsys.manifest.project import empty_project
 from buildsys.manifest.units import number_or_text, parse_size
 from buildsys.system.suggestions import nearest
 
 PREFIX = "BUILDSYS_"
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # as the names of manifests
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # of a URL, also with a single slash
 
 
@@ -74,6 +76,13 @@ def _check_probe_limit(_: Path, environment: Mapping[str, str], name: str) -> No
     probe_limit_s(environment)
 
 
+def _check_labels(_: Path, environment: Mapping[str, str], name: str) -> None:
+    for label in environment[name].split(","):
+        if label.strip() and not _LABEL.fullmatch(label.strip()):
+            hint = "write names such as trt86,lab, separated by commas"
+            raise UsageError(f"{name}: {label.strip()} is not a label", hint)
+
+
 def _accept(_: Path, environment: Mapping[str, str], name: str) -> None:
     """Accept any value: a missing interpreter makes its engines unavailable."""
     del environment, name
@@ -99,6 +108,12 @@ VARIABLES = (
         "duration",
         "time limit for an interpreter or library to start; 30 s by default",
         _check_probe_limit,
+    ),
+    Variable(
+        LABELS,
+        "names",
+        "labels of this machine, separated by commas, for `needs` of manifests",
+        _check_labels,
     ),
     Variable(
         "BUILDSYS_MACHINE_LOCK",

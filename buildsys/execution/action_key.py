@@ -20,8 +20,9 @@ from buildsys.execution.environment_parts import (
     Parts,
     variables_of,
 )
+from buildsys.execution.machine_needs import lacking
 from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
-from buildsys.plan.action import Action
+from buildsys.plan.action import NO_NEEDS, Action
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system.files import sha256_of
@@ -29,6 +30,7 @@ from buildsys.system.shard_index import INDEX_SUFFIX, shards_of
 from buildsys.system.text_cache import TextCache
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
+NEEDS = "needs:machine"  # what this machine lacks; nothing if it meets all needs
 ABSENT = "absent"  # the value of a missing file or distribution
 _SPECIAL = re.compile(r"([\\.\[\]])")
 _encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
@@ -141,6 +143,8 @@ class KeyBuilder:
 
         def make_parts() -> Parts:
             made = declared_parts(action) | self._environment.of_action(action)
+            if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
+                made[NEEDS] = lacks
             made |= content_parts("code", self._code_of(action.code))
             for label in [name for name in made if name.endswith("source.weights.sha256")]:
                 # a matching sha256 adds nothing to the digest; with another one the stage fails

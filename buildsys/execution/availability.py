@@ -11,7 +11,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from buildsys.errors import with_hint
 from buildsys.execution.action_key import ActionKey
+from buildsys.execution.machine_needs import lacking, obstacle
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import NONE, gpu_facts
@@ -22,6 +24,8 @@ from buildsys.system.versions import ABSENT, tool_versions
 
 def expected_obstacle(action: Action, project: Path) -> str:
     """Return the known obstacle to ``action`` on this machine and its remedy, or ""."""
+    if lacks := lacking(action.needs):
+        return with_hint(*obstacle(lacks))
     engine = action.options.get("engine")
     if engine is None:
         return ""
@@ -56,6 +60,8 @@ def needs_no_device(action: Action, key: ActionKey, project: Path) -> bool:
     There is no engine to run, or no module of the library that builds it. Other facts, such as the
     GPU's, are not enough: if they are wrong, a stage without a lock disturbs another benchmark.
     """
+    if lacking(action.needs):
+        return True
     engine = action.inputs.get("engine")
     if engine is not None:
         return key.files[f"input:{engine.path}"] is None

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from buildsys.errors import StageError
+from buildsys.execution.machine_needs import lacking, obstacle
 from buildsys.plan.action import RESULT, Action, FileRef
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord
@@ -57,6 +58,7 @@ def stage_job(
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
         threads=0 if action.measures else threads,
         environment=environment,
+        obstacle=obstacle(lacks) if (lacks := lacking(action.needs)) else None,
         earlier=earlier,
     )
 

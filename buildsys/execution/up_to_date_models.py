@@ -23,7 +23,7 @@ from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, own_code
 from buildsys.execution.freshness import FreshnessChecker, is_strict
 from buildsys.execution.recorded_reads import Reads
-from buildsys.plan.action import Action, ToolchainRef
+from buildsys.plan.action import Action, Needs, ToolchainRef
 from buildsys.store.file_digests import boot_id
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import Row, StateDb, Statement
@@ -219,6 +219,7 @@ def action_in(line: str) -> tuple[Action, Reads]:
     if used["toolchain"] is not None:
         name, python, env = used["toolchain"]
         used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
+    used["needs"] = Needs(*used["needs"][:-1], tuple(used["needs"][-1]))
     action = Action(
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
     )

@@ -25,6 +25,21 @@ class ToolchainRef(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
 
 
+class Needs(NamedTuple):
+    """What a machine must have to run an action."""
+
+    gpu: str = ""  # words of its name
+    compute_capability: str = ""
+    count: int = 0  # of such GPUs
+    memory: int = 0  # bytes
+    exclusive: bool = False  # nothing else runs on the machine meanwhile
+    time_s: float = 0.0  # limit for schedulers that ask for one
+    labels: tuple[str, ...] = ()
+
+
+NO_NEEDS = Needs()
+
+
 class BaselineRef(NamedTuple):
     """The search for an engine's earlier build, during key creation."""
 
@@ -74,6 +89,8 @@ class Action:
     measures: bool = False  # a benchmark: its result is never shared with other machines
     exclusive: bool = False  # runs alone on the machine, as it times a processor
     alone_on_gpu: bool = False  # no other action of this kind uses the GPU meanwhile
+    needs: Needs = NO_NEEDS  # in the key if the machine does not meet them
+    executor: str = ""  # of project.yaml, "" for this machine
     timeout_s: float | None = None
     doc: str = field(default="", compare=False)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.manifest.shape_cases import example_dims
-from buildsys.plan.action import FileRef
+from buildsys.plan.action import NO_NEEDS, FileRef, Needs
 from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators
 from buildsys.plan.engine_typing import (
     EngineSpec,
@@ -180,13 +180,17 @@ class ModelPlan:
         self.engines = [EnginePlan(self, engine) for engine in spec["engines"]]
         self.needs_calibration = any(e.needs_ranges or e.calibrates for e in self.engines)
 
-    def fields(self, stage: str, variant: str = "") -> dict[str, Any]:
-        """Return the name and time limit of an action."""
+    def fields(
+        self, stage: str, variant: str = "", engine: EngineSpec | None = None
+    ) -> dict[str, Any]:
+        """Return the name, needs and time limit of an action."""
+        needs = (engine or {}).get("needs") or self.spec.get("needs")
         return {
             "target": ":".join((stage, self.name, variant)).rstrip(":"),
             "stage": stage,
             "model": self.name,
             "variant": variant,
+            "needs": _needs(needs) if needs else NO_NEEDS,
             "timeout_s": self.spec["timeout"].get(stage),
         }
 
@@ -240,7 +244,7 @@ class EnginePlan:
         is_ours = package is not None and not package.owner
         self.backend_code = (module,) if is_ours else ()
         self.backend_packages = () if is_ours else (module,)
-        unused = {"name", "tolerance", "required", "gates"}
+        unused = {"name", "tolerance", "required", "needs", "gates"}
         unused |= set() if self.toolchain else {"toolchain"}
         self.gates = spec.get("gates") or model.spec.get("gates")
         if self.gates and self.gates["engine"] == self.name:  # gates of the model
@@ -327,6 +331,14 @@ class EnginePlan:
             return {}
         inputs = model.final.inputs.items()
         return {"cases": names, "shapes": {name: tensor["shape"] for name, tensor in inputs}}
+
+
+def _needs(declared: Mapping[str, Any]) -> Needs:
+    """Return the needs in a manifest."""
+    found = {name: value for name, value in declared.items() if value is not None}
+    has_gpu = "gpu" in found or "compute_capability" in found
+    found |= {"labels": tuple(found["labels"]), "time_s": found.pop("time", 0.0)}
+    return Needs(**{"count": int(has_gpu), **found})
 
 
 def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:

@@ -45,6 +45,12 @@ def gpu_facts() -> Mapping[str, str]:
     return facts
 
 
+def visible_gpus() -> tuple[dict[str, str], ...]:
+    """Return uuid, name, compute_capability and drivers of the GPUs visible to CUDA."""
+    gpus, _ = _find_gpus(*map(os.environ.get, _SELECTION))
+    return tuple(gpus)
+
+
 def equal_gpus(variables: Iterable[tuple[str, str]] = ()) -> tuple[str, ...]:
     """Return UUIDs of equal visible GPUs: a job may run on any.
 

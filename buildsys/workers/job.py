@@ -43,6 +43,7 @@ class Job:
     earlier: Sequence[Mapping[str, str]] = ()
     # variables of this job only, such as the GPU selected for it
     environment: Mapping[str, str] = field(default_factory=dict)
+    obstacle: tuple[str, str] | None = None  # why it cannot run here, and the next step
     threads: int = 0  # for computations independent of the thread count; 0: all cores
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False)
     # what is done, of how much (0: unknown), and its unit: 3 of 5 batches. Not in the log

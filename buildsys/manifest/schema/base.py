@@ -46,6 +46,8 @@ OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
 PUBLIC_KEY_PATTERN = r"^ed25519:[A-Za-z0-9+/]{43}=$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
+GPU_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ./-]*$"
+CAPABILITY_PATTERN = r"^[0-9]{1,2}\.[0-9]$"
 WEIGHTS_PATTERN = r"^[A-Za-z0-9_]+_Weights\.[A-Za-z0-9_]+$"
 PATTERN_WORDS = {  # the words of error messages
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
@@ -60,6 +62,8 @@ PATTERN_WORDS = {  # the words of error messages
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
     PUBLIC_KEY_PATTERN: "a public key of `doit cache keygen`, ed25519: and 44 characters",
     VARIABLE_PATTERN: "the name of an environment variable such as LD_LIBRARY_PATH",
+    GPU_PATTERN: "words of a GPU's name such as H100 or RTX 6000",
+    CAPABILITY_PATTERN: "a compute capability such as 9.0",
     WEIGHTS_PATTERN: "weights of torchvision such as ResNet50_Weights.IMAGENET1K_V2",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
@@ -133,6 +137,29 @@ class Spec(BaseModel):
             return fields
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         return {**fields, **lists} if lists else fields
+
+
+class MachineSpec(Spec):
+    """What a machine has, or must have."""
+
+    gpu: str | None = Field(
+        None, pattern=GPU_PATTERN, max_length=100, description="Words of the GPU's name: H100."
+    )
+    compute_capability: str | None = Field(
+        None, pattern=CAPABILITY_PATTERN, description="Compute capability of the GPU, such as 9.0."
+    )
+    count: int | None = Field(None, ge=1, le=64, description="Number of such GPUs; default: 1.")
+    memory: Bytes | None = Field(None, gt=0, description="Main memory of the machine.")
+    labels: tuple[Name, ...] = Field((), description="Labels of the machine (BUILDSYS_LABELS).")
+
+
+class NeedsSpec(MachineSpec):
+    """What a machine must have to run a stage."""
+
+    exclusive: bool = Field(False, description="Nothing else may run on the machine meanwhile.")
+    time: Seconds | None = Field(
+        None, gt=0, description="Time limit for schedulers that ask for one; default: timeout."
+    )
 
 
 def section(alias: str | None = None) -> Any:

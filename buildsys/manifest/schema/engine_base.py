@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from buildsys.manifest.schema.base import EnginePrecision, Name, Spec
+from buildsys.manifest.schema.base import EnginePrecision, Name, NeedsSpec, Spec
 from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.stages import EngineTolerance
 
@@ -22,6 +22,9 @@ class EngineBase(Spec):
         None, description="Limits of this engine, overriding those of `verify`."
     )
     toolchain: Name | None = Field(None, description="Toolchain of project.yaml to build and run.")
+    needs: NeedsSpec | None = Field(
+        None, description="Needs of this engine, instead of those of the model."
+    )
     gates: GatesSpec | None = Field(
         None, description="Gates of this engine, instead of those of the model."
     )

@@ -9,6 +9,7 @@ from pydantic import Field
 from buildsys.manifest.schema.base import (
     DimName,
     Name,
+    NeedsSpec,
     Seconds,
     Spec,
     Stage,
@@ -63,6 +64,9 @@ class ModelSpec(Spec):
     )
     strict_reads: bool = Field(
         False, description="Fail if the user's code reads anything undeclared."
+    )
+    needs: NeedsSpec | None = Field(
+        None, description="What a machine must have for all stages but the report."
     )
     ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")
     export: ExportSpec = section()

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from buildsys.manifest.schema.base import VARIABLE_PATTERN, Bytes, Name, PublicKey, Seconds, Spec
+from buildsys.manifest.schema.executors import Executor
 
 
 class CacheSpec(Spec):
@@ -61,4 +62,7 @@ class ProjectSpec(Spec):
     )
     toolchains: dict[Name, ToolchainSpec] = Field(
         {}, description="Additional interpreters by name, for engines."
+    )
+    executors: dict[Name, Executor] = Field(
+        {}, description="Other machines by name, preferred first, that run targets."
     )

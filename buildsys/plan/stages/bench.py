@@ -54,7 +54,7 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
     else:
         tools += engine.run_tools
     return Action(
-        **model.fields("bench", engine.name),
+        **model.fields("bench", engine.name, engine.spec),
         options=options,
         inputs={**inputs, **operators.inputs},
         outputs={"result": FileRef(f"{name}/bench/{engine.name}.json")},

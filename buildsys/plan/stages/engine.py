@@ -49,7 +49,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
     tools += [*(["python"] if called else []), *operators.tools, *engine.toolchain_tools]
     sources = [*operators.sources, *(function.rpartition(":")[0] for function in called)]
     return Action(
-        **model.fields("engine", engine.name),
+        **model.fields("engine", engine.name, engine.spec),
         options={**options, **operators.options},
         inputs={**engine.source, **kept, **batches, **operators.inputs},
         outputs={

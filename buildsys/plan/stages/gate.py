@@ -60,7 +60,7 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
     else:
         tools += engine.run_tools
     return Action(
-        **model.fields("gate", engine.name),
+        **model.fields("gate", engine.name, engine.spec),
         options=options,
         inputs=inputs,
         outputs={"result": FileRef(f"{name}/gate/{engine.name}.json")},

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.graph_sections import GRAPH_SECTIONS
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
 
 _GRAPH_STAGES = ("export", "surgery", "simplify", "convert")  # their graphs are described
-_HIDDEN = ("timeout", "toolchains", "flaky")  # decide no result
+_HIDDEN = ("timeout", "toolchains", "flaky", "needs")  # decide no result
 _RARE = (
     "owner",
     "tags",
@@ -45,7 +45,7 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
     if spec.get("toolchains"):  # without the paths of their interpreters
         shown["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
     return Action(
-        **model.fields("report"),
+        **{**model.fields("report"), "needs": NO_NEEDS},
         options={"manifest": shown, "pictures": pictures},
         inputs={
             **{action.target: action.outputs["result"] for action in results},
@@ -60,11 +60,10 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
 
 
 def _as_written(engine: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an engine with ``auto`` as a part of its precision."""
-    if not engine.get("auto"):
-        return engine
-    fields = {name: value for name, value in engine.items() if name != "auto"}
-    return {**fields, "precision": f"auto-{engine['precision']}"}
+    """Return an engine with ``auto`` as a part of its precision, without its needs."""
+    fields = {name: value for name, value in engine.items() if name not in ("auto", "needs")}
+    is_auto = {"precision": f"auto-{engine['precision']}"} if engine.get("auto") else {}
+    return fields | is_auto
 
 
 def _pictures(graphs: Sequence[Action]) -> dict[str, str]:

@@ -17,7 +17,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
     upstream = [f"engine:{name}:{engine.name}", final.golden_target]
     upstream += [model.final_assembled_target] if assembled else []
     return Action(
-        **model.fields("verify", engine.name),
+        **model.fields("verify", engine.name, engine.spec),
         options={
             "engine": engine.options,
             "tolerance": engine.tolerance,

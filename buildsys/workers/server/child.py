@@ -145,8 +145,10 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
 def run_stage(job: Job) -> StageResult:
     """Run the stage of a job.
 
-    Raises: TypeError: its result is not one.
+    Raises: TypeError: its result is not one. Unavailable: the machine does not meet its needs.
     """
+    if job.obstacle is not None:
+        raise Unavailable(*job.obstacle)
     name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
     answer = importlib.import_module(name).run(job)
     if not isinstance(answer, StageResult) or answer.status not in _STATUSES:

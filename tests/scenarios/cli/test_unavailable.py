@@ -127,3 +127,25 @@ def test_help_and_version(ready: ReadyProject) -> None:
     wrong = ready.doit("help", "exprt")
     assert wrong.code == 3
     assert "there is no target 'exprt'; nearest: export" in wrong.err
+
+
+def test_an_engine_runs_once_the_machine_meets_its_needs(ready: ReadyProject) -> None:
+    engine = ["engine:a:lab", "verify:a:lab", "bench:a:lab"]
+    ready.edit(MANIFEST, "name: ort}]", "name: ort}, {backend: onnxruntime, name: lab, "
+               "needs: {labels: [lab-1]}}]")  # fmt: skip
+    planned = ready.doit("plan", *engine).out
+    assert "it needs the label lab-1; run it on a machine that has it" in planned
+    without = ready.doit(*engine)
+    assert without.code == 0
+    assert "3 unavailable in" in without.out
+    assert "it needs the label lab-1" in without.out
+    assert not (ready.root / "build/a/engine/lab/engine.onnx").exists()
+    ready.environment["BUILDSYS_LABELS"] = "lab-2,lab-1"
+    explained = answer(ready, "explain", engine[0])["targets"]
+    assert "this machine no longer lacks the label lab-1" in json.dumps(explained)
+    with_label = ready.doit(*engine)
+    assert with_label.passed >= set(engine[:2])  # a benchmark may be noisy
+    del ready.environment["BUILDSYS_LABELS"]  # the engine is not that of this machine any more
+    assert "3 unavailable in" in ready.doit(*engine).out
+    ready.environment["BUILDSYS_LABELS"] = "lab-1"
+    assert ready.doit(*engine).restored >= set(engine[:2])  # benchmarks may be noisy

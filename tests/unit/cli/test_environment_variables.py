@@ -32,6 +32,7 @@ def project(tmp_path: Path) -> Path:
         ("BUILDSYS_STRICT", "0"),
         ("BUILDSYS_STRICT", "1"),
         ("BUILDSYS_STRICT", ""),
+        ("BUILDSYS_LABELS", "trt86, lab-1,"),
         ("BUILDSYS_WORKER_IDLE", "0"),
         ("BUILDSYS_WORKER_IDLE", "10min"),
         ("BUILDSYS_INTERPRETER_LIMIT", "2min"),
@@ -54,6 +55,7 @@ def test_well_formed_values_are_accepted(project: Path, name: str, value: str) -
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("BUILDSYS_LABELS", "a b,c", "BUILDSYS_LABELS: a b is not a label"),
         ("BUILDSYS_STRICT", "maybe", "BUILDSYS_STRICT=maybe is neither 0 nor 1"),
         ("BUILDSYS_STRICT", "false", "BUILDSYS_STRICT=false is neither 0 nor 1"),
         ("BUILDSYS_WORKER_IDLE", "9" * 400, f"BUILDSYS_WORKER_IDLE={'9' * 60} is not a duration"),

@@ -16,7 +16,7 @@ from buildsys.execution import action_key
 from buildsys.execution.action_key import KeyBuilder
 from buildsys.execution.environment_parts import FILES
 from buildsys.execution.up_to_date_models import action_in, environment_of
-from buildsys.plan.action import Action, FileRef, ToolchainRef
+from buildsys.plan.action import Action, FileRef, Needs, ToolchainRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
 from buildsys.system import versions
@@ -317,3 +317,16 @@ def test_the_variables_of_a_toolchain_add_to_those_of_the_stage(
     environment = {label for label in own if label.startswith("env:")}
     assert environment <= found.keys()
     assert {"env:A_SETTING", "env:NVIDIA_TF32_OVERRIDE"} <= found.keys()
+
+
+def test_only_needs_that_are_not_met_are_in_the_key(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = replace(actions()[EXPORT], sources=())
+    action = replace(plain, needs=Needs(labels=("lab",)))
+    monkeypatch.delenv("BUILDSYS_LABELS", raising=False)
+    assert parts(tmp_path, db, action)["needs:machine"] == "the label lab"
+    remembered, _ = action_in(environment_of(action))
+    assert remembered.needs == action.needs
+    monkeypatch.setenv("BUILDSYS_LABELS", "lab")
+    assert parts(tmp_path, db, action) == parts(tmp_path, db, plain)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import NO_NEEDS, Action, FileRef, Needs
 from buildsys.plan.stage_table import plan_model
 
 MANIFEST: dict[str, Any] = {
@@ -618,3 +618,19 @@ def test_engines_without_calibration_have_graphs_of_their_own() -> None:
     changed = plan(**changes)
     assert changed["convert:net:dynamic-int8"] == actions["convert:net:dynamic-int8"]
     assert changed["convert:net:int4"] != actions["convert:net:int4"]
+
+
+def test_the_needs_of_an_engine_replace_those_of_the_model() -> None:
+    engines = [{**engine} for engine in MANIFEST["engines"]]
+    engines[0]["needs"] = {"gpu": "H100", "labels": ["lab"]}
+    engines[1]["needs"] = {"compute_capability": "9.0", "count": 2}
+    found = plan(needs={"memory": "64GiB"}, engines=engines)
+    assert found["report:net"].needs == NO_NEEDS
+    for target in ("export:net", "validate:net", "engine:net:int8", "bench:net:int8"):
+        assert found[target].needs == Needs(memory=64 << 30)
+    for stage in ("engine", "verify", "bench"):
+        assert found[f"{stage}:net:ort"].needs == Needs(gpu="H100", count=1, labels=("lab",))
+        assert found[f"{stage}:net:rtx"].needs == Needs(compute_capability="9.0", count=2)
+    without = plan()
+    assert {action.needs for action in without.values()} == {NO_NEEDS}
+    assert [found[target].options for target in found] == [a.options for a in without.values()]

@@ -1,0 +1,1 @@
+"""Executors: systems that run jobs on other machines."""
