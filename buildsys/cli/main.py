@@ -40,6 +40,7 @@ _OF_BOTH = {
     "debug": f"{_FOLDER}.debug:Debug",
     "request-action": f"{_FOLDER}.request_action:RequestAction",
     "run-action": f"{_FOLDER}.run_action:RunAction",
+    "describe-machine": f"{_FOLDER}.describe_machine:DescribeMachine",
     "inspect": f"{_FOLDER}.inspect:Inspect",
     "history": f"{_FOLDER}.history:HistoryCommand",
     "compare": f"{_FOLDER}.compare:Compare",
@@ -143,4 +144,4 @@ def _runs_anywhere(arguments: Sequence[str]) -> bool:
     """Check for commands without a project."""
     if arguments[:1] == ["help"]:
         return not arguments[1:] or arguments[1] in commands_of(PROGRAM)
-    return arguments[:1] in (["--version"], ["init"], ["run-action"])
+    return arguments[:1] in (["--version"], ["init"], ["run-action"], ["describe-machine"])

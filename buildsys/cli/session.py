@@ -17,19 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.cli.target_names import TargetNames, models_named_by
-from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
+from buildsys.errors import BuildsysError, ManifestErrors, StageError, UsageError, with_hint
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.manifest.project import empty_project, load_project
 from buildsys.plan.project_plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
+    from buildsys.execution.dispatch import Dispatcher
     from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.outcome import Outcome
+    from buildsys.execution.placement import Placer
+    from buildsys.execution.remote_environments import RemoteEnvironments
     from buildsys.execution.stale_reasons import Reason
     from buildsys.history.recorder import Recorder
     from buildsys.manifest.project import Project
+    from buildsys.plan.action import Action
     from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.client.pool import WorkerPool
 
@@ -62,7 +66,8 @@ class Session(TargetNames):
 
     def __init__(self, project: Project) -> None:
         versions = builder_versions(project.root, project.state)
-        super().__init__(project, ProjectPlan(project.models, versions))
+        self.placer = _placer(project.executors())
+        super().__init__(project, ProjectPlan(project.models, versions, self._executor_of))
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
@@ -161,6 +166,58 @@ class Session(TargetNames):
             notify=notify,
             make_recorder=self._make_recorder,
             keys_at=self._keys_at_revision,
+            executors=project.executors(),
+            dispatch=self._dispatcher,
+        )
+
+    @property
+    def _executor_of(self) -> Callable[[Action], str] | None:
+        placer = self.placer
+        return (lambda action: placer.place(action).executor) if placer else None
+
+    def check_places(self, targets: Iterable[str]) -> None:
+        """Check that each target has a place to run.
+
+        Raises: UsageError: no place has what it needs.
+        """
+        if self.placer is None:
+            return
+        for target in targets:
+            place = self.placer.place(self.actions[target])
+            if place.obstacles:
+                problem = f"nothing can run {target}: {'; '.join(place.obstacles)}"
+                hint = "correct its `needs`, or add an executor to configs/project.yaml"
+                raise UsageError(problem, hint)
+
+    def _dispatcher(self, environments: RemoteEnvironments) -> Dispatcher:
+        """Return the dispatcher for the executors. Raises: UsageError: they share no cache."""
+        from buildsys.execution.build_cache import store_folder
+        from buildsys.execution.dispatch import Dispatcher
+        from buildsys.store.object_store import Store
+        from buildsys.store.shared_cache import READ_WRITE, SharedCache
+        from buildsys.store.signatures import SigningKey
+        from buildsys.store.state_db import warn_on_stderr
+
+        project, key_file = self.project, self.project.signing()[0]
+        settings = project.shared_cache()
+        if settings is None:
+            hint = "set cache.remote in configs/project.yaml"
+            raise StageError("executors need a shared cache, which their machines reach", hint)
+        settings |= {"mode": READ_WRITE, "timeout_s": max(600.0, settings.get("timeout_s", 0.0))}
+        known_hosts = project.state / "known_hosts"
+        shared = SharedCache(
+            notify=warn_on_stderr, known_hosts=known_hosts, required=True, **settings
+        )
+        return Dispatcher(
+            project.executors(),
+            project.root,
+            project.build,
+            shared=shared,
+            url=settings["url"],
+            store=Store(store_folder(project.state)),
+            environments=environments,
+            signing_key=SigningKey(key_file) if key_file else None,
+            trust=self._trust,
         )
 
     def _make_recorder(self) -> Recorder:
@@ -333,7 +390,8 @@ class Session(TargetNames):
         from buildsys.execution.freshness import read_only_checker
 
         project = self.project
-        return read_only_checker(project.root, project.build, project.state, self._trust)
+        executors = project.executors()
+        return read_only_checker(project.root, project.build, project.state, self._trust, executors)
 
     @cached_property
     def _trust(self) -> TrustPolicy:
@@ -392,3 +450,13 @@ class Session(TargetNames):
             self.executor.close()
         with self._idle:
             self._idle.wait_for(lambda: not self._busy, timeout=_CLOSE_LIMIT_S)
+
+
+def _placer(executors: Mapping[str, Mapping[str, Any]]) -> Placer | None:
+    """Return what places targets on executors, None without any."""
+    if not executors:
+        return None
+    from buildsys.execution.machine_needs import lacking
+    from buildsys.execution.placement import Placer
+
+    return Placer(executors, lacking)

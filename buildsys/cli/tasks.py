@@ -80,6 +80,10 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
             with no_garbage_collection():
                 selection = select(session, Run.requested(session))
         if selection is not None:
+            try:
+                session.check_places(selection.targets)
+            except UsageError as error:
+                raise InvalidCommand(printable(str(error))) from None
             yield from _tasks(session, selection)
         else:
             yield from _all_tasks(session, groups_only=List.groups_only)

@@ -22,6 +22,7 @@ from buildsys.execution.environment_parts import (
 )
 from buildsys.execution.machine_needs import lacking
 from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
+from buildsys.execution.remote_environments import RemoteEnvironments
 from buildsys.plan.action import NO_NEEDS, Action
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
@@ -81,6 +82,8 @@ class ActionKey:
 class KeyBuilder:
     """Builds action keys; those of gates need ``baselines``.
 
+    ``elsewhere`` knows the libraries and devices of other machines.
+
     Files are examined at every call; libraries, devices and our own code once per instance, with
     the first key whose parts are used. ``texts`` caches facts about file contents.
     """
@@ -92,8 +95,10 @@ class KeyBuilder:
         digests: DigestCache,
         texts: TextCache,
         baselines: Baselines | None = None,
+        elsewhere: RemoteEnvironments | None = None,
     ) -> None:
         self._baselines = baselines
+        self._elsewhere = elsewhere
         self._project = str(project)
         self._build = str(build)
         self._digests = digests
@@ -102,6 +107,11 @@ class KeyBuilder:
         self._values = ReadValues(str(project), digests, {str(build)})
         self._environment = EnvironmentParts(str(project), texts)
         self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
+
+    @property
+    def executors(self) -> str:
+        """A text that changes with the executors of the project."""
+        return self._elsewhere.identity if self._elsewhere else ""
 
     def build(self, action: Action, reads: Reads | None = None) -> ActionKey:
         """Return the present key of an action. ``reads`` are those of its last run.
@@ -142,9 +152,13 @@ class KeyBuilder:
             covered.update(declared.files, declared.folders)
 
         def make_parts() -> Parts:
-            made = declared_parts(action) | self._environment.of_action(action)
-            if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
-                made[NEEDS] = lacks
+            made = declared_parts(action)
+            if action.executor and self._elsewhere:
+                made |= self._elsewhere.of_action(action)
+            else:
+                made |= self._environment.of_action(action)
+                if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
+                    made[NEEDS] = lacks
             made |= content_parts("code", self._code_of(action.code))
             for label in [name for name in made if name.endswith("source.weights.sha256")]:
                 # a matching sha256 adds nothing to the digest; with another one the stage fails

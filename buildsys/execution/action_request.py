@@ -70,14 +70,22 @@ class ActionRequest:
 
 
 def make_request(
-    action: Action, key: ActionKey, project: Path, build: Path, store: Store
+    action: Action,
+    key: ActionKey,
+    project: Path,
+    build: Path,
+    store: Store,
+    *,
+    is_answered: bool = False,
 ) -> ActionRequest:
     """Return an action's request; its files go into ``store``.
+
+    Figures of a benchmark return only in an answer.
 
     Raises: UsageError: the action depends on this machine or project. StageError: a file changed.
     OSError: the store cannot be written.
     """
-    if action.measures:
+    if action.measures and not is_answered:
         problem = f"{action.target} measures the machine that it runs on"
         raise UsageError(problem, f"run `doit {action.target}` on the machine to measure")
     if action.baseline is not None:
@@ -98,6 +106,7 @@ def make_request(
 
     known = key.without_reads()
     parts = dict(sorted(known.parts.items()))
+    action = replace(action, executor="")
     request = ActionRequest(
         SCHEMA, __version__, action, known.digest, parts, stored(inputs), stored(files)
     )

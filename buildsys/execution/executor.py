@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
-from functools import partial
+from contextlib import nullcontext, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable, joined
+from buildsys.errors import BuildsysError, CheckFailed, StageError, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import Baselines, KeysAtRevision
 from buildsys.execution.build_cache import BuildCache
@@ -24,8 +22,10 @@ from buildsys.execution.freshness import (
     explain,
     is_required,
 )
+from buildsys.execution.local_runs import LocalRuns
 from buildsys.execution.outcome import Outcome
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
+from buildsys.execution.remote_environments import NO_EXECUTORS, Executors, RemoteEnvironments
 from buildsys.execution.run_records import RunRecords
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
@@ -35,18 +35,19 @@ from buildsys.store.file_digests import DigestCache, stamp_file
 from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
-from buildsys.store.publish import Background, Publisher, make_folders
+from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, key_name
 from buildsys.store.state_db import StateDb, warn_on_stderr
 
 if TYPE_CHECKING:
+    from buildsys.execution.dispatch import Dispatcher
     from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
     from buildsys.store.signatures import SigningKey, TrustPolicy
     from buildsys.workers.client.pool import JobReply, WorkerPool
-    from buildsys.workers.job import Job
 
 Event = dict[str, Any]
+MakeDispatcher = Callable[[RemoteEnvironments], "Dispatcher"]
 _REQUESTED = Reason(ASKED_FOR)
 _LISTED_FILES = 4  # of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
@@ -61,7 +62,8 @@ class Executor:
     is no limit. ``on_event`` gets the target with the worker's events, ``{"event": "stale",
     "reason": text}`` before anything is restored or run, and ``{"event": "waiting", "holder": text,
     "elsewhere": in another process}``. ``make_recorder`` is called before the first target that is
-    not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins.
+    not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins,
+    ``dispatch`` before the first target on one of the ``executors`` of project.yaml.
     """
 
     def __init__(
@@ -84,15 +86,12 @@ class Executor:
         make_recorder: Callable[[], Recorder | None] = lambda: None,
         before_stage: Callable[[], None] = lambda: None,
         keys_at: KeysAtRevision = lambda *_: frozenset(),
+        executors: Executors = NO_EXECUTORS,
+        dispatch: MakeDispatcher | None = None,
     ) -> None:
         self._project = project_root
         self._build = build
         self._actions = actions
-        self._pool = pool
-        self._timing_caches = timing_caches
-        self._threads = threads
-        # targets that wait for a GPU or for the machine do not count
-        self._slots = threading.Semaphore(jobs) if jobs else nullcontext()
         self._on_event, self._before_stage = on_event, before_stage
         self._store, self._state = store, state
         self._db = pool.texts = StateDb(state / "state.db", notify)
@@ -108,7 +107,15 @@ class Executor:
         )
         self._signers = RestoredSigners(self._db)
         self._baselines = Baselines(self.ledger, project_root, state, keys_at)
-        self._keys = KeyBuilder(project_root, build, self._digests, self._db, self._baselines)
+        self.here = LocalRuns(
+            project_root, build, state, pool, store, self._locks, self.ledger, self._baselines,
+            timing_caches, threads, threading.Semaphore(jobs) if jobs else nullcontext(),
+        )  # fmt: skip
+        self._environments = RemoteEnvironments(executors, self._db)
+        self._dispatch = dispatch
+        self._keys = KeyBuilder(
+            project_root, build, self._digests, self._db, self._baselines, self._environments
+        )
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)
         self._forecaster = FreshnessChecker(*checked, store, trust)
@@ -145,6 +152,9 @@ class Executor:
         """
         action, on_wait = self._actions[target], partial(self._report_wait, target)
         with self._locks.target(target, on_wait) as waited:
+            if action.executor:
+                others = (self._actions[name] for name in (*action.after, *action.order))
+                self._elsewhere.learn(action, others, partial(self._on_event, target))
             found = self._checker.check(action)
             key = found.key
             assert key is not None
@@ -163,22 +173,17 @@ class Executor:
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
             self._before_stage()
-            # not needed with nothing to do
-            from buildsys.execution.availability import needs_no_device
-            from buildsys.execution.stage_job import earlier_builds, hold_devices, stage_job
-
-            devices = not needs_no_device(action, key, self._project)
-            with (
-                hold_devices(self._locks, action, target, on_wait, needed=devices) as variables,
-                self._slots,
-            ):
-                self._publisher.remove_abandoned()
-                known = self.ledger.records(target) if action.refits and not force else ()
-                earlier = earlier_builds(action, key.parts, known, self._store)
-                make_job = partial(
-                    stage_job, threads=self._threads, environment=variables, earlier=earlier
-                )
-                return self._make(action, key, why, make_job)
+            self._publisher.remove_abandoned()
+            run = partial(
+                self.here.run,
+                on_wait=on_wait,
+                on_event=partial(self._on_event, target),
+                refits=action.refits and not force,
+            )
+            if action.executor:
+                on_event = partial(self._on_event, target)
+                run = partial(self._elsewhere.build, on_event=on_event, rebuild=force)
+            return self._make(action, key, why, run)
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]
@@ -205,25 +210,28 @@ class Executor:
                 self._publisher.publish(target, tree, sealed, last=action.outputs[RESULT].path)
             self.ledger.add_run(run, sealed)
 
-    def add_baseline(self, job: Job, action: Action, key: ActionKey, folder: Path) -> Job:
-        """Return a gate's job with its baseline, copied into ``folder``."""
-        baseline, files = self._baselines.fetch(action, key.parts, self._store, folder)
-        earlier = {f"baseline.{role}": path for role, path in files.items()}
-        return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
-
     def stop(self) -> None:
         """Stop waiting for locks, without recording interrupted targets."""
         self._stopped = True
         self._locks.stopped.set()
+        if "_elsewhere" in vars(self):
+            self._elsewhere.stop()
 
     def close(self) -> None:
         """Stop waiting for locks, finish background work and close the state."""
         self._locks.stopped.set()
+        if "_elsewhere" in vars(self):
+            self._elsewhere.close()
         try:
             self._background.close()
         finally:
             self._runs.close()
             self._db.close()
+
+    @cached_property
+    def _elsewhere(self) -> Dispatcher:
+        assert self._dispatch is not None
+        return self._dispatch(self._environments)
 
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
         """Restore the outputs of an earlier build with this key."""
@@ -260,7 +268,7 @@ class Executor:
         return record
 
     def _make(
-        self, action: Action, key: ActionKey, why: str, make_job: Callable[..., Job]
+        self, action: Action, key: ActionKey, why: str, run: Callable[..., JobReply]
     ) -> Outcome:
         """Run the stage and publish its outputs if no input changed meanwhile."""
         target = action.target
@@ -274,14 +282,18 @@ class Executor:
             with self._publisher.staging(target) as tree:
                 begun = time.perf_counter()
                 try:
-                    reply = self._run_stage(action, key, tree, make_job)
+                    reply = run(action, key, tree, self._log(action))
                 except BuildsysError as error:
-                    error.seconds = took = time.perf_counter() - begun
+                    if error.seconds is None:
+                        error.seconds = time.perf_counter() - begun
                     if isinstance(error, StageError):  # libraries do not always report a full disk
                         error.hint = joined(self._publisher.low_disk_note(), error.hint)
-                    run = HistoryEntry(target, key.digest, "error", started, took, str(error), why)
+                    took = error.seconds
+                    entry = HistoryEntry(
+                        target, key.digest, "error", started, took, str(error), why
+                    )
                     if not self._stopped:
-                        self._runs.add(action, key, run)
+                        self._runs.add(action, key, entry)
                     raise
                 now = self._keys.build(action)
                 if changed := self._keys.changed_file(action, key, now):
@@ -291,13 +303,24 @@ class Executor:
                 if now.files == key.files:
                     if reply.status == ledger.FAILED:  # never up to date, whatever it read
                         return self._publish(action, key, tree, reply, started, why)
-                    whole, changed = self._keys.after_run(action, key, reply.reads)
+                    whole, changed = self._after_run(action, key, reply)
                     if not changed:
                         self._report_reads(action, whole, tree, started, why)
                         return self._publish(action, whole, tree, reply, started, why)
             key = now
         text = f"{changed or 'an input'} was written repeatedly while {target} read it"
         raise StageError(text, "run it again")
+
+    def _after_run(self, action: Action, key: ActionKey, reply: JobReply) -> tuple[ActionKey, str]:
+        """Return the key with the reads of a run, and any file changed meanwhile."""
+        if reply.elsewhere is None:
+            return self._keys.after_run(action, key, reply.reads)
+        whole = self._keys.with_reads(action, key, reply.elsewhere.reads)
+        if reply.elsewhere.key not in ("", whole.digest):
+            where = reply.elsewhere.machine.get("name", action.executor)
+            problem = f"{action.target} read other values on {where} than it would read here"
+            raise StageError(problem, "declare what it reads in `reads` of its manifest")
+        return whole, ""
 
     def _report_reads(
         self, action: Action, key: ActionKey, tree: Path, started: str, why: str
@@ -315,30 +338,6 @@ class Executor:
             raise error
         add_warnings(tree / action.outputs[RESULT].path, reads)
 
-    def _run_stage(
-        self, action: Action, key: ActionKey, tree: Path, make_job: Callable[..., Job]
-    ) -> JobReply:
-        log, begun = self._log(action), time.perf_counter()
-        outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
-        make_folders(path.parent for path in (log, *outputs.values()))
-        caches = self._timing_caches
-        job = make_job(action, self._project, self._build, outputs, timing_caches=caches)
-        on_event = partial(self._on_event, action.target)
-        with ExitStack() as stack:
-            if action.baseline is not None:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._state)))
-                job = self.add_baseline(job, action, key, folder)
-            try:
-                return self._pool.run(job, log=log, timeout_s=action.timeout_s, on_event=on_event)
-            except (CheckFailed, Unavailable) as error:
-                if not outputs[RESULT].exists():
-                    raise
-                from buildsys.workers.client.pool import JobReply
-
-                status = ledger.FAILED if isinstance(error, CheckFailed) else ledger.UNAVAILABLE
-                seconds = time.perf_counter() - begun
-                return JobReply(status, error.problem, error.hint, {}, seconds, log)
-
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str
     ) -> Outcome:
@@ -354,10 +353,11 @@ class Executor:
         sealed = self._publisher.digest_outputs(tree)
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
         figures = {**reply.figures, "peak_rss_mib": reply.peak_rss_mib}
+        machine = reply.elsewhere.machine if reply.elsewhere else {}
         if status in (ledger.FAILED, ledger.NOISY):  # without a record it is never up to date
             ended = status, started, reply.seconds, reply.reason, why
             run = HistoryEntry(target, key.digest, *ended)
-            self._runs.add(action, key, run, sealed, figures)
+            self._runs.add(action, key, run, sealed, figures, machine)
             if status == ledger.NOISY:
                 return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
             files = [main, *sorted(sealed.keys() - {main})][:_LISTED_FILES]  # and failing tensors
@@ -381,7 +381,7 @@ class Executor:
             log=self._shown(self._log(action)),
         )
         self._signers.add(record, BUILT_HERE)
-        self._runs.add_build(action, key, record, why, figures)
+        self._runs.add_build(action, key, record, why, figures, machine=machine)
         names = key.without_reads().digest if key.reads else ""
         self._background.submit(partial(self._cache.keep, action, record, names))
         if status == ledger.UNAVAILABLE and is_required(action):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from buildsys.plan.action import Needs
 from buildsys.system.devices import visible_gpus
@@ -14,9 +15,31 @@ _GIB = 1 << 30
 _HINT = "run it on a machine that has it"
 
 
+class Machine(NamedTuple):
+    """What a machine has."""
+
+    gpus: Sequence[Mapping[str, str]]  # name and compute_capability of each
+    memory: int  # bytes, 0 if unknown
+    labels: frozenset[str]
+
+
 def lacking(needs: Needs) -> str:
     """Return what this machine lacks, or "": ``a GPU named H100 (NVIDIA L4 here)``."""
-    return " and ".join(_lacking(needs))
+    if not any(needs):
+        return ""
+    gpus = visible_gpus() if needs.gpu_count else ()
+    labels = (label.strip() for label in os.environ.get(LABELS, "").split(","))
+    lacks = [*_lacking(Machine(gpus, _memory_bytes(), frozenset(labels)), needs, " here")]
+    if needs.gpu_count <= sum(_fits(gpu, needs) for gpu in gpus) < len(gpus):
+        # CUDA might use another one
+        alone = "alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)"
+        lacks.append(f"{_gpus_in_words(needs)} {alone}")
+    return " and ".join(lacks)
+
+
+def lacking_on(machine: Machine, needs: Needs) -> str:
+    """Return what another machine lacks, or ""."""
+    return " and ".join(_lacking(machine, needs))
 
 
 def obstacle(lacks: str) -> tuple[str, str]:
@@ -25,31 +48,29 @@ def obstacle(lacks: str) -> tuple[str, str]:
     return f"it needs {lacks}", hint
 
 
-def _lacking(needs: Needs) -> Iterator[str]:
-    if needs.count:
-        yield from _lacking_gpus(needs)
-    if needs.memory and (memory := _memory_bytes()) and memory < needs.memory:
-        yield f"{_gib(needs.memory)} of memory ({_gib(memory)} here)"
-    own = {label.strip() for label in os.environ.get(LABELS, "").split(",")}
+def _lacking(machine: Machine, needs: Needs, where: str = "") -> Iterator[str]:
+    if needs.gpu_count and sum(_fits(gpu, needs) for gpu in machine.gpus) < needs.gpu_count:
+        has = dict.fromkeys(map(_in_words, machine.gpus))
+        yield f"{_gpus_in_words(needs)} ({', '.join(has) or 'none'}{where})"
+    if needs.memory and 0 < machine.memory < needs.memory:
+        yield f"{_gib(needs.memory)} of memory ({_gib(machine.memory)}{where})"
     for label in needs.labels:
-        if label not in own:
+        if label not in machine.labels:
             yield f"the label {label}"
 
 
-def _lacking_gpus(needs: Needs) -> Iterator[str]:
-    gpus = visible_gpus()
-    fitting = [gpu for gpu in gpus if _fits(gpu, needs)]
+def _gpus_in_words(needs: Needs) -> str:
     parts = [f"named {needs.gpu}"] if needs.gpu else []
     parts += [f"of compute capability {needs.compute_capability}"] * bool(needs.compute_capability)
-    noun = " ".join(["a GPU" if needs.count == 1 else f"{needs.count} GPUs", *parts])
-    if len(fitting) < needs.count:
-        names = dict.fromkeys(f"{gpu['name']} ({gpu['compute_capability']})" for gpu in gpus)
-        yield f"{noun} ({', '.join(names) or 'none'} here)"
-    elif len(fitting) < len(gpus):  # CUDA might use another one
-        yield f"{noun} alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)"
+    return " ".join(["a GPU" if needs.gpu_count == 1 else f"{needs.gpu_count} GPUs", *parts])
 
 
-def _fits(gpu: dict[str, str], needs: Needs) -> bool:
+def _in_words(gpu: Mapping[str, str]) -> str:
+    name, capability = gpu["name"], gpu["compute_capability"]
+    return f"{name} ({capability})" if name and capability else name or capability
+
+
+def _fits(gpu: Mapping[str, str], needs: Needs) -> bool:
     wanted = needs.compute_capability
     return _words(needs.gpu) <= _words(gpu["name"]) and wanted in ("", gpu["compute_capability"])
 

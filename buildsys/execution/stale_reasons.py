@@ -26,7 +26,19 @@ _KEPT_REASONS, _KEPT_CHARACTERS = 30, 200  # per run, in the history
 _SHOWN_CHARACTERS = 60  # of a value; JSON has all of it
 _SHOWN_NAMES = 3  # upstream targets on one line
 _CONTEXT = 16  # characters before the first difference of two long values
-_KINDS = ("needs", "config", "weights", "source", "read", "input", "tool", "device", "env", "code")
+_KINDS = (
+    "machines",
+    "needs",
+    "config",
+    "weights",
+    "source",
+    "read",
+    "input",
+    "tool",
+    "device",
+    "env",
+    "code",
+)
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _PREFIX = {"config": "", "source": "", "tool": ""}  # other kinds are named
 _NO_VALUE = {None, "null"}  # before and after: a field of another version that nobody has set
@@ -86,6 +98,8 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]
     # other files say nothing more than another version
     implied = {f"{label}{FILES}" for label in changed if label.startswith("tool:")}
     changed = [label for label in changed if label not in implied]
+    if any(label.startswith("machines:") for label in new):  # of unknown libraries and devices
+        changed = [label for label in changed if not label.startswith(("tool:", "device:", "env:"))]
 
     def rank(label: str) -> tuple[bool, int, str]:
         kind = label.partition(":")[0]
@@ -202,6 +216,8 @@ def _as_map(value: str | None) -> dict[str, str] | None:
 def _describe_part(reason: Reason) -> str:
     """Return the text for a changed part."""
     kind, subject, old, new = reason
+    if kind == "machines":
+        return f"the libraries and devices of {subject} are not known yet"
     if kind == "needs":
         return f"this machine lacks {new}" if new else f"this machine no longer lacks {old}"
     if kind == "baseline":  # a digest, or none

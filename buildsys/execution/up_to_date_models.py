@@ -71,7 +71,8 @@ class UpToDateModels:
         self._db = db
         self._keys = keys
         self._checker = checker
-        self._trust = repr(checker.trust)
+        # what else decides whether a model is up to date
+        self._settings = f"{checker.trust!r} {keys.executors}"
         self._ledger = Ledger(db)
 
     def find(self, models: Mapping[str, str]) -> dict[str, Statuses]:
@@ -79,7 +80,7 @@ class UpToDateModels:
 
         Raises: StageError: the state or a source cannot be read.
         """
-        now = _Moment(self._build, self._keys, self._trust)
+        now = _Moment(self._build, self._keys, self._settings)
         records: dict[str, list[Row]] = {}
         for model, *record in self._rows(_RECORDS, " WHERE kept.model", models):
             records.setdefault(model, []).append(tuple(record))
@@ -105,7 +106,7 @@ class UpToDateModels:
         changed meanwhile are left out. The others are kept for ``find``.
         Raises: StageError: the state or a source cannot be read.
         """
-        begun_ns, before = time.time_ns(), _Moment(self._build, self._keys, self._trust)
+        begun_ns, before = time.time_ns(), _Moment(self._build, self._keys, self._settings)
         planned = []
         for name, (_, actions) in models.items():
             environments = self._environments(actions)
@@ -113,7 +114,7 @@ class UpToDateModels:
             files = sorted({ref.path for ref in refs})
             planned.append((name, environments, files, before.state(environments, files)))
         checked = {name: self._check(model.actions) for name, model in models.items()}
-        now = _Moment(self._build, self._keys, self._trust)
+        now = _Moment(self._build, self._keys, self._settings)
         found: dict[str, Statuses] = {}
         statements: list[Statement] = []
         for name, environments, files, seen in planned:
@@ -175,14 +176,14 @@ class _State(NamedTuple):
 class _Moment:
     """The state of the machine at one moment, shared by all models."""
 
-    def __init__(self, build: str, keys: KeyBuilder, trust: str) -> None:
+    def __init__(self, build: str, keys: KeyBuilder, settings: str) -> None:
         self._build = build
         self._keys = keys
         self._known: dict[str, str] = {}  # environment -> digest
         code = [(path, _plain_stamp(path)) for path in sorted(own_code())]
         self._newest_ns = max(max(found[:2]) for _, found in code if found)
         # the boot of the machine and the state common to all models
-        self.valid_in = f"{boot_id()} {_digest((code, is_strict(), trust))}"
+        self.valid_in = f"{boot_id()} {_digest((code, is_strict(), settings))}"
 
     def state(self, environments: str, files: Iterable[str]) -> _State:
         """Return the state of a model's environments and files."""
@@ -211,19 +212,20 @@ def action_in(line: str) -> tuple[Action, Reads]:
 
     Its key is the state of the environment.
     """
-    used: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in json.loads(line).items()
-    }
+    used: dict[str, Any] = {name: _as_tuple(value) for name, value in json.loads(line).items()}
     recorded: Reads = used.pop("recorded", {})
     if used["toolchain"] is not None:
         name, python, env = used["toolchain"]
         used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
-    used["needs"] = Needs(*used["needs"][:-1], tuple(used["needs"][-1]))
+    used["needs"] = Needs._make(map(_as_tuple, used["needs"]))
     action = Action(
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
     )
     return action, recorded
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _plain_stamp(path: str) -> tuple[int, ...]:

@@ -66,12 +66,14 @@ class Recorder:
         *,
         parts: Mapping[str, str],
         figures: Mapping[str, Any],
+        machine: Mapping[str, str],
         **more: Any,
     ) -> Build | None:
         """Record a finished target.
 
         ``names`` are target, stage, model and variant, ``parts`` those of its key, ``figures`` the
-        content of its result file, ``more`` other fields of a build. None: nothing can be recorded.
+        content of its result file, ``machine`` the name and id of another machine that made it,
+        ``more`` other fields of a build. None: nothing can be recorded.
         """
         try:
             environment = _environment(parts)
@@ -81,8 +83,8 @@ class Recorder:
                 id=uuid.uuid4().hex,
                 run=self._run,
                 position=time.time(),
-                machine=self._machine,
-                machine_id=self._machine_id,
+                machine=machine.get("name", self._machine),
+                machine_id=machine.get("id", self._machine_id),
                 environment=digest_of(environment),
                 manifest=digest_of(manifest),
                 figures=build_figures(names["stage"], figures),

@@ -113,6 +113,10 @@ class Project:
         declared = self._setting("toolchains") or {}
         return {name: (entry["python"], entry.get("env") or {}) for name, entry in declared.items()}
 
+    def executors(self) -> dict[str, dict[str, Any]]:
+        """Return name -> settings of the executors, in their order."""
+        return self._setting("executors") or {}
+
     def _setting(self, name: str) -> Any:
         """Return a section of project.yaml, already checked by `load_project`."""
         file = self.configs / "project.yaml"

@@ -338,7 +338,7 @@ def _needs(declared: Mapping[str, Any]) -> Needs:
     found = {name: value for name, value in declared.items() if value is not None}
     has_gpu = "gpu" in found or "compute_capability" in found
     found |= {"labels": tuple(found["labels"]), "time_s": found.pop("time", 0.0)}
-    return Needs(**{"count": int(has_gpu), **found})
+    return Needs(gpu_count=found.pop("count", int(has_gpu)), **found)
 
 
 def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buildsys.plan.action import Action
@@ -16,13 +17,20 @@ _FIRST_OF_STAGES = ',"reads":'
 
 
 class ProjectPlan(Mapping[str, Action]):
-    """Target -> action; each model is planned on first use."""
+    """Target -> action; each model is planned on first use.
+
+    ``executor_of`` places targets on executors of project.yaml.
+    """
 
     def __init__(
-        self, models: Mapping[str, ResolvedModel], version_of: VersionOf = unknown_version
+        self,
+        models: Mapping[str, ResolvedModel],
+        version_of: VersionOf = unknown_version,
+        executor_of: Callable[[Action], str] | None = None,
     ) -> None:
         self._models = models
         self._version_of = version_of
+        self._executor_of = executor_of
         self._planned: dict[str, dict[str, Action]] = {}
 
     def of(self, model: str) -> Mapping[str, Action]:
@@ -34,6 +42,8 @@ class ProjectPlan(Mapping[str, Action]):
             from buildsys.plan.stage_table import plan_model  # 5 ms, not needed with nothing to do
 
             actions = plan_model(self._models[model].data, self._version_of)
+            if executor_of := self._executor_of:
+                actions = tuple(replace(one, executor=executor_of(one)) for one in actions)
             planned = self._planned[model] = {action.target: action for action in actions}
         return planned
 

@@ -91,6 +91,21 @@ class SharedCache:
         """Return a small object, to be compared with its digest, None if it is missing."""
         return self._read(object_name(digest), digest)
 
+    def read_answer(self, name: str) -> bytes | None:
+        """Return a job's answer, None if there is none yet."""
+        content = self._read(_answer_path(name), f"the answer {name}")
+        return content if isinstance(content, bytes) else None
+
+    def write_answer(self, name: str, content: bytes) -> None:
+        """Add a job's answer."""
+        path = _answer_path(name)
+        self._within(lambda place, _: place.write(path, [content]), "write an answer")
+
+    def remove_answer(self, name: str) -> None:
+        """Remove a job's answer, once it is read."""
+        with suppress(TemporaryError):
+            self._within(lambda place, _: place.remove(_answer_path(name)), "remove an answer")
+
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
         """Copy objects into the store; return False unless all are valid.
 
@@ -239,6 +254,10 @@ class SharedCache:
             if self._idle:
                 return self._idle.pop()
         return connect(self._url, known_hosts=self._known_hosts, timeout_s=self._timeout_s)
+
+
+def _answer_path(name: str) -> str:
+    return f"answers/{name}.json"
 
 
 def _chunks(reader: Any, timed_out: threading.Event, limit: int) -> Iterator[bytes]:

@@ -91,7 +91,7 @@ def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
         shutil.copytree(caches, copied)  # a build adds its timings
     job = stage_job(action, project.root, project.build, paths, timing_caches=copied)
     key = session.executor.examine(action.target).key if action.baseline else None
-    return job if key is None else session.executor.add_baseline(job, action, key, folder)
+    return job if key is None else session.executor.here.add_baseline(job, action, key, folder)
 
 
 def _run(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,24 @@ from buildsys.cli.command import (
     print_json,
     print_lines,
 )
-from buildsys.cli.commands.request_action import TIMEOUT_S, store_url
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.project_root import typed_path
+from buildsys.cli.remote_jobs import (
+    STORE_OPTIONS,
+    answer_name,
+    end_with_stdin,
+    request_digest,
+    shared_cache,
+    signing_key,
+    trust_policy,
+    write_answer,
+)
 from buildsys.errors import (
     BuildsysError,
     CheckFailed,
     StageError,
     TemporaryError,
+    Unavailable,
     UsageError,
     WorkerDied,
     with_hint,
@@ -42,21 +51,21 @@ from buildsys.execution.action_request import (
     materialize,
 )
 from buildsys.execution.executor import Executor
+from buildsys.execution.job_answer import ERROR, Answer
+from buildsys.execution.job_answer import SCHEMA as ANSWER_SCHEMA
 from buildsys.execution.outcome import Outcome
-from buildsys.manifest.units import number_or_text, parse_duration
 from buildsys.plan.action import RESULT, Action
 from buildsys.report.formatting import duration
-from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord
+from buildsys.store.file_digests import hash_file
+from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ActionRecord, OutputFile
 from buildsys.store.locks import private_folder
 from buildsys.store.object_store import Store
 from buildsys.store.publish import remove_abandoned, temporary_folder
-from buildsys.store.record_file import DIGEST
-from buildsys.store.shared_cache import READ_WRITE, SharedCache
-from buildsys.store.signatures import REFUSE, SigningKey, TrustPolicy
-from buildsys.store.state_db import warn_on_stderr
+from buildsys.store.shared_cache import SharedCache
+from buildsys.store.signatures import SigningKey, TrustPolicy
 from buildsys.system.files import read_end
 from buildsys.system.interpreters.toolchain import OVERRIDE_PREFIX
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.client.pool import JobReply, WorkerPool
 
 SCHEMA = "buildsys/run-action/1"
 NOT_HERE = 69  # EX_UNAVAILABLE of sysexits.h
@@ -76,42 +85,67 @@ class RunAction(PlainCommand):
         "Requests contain code: run only those of people who may use this machine."
     )
     options = (
-        option("store", "URL or folder of the shared cache; default: BUILDSYS_REMOTE"),
-        option("key", "private key that signs the record; default: BUILDSYS_SIGNING_KEY"),
+        *STORE_OPTIONS,
         option(
             "trusted_key",
             "run only requests, and take only records, signed by this key (repeatable)",
             type=list,
             default=[],
         ),
-        option("timeout", "limit for everything that is read from or added to the store (10min)"),
+        option(
+            "rebuild", "run the stage even if the store has its outputs", type=bool, default=False
+        ),
         option("keep", "work in this new folder and keep it"),
         JSON,
     )
 
     def perform(self, names: Sequence[str], options: Options) -> int:
         """Return the exit code of the outcome."""
+        end_with_stdin(options)
         document: dict[str, Any] = {"schema": SCHEMA, "request": "".join(names[:1])}
         log: list[str] = []
         try:
             code = _run(names, options, document, log)
         except (BuildsysError, OSError) as error:
-            if not isinstance(error, BuildsysError):  # most likely a full disk
-                problem = ": ".join(filter(None, (error.filename, error.strerror)))
-                error = TemporaryError(problem, "check the disk, or use another machine")
-            if isinstance(error, WorkerDied) and error.was_killed:
-                error = TemporaryError(error.problem, error.hint)
-            failed = isinstance(error, CheckFailed)
-            ended = {"status": "failed" if failed else "error", "exit_code": error.exit_code}
-            reason, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
-            document |= {**ended, "reason": reason, "hint": hint, "log": log}
+            failure = _failure(error)
+            document |= {**_ended(failure), "log": log}
             if not options["json"]:
                 sys.stderr.writelines(f"{line}\n" for line in log)
-                raise error from None
-            code = error.exit_code
+                raise failure from None
+            code = failure.exit_code
         if options["json"]:
             print_json(document)
         return code
+
+
+@dataclass
+class _Run:
+    """One run of a request."""
+
+    request: ActionRequest
+    rebuild: bool  # even if the store has its outputs
+    project: Path
+    private: Path  # folder of all requests of this user
+    store: Store
+    shared: SharedCache
+    key: SigningKey | None
+    trust: TrustPolicy
+    made: dict[str, Any] = field(default_factory=dict)  # fields of the answer
+
+
+class _ObservedPool(WorkerPool):
+    """A pool that keeps the reply of its only job."""
+
+    reply: JobReply | None = None
+    failure: StageError | None = None
+
+    def run(self, *args: Any, **options: Any) -> JobReply:
+        try:
+            self.reply = super().run(*args, **options)
+        except StageError as error:
+            self.failure = error
+            raise
+        return self.reply
 
 
 def _run(names: Sequence[str], options: Options, document: dict[str, Any], log: list[str]) -> int:
@@ -120,134 +154,161 @@ def _run(names: Sequence[str], options: Options, document: dict[str, Any], log: 
     Raises: BuildsysError, OSError: it failed, with the exit code of the error.
     """
     check_variables(Path.cwd(), _without_toolchains(os.environ))
-    digest = _digest(names)
-    key, trust = _keys(options)
+    digest = request_digest("run-action", names, "`doit request-action TARGET --store URL`")
+    name, key = answer_name(options), signing_key(options)
+    trust = trust_policy(options["trusted_key"], key)
     private = private_folder("work", "set TMPDIR to a folder of yours") / "run-action"
     private.mkdir(exist_ok=True)
-    shared = _shared_cache(options, private / "known_hosts")
-    request = load_request(shared, digest, trust)
-    target = request.action.target
-    document |= {"target": target, "key": request.key}
-    with _work_folder(private, target, options["keep"]) as project:
-        store = Store(project / STATE / "store")
-        materialize(request, shared, store, project)
-        try:
-            outcome, record = _build(request, project, private, store, shared, key, trust)
-        except StageError:
-            log += _end_of_log(project, request.action)
-            raise
+    shared = shared_cache("run-action", options, private / "known_hosts")
+    answer = Answer(ANSWER_SCHEMA, name, digest, ERROR, UsageError.exit_code)
+    try:
+        request = load_request(shared, digest, trust)
+        target = request.action.target
+        document |= {"target": target, "key": request.key}
+        with _work_folder(private, target, options["keep"]) as project:
+            store = Store(project / STATE / "store")
+            materialize(request, shared, store, project)
+            rebuild = options["rebuild"]
+            run = _Run(request, rebuild, project, private, store, shared, key, trust)
+            try:
+                outcome, record = _build(run)
+                document |= {"seconds": outcome.seconds, "key": record.key if record else ""}
+            except StageError:
+                log += _end_of_log(project, request.action)
+                raise
+            finally:
+                answer = replace(answer, **run.made)
+                if name:
+                    answer = replace(answer, **_stored_files(run))
+    except (BuildsysError, OSError) as error:
+        if name:
+            ended = _ended(_failure(error))
+            said = {"reason", "hint"} if isinstance(error, CheckFailed) else set()
+            kept = {field: value for field, value in ended.items() if field not in said}
+            write_answer(shared, replace(answer, **kept), key)
+        raise
+    code = NOT_HERE if outcome.status == UNAVAILABLE else 0
     status = "restored" if outcome.restored else outcome.status
-    ended = {"status": status, "reason": outcome.reason, "hint": outcome.hint}
-    document |= {**ended, "exit_code": 0, "seconds": outcome.seconds, "key": record.key}
-    if outcome.status == UNAVAILABLE:
-        document["exit_code"] = NOT_HERE
-        text = f"{target} is unavailable here: {with_hint(outcome.reason, outcome.hint)}"
-    elif outcome.restored:
-        text = f"{target} was in the store already"
-    else:
-        text = f"{target} was built in {duration(outcome.seconds)}"
+    document |= {"status": status, "reason": outcome.reason, "hint": outcome.hint}
+    document["exit_code"] = code
+    if name:
+        write_answer(shared, replace(answer, status=outcome.status, exit_code=code), key)
     if not options["json"]:
-        print_lines(text.splitlines())
-    code: int = document["exit_code"]
+        print_lines(_in_words(target, outcome).splitlines())
     return code
 
 
-def _build(
-    request: ActionRequest,
-    project: Path,
-    private: Path,
-    store: Store,
-    shared: SharedCache,
-    key: SigningKey | None,
-    trust: TrustPolicy,
-) -> tuple[Outcome, ActionRecord]:
+def _in_words(target: str, outcome: Outcome) -> str:
+    if outcome.status == UNAVAILABLE:
+        return f"{target} is unavailable here: {with_hint(outcome.reason, outcome.hint)}"
+    if outcome.restored:
+        return f"{target} was in the store already"
+    return f"{target} was built in {duration(outcome.seconds)}"
+
+
+def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
     """Build the target, and check its record in the store.
 
     Raises: BuildsysError: it failed.
     """
-    action = request.action
+    project, action = run.project, run.request.action
     target = action.target
     timing_caches = os.environ.get("BUILDSYS_TIMING_CACHES")
     # all requests share their servers: another folder would start new ones
-    with WorkerPool(private) as pool:
+    with closing(_ObservedPool(run.private)) as pool:
         executor = Executor(
             project,
             project / BUILD,
             project / STATE,
             {target: replace(action, required=False)},
             pool=pool,
-            store=store,
-            remote=shared,
-            signing_key=key,
-            trust=trust,
-            timing_caches=Path(timing_caches or private / "timing_caches").absolute(),
-            before_stage=shared.check_writable,
+            store=run.store,
+            remote=run.shared,
+            signing_key=run.key,
+            trust=run.trust,
+            timing_caches=Path(timing_caches or run.private / "timing_caches").absolute(),
+            before_stage=run.shared.check_writable,
         )
         try:
             here = executor.examine(target)
             if here.key is None:
                 raise StageError(here.unreadable, "run it again")
-            check_machine(request, here.key)
-            outcome = executor.run(target)
+            check_machine(run.request, here.key)
+            outcome = executor.run(target, force=run.rebuild)
             record = executor.ledger.lookup(target)
         finally:
             pool.close()
+            run.made |= _recorded(executor, target) | _said(pool)
             executor.close()  # waits for the outputs to be shared
-    if record is None or (
-        outcome.status == PASSED and shared.read_action(target, record.key) is None
-    ):
+    is_shared = outcome.status == PASSED and not action.measures
+    if is_shared and (record is None or run.shared.read_action(target, record.key) is None):
         problem = f"{target} was built, but its record is not in the store"
         raise TemporaryError(problem, "run it again; see the warnings above")
     return outcome, record
 
 
-def _shared_cache(options: Options, known_hosts: Path) -> SharedCache:
-    """Return the store of the command line. Raises: UsageError: there is none."""
-    url = options["store"] or os.environ.get("BUILDSYS_REMOTE", "")
-    if not url:
-        raise UsageError("run-action needs a store", "add --store URL, or set BUILDSYS_REMOTE")
-    timeout_s = TIMEOUT_S
-    if options["timeout"]:
-        try:
-            timeout_s = parse_duration(number_or_text(options["timeout"]))
-        except ValueError as error:
-            raise UsageError(f"--timeout: {error}", "write 600, 600s or 10min") from None
-    return SharedCache(
-        store_url(url),
-        warn_on_stderr,
-        mode=READ_WRITE,
-        timeout_s=timeout_s,
-        known_hosts=known_hosts,
-        required=True,
-    )
+def _recorded(executor: Executor, target: str) -> dict[str, Any]:
+    """Return what the ledger knows of the target, as fields of an answer."""
+    record = executor.ledger.lookup(target)
+    found: dict[str, Any] = {"files": dict.fromkeys(executor.ledger.owned(target))}
+    if record is not None:
+        found |= {
+            "key": record.key,
+            "reads": executor.ledger.reads(target),
+            "reason": record.reason,
+            "hint": record.hint,
+            "seconds": record.seconds,
+            "figures": record.figures,
+        }
+    return found
 
 
-def _keys(options: Options) -> tuple[SigningKey | None, TrustPolicy]:
-    """Return the signing key and the trusted keys.
-
-    Raises: UsageError: one is unusable.
-    """
-    file = options["key"] or os.environ.get("BUILDSYS_SIGNING_KEY", "")
-    key = SigningKey(typed_path(file).expanduser()) if file else None
-    trusted = list(options["trusted_key"])
-    try:
-        own = [key.public_key] if key else []  # before anything is built
-    except StageError as error:
-        raise UsageError(error.problem, error.hint) from None
-    from buildsys.manifest.schema.base import PUBLIC_KEY_PATTERN
-
-    for text in trusted:
-        if not re.fullmatch(PUBLIC_KEY_PATTERN, text):
-            hint = "`doit cache keygen FILE` prints public keys, ed25519: and 44 characters"
-            raise UsageError(f"--trusted-key {text} is not a public key", hint)
-    return key, TrustPolicy([*trusted, *own] if trusted else [], REFUSE)
+def _said(pool: _ObservedPool) -> dict[str, Any]:
+    """Return what the stage has said, as fields of an answer."""
+    if pool.reply is not None:
+        names = ("reason", "hint", "seconds", "figures", "peak_rss_mib")
+        return {name: getattr(pool.reply, name) for name in names}
+    if isinstance(pool.failure, CheckFailed | Unavailable):
+        return {"reason": pool.failure.problem, "hint": pool.failure.hint}
+    return {}
 
 
-def _digest(names: Sequence[str]) -> str:
-    if len(names) != 1 or not DIGEST.fullmatch(names[0]):
-        problem = "run-action takes the digest of one request, 64 hexadecimal digits"
-        raise UsageError(problem, "`doit request-action TARGET --store URL` prints it")
-    return names[0]
+def _stored_files(run: _Run) -> dict[str, Any]:
+    """Add the target's files and its log to the store; return them as fields of an answer."""
+    build, action = run.project / BUILD, run.request.action
+    log = _log(run.project, action)
+    found = {name: _stored(run.store, build / name) for name in run.made.get("files", ())}
+    files = {name: file for name, file in found.items() if file is not None}
+    stored_log = _stored(run.store, log)
+    objects = [*files.values(), *([stored_log] if stored_log else [])]
+    run.shared.push_objects(objects, run.store)
+    return {"files": files, "log": stored_log}
+
+
+def _stored(store: Store, path: Path) -> OutputFile | None:
+    """Add a file to a store, if it exists."""
+    if not path.is_file():
+        return None
+    digest, stamp = hash_file(str(path))
+    file = OutputFile(digest, stamp.size)
+    return file if store.put(path, file) else None
+
+
+def _failure(error: BuildsysError | OSError) -> BuildsysError:
+    """Return the error of a command for any error."""
+    if not isinstance(error, BuildsysError):  # most likely a full disk
+        problem = ": ".join(filter(None, (error.filename, error.strerror)))
+        return TemporaryError(problem, "check the disk, or use another machine")
+    if isinstance(error, WorkerDied) and error.was_killed:
+        return TemporaryError(error.problem, error.hint)
+    return error
+
+
+def _ended(error: BuildsysError) -> dict[str, Any]:
+    """Return the fields of a document for a failure."""
+    status = FAILED if isinstance(error, CheckFailed) else ERROR
+    reason, hint = getattr(error, "problem", str(error)), getattr(error, "hint", "")
+    return {"status": status, "exit_code": error.exit_code, "reason": reason, "hint": hint}
 
 
 @contextmanager
@@ -272,10 +333,13 @@ def _work_folder(private: Path, target: str, keep: str) -> Iterator[Path]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _log(project: Path, action: Action) -> Path:
+    return (project / BUILD / action.outputs[RESULT].path).with_suffix(".log")
+
+
 def _end_of_log(project: Path, action: Action) -> list[str]:
     """Return the last lines of the stage's log."""
-    log = (project / BUILD / action.outputs[RESULT].path).with_suffix(".log")
-    return read_end(log, _LOG_BYTES).splitlines()[-_LOG_LINES:]
+    return read_end(_log(project, action), _LOG_BYTES).splitlines()[-_LOG_LINES:]
 
 
 def _without_toolchains(environment: Mapping[str, str]) -> dict[str, str]:

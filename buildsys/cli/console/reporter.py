@@ -105,7 +105,7 @@ class Reporter:
             else:
                 if finished.restored:
                     line.status = "restored"
-                line.figure = _key_figure(self.session, line)
+                line.figure = line.with_place(_key_figure(self.session, line))
             self._open_display().ended(line)
 
     def _is_without_engine(self, line: TargetLine) -> bool:
@@ -262,6 +262,8 @@ class Reporter:
             line.log_file = self.session.log(target)
             with self._lock:
                 self._open_display().works()
+        elif kind == "placed":
+            line.where = event["where"]
         elif kind == "progress":
             line.message = event["message"]
         elif kind == "count":

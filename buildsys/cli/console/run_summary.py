@@ -169,7 +169,7 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
         if status in ("unavailable", "noisy"):
             figure = shown_text(cause.get(line.target) or reason_of(line))
         elif status in ("passed", "restored", "fresh") or status == result.get("status"):
-            figure = key_figure(line.stage, result)
+            figure = line.with_place(key_figure(line.stage, result))
         cells = [Text(printable_line(figure))]
         if has_column:
             cells.append(Text(reason))

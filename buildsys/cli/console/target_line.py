@@ -29,6 +29,7 @@ class TargetLine:
     message: str = ""  # its last progress message
     counter: str = ""  # samples, tactics or cases so far
     log_file: Path | None = None  # while it runs
+    where: str = ""  # the machine of an executor, with its GPUs
     figure: str = ""  # its key figure
     reason: str = ""  # why it failed, is unavailable or noisy, or did not run
     log: str = ""  # path of its log, if not already in the reason
@@ -38,6 +39,10 @@ class TargetLine:
     def has_ended(self) -> bool:
         """True if this run has built, restored or failed it."""
         return self.status in ENDED and not self.recorded
+
+    def with_place(self, figure: str) -> str:
+        """Return a key figure with the other machine that it comes from."""
+        return ", on ".join(filter(None, (figure, self.where))) if self.where else figure
 
     @property
     def took(self) -> str:

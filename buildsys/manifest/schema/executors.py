@@ -17,13 +17,16 @@ class ExecutorBase(Spec):
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field(
         {}, description="Additional environment variables of the jobs."
     )
+    store: str | None = Field(
+        None, min_length=1, description="The shared cache as these machines name it."
+    )
     remember: Seconds = Field(
         86_400.0, gt=0, description="Time until the machines are asked for their libraries again."
     )
 
 
 class LocalExecutorSpec(Spec):
-    """This machine, at another place in the order of executors than the first."""
+    """The machine of doit, elsewhere than first in the order."""
 
     kind: Literal["local"] = Field(description="This machine.")
 

@@ -629,8 +629,8 @@ def test_the_needs_of_an_engine_replace_those_of_the_model() -> None:
     for target in ("export:net", "validate:net", "engine:net:int8", "bench:net:int8"):
         assert found[target].needs == Needs(memory=64 << 30)
     for stage in ("engine", "verify", "bench"):
-        assert found[f"{stage}:net:ort"].needs == Needs(gpu="H100", count=1, labels=("lab",))
-        assert found[f"{stage}:net:rtx"].needs == Needs(compute_capability="9.0", count=2)
+        assert found[f"{stage}:net:ort"].needs == Needs(gpu="H100", gpu_count=1, labels=("lab",))
+        assert found[f"{stage}:net:rtx"].needs == Needs(compute_capability="9.0", gpu_count=2)
     without = plan()
     assert {action.needs for action in without.values()} == {NO_NEEDS}
     assert [found[target].options for target in found] == [a.options for a in without.values()]

@@ -1,0 +1,77 @@
+"""doit describe-machine: libraries and devices here, for keys on another machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from buildsys.cli.command import JSON, Options, PlainCommand, print_json, print_lines
+from buildsys.cli.remote_jobs import (
+    STORE_OPTIONS,
+    answer_name,
+    end_with_stdin,
+    request_digest,
+    shared_cache,
+    signing_key,
+    this_machine,
+    write_answer,
+)
+from buildsys.errors import UsageError
+from buildsys.execution.environment_parts import EnvironmentParts
+from buildsys.execution.job_answer import SCHEMA, Answer
+from buildsys.execution.remote_environments import answer_questions
+from buildsys.store.locks import private_folder
+from buildsys.store.record_file import RecordError
+from buildsys.store.shared_cache import SharedCache
+from buildsys.store.state_db import StateDb
+
+
+class DescribeMachine(PlainCommand):
+    """Answer a project's questions about libraries and devices."""
+
+    name = "describe-machine"
+    doc_purpose = "answer the questions of another machine about libraries and devices here"
+    doc_usage = "DIGEST --store URL"
+    doc_description = "Executors run it; the digest names a list of questions in the store."
+    options = (*STORE_OPTIONS, JSON)
+
+    def perform(self, names: Sequence[str], options: Options) -> int:
+        """Print the answers, or write them into the store."""
+        end_with_stdin(options)
+        digest = request_digest(self.name, names, "an executor of another machine")
+        key, name = signing_key(options), answer_name(options)
+        folder = private_folder("work", "set TMPDIR to a folder of yours") / "describe-machine"
+        folder.mkdir(exist_ok=True)
+        shared = shared_cache(self.name, options, folder / "known_hosts")
+        found = answer_questions(_questions(shared, digest), _environment(folder))
+        if name:
+            answer = Answer(SCHEMA, name, digest, "passed", 0, environments=found)
+            write_answer(shared, answer, key)
+        elif options["json"]:
+            print_json({"machine": this_machine(), "environments": list(found.values())})
+        else:
+            parts = {label: value for one in found.values() for label, value in one.items()}
+            print_lines(f"{label} {value}" for label, value in sorted(parts.items()))
+        return 0
+
+
+def _questions(shared: SharedCache, digest: str) -> list[str]:
+    """Return the questions in the store. Raises: UsageError: they are none."""
+    from blake3 import blake3
+
+    content = shared.read_object(digest)
+    try:
+        if content is None or isinstance(content, RecordError):
+            raise ValueError("it is missing")
+        questions = json.loads(content)
+        if blake3(content).hexdigest() != digest or not all(isinstance(q, str) for q in questions):
+            raise ValueError("it was altered")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"the list of questions {digest} cannot be read: {error}", "") from None
+    return [*questions]
+
+
+def _environment(folder: Path) -> EnvironmentParts:
+    state = StateDb(folder / "state.db")
+    return EnvironmentParts(str(folder), state)

@@ -1,0 +1,121 @@
+"""What the commands for other machines have in common: store, keys and answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from buildsys.cli.command import Options, option
+from buildsys.cli.commands.request_action import TIMEOUT_S, store_url
+from buildsys.cli.project_root import typed_path
+from buildsys.errors import StageError, UsageError
+from buildsys.execution.job_answer import Answer, encode_answer, is_name
+from buildsys.manifest.units import number_or_text, parse_duration
+from buildsys.store.record_file import DIGEST
+from buildsys.store.shared_cache import READ_WRITE, SharedCache
+from buildsys.store.signatures import REFUSE, SigningKey, TrustPolicy
+from buildsys.store.state_db import warn_on_stderr
+
+STORE_OPTIONS = (
+    option("store", "URL or folder of the shared cache; default: BUILDSYS_REMOTE"),
+    option("key", "private key that signs the record; default: BUILDSYS_SIGNING_KEY"),
+    option("timeout", "limit for everything that is read from or added to the store (10min)"),
+    option("answer", "write the outcome into the store under this name, as executors ask"),
+    option("attached", "end when the standard input closes", type=bool, default=False),
+)
+
+
+def shared_cache(command: str, options: Options, known_hosts: Path) -> SharedCache:
+    """Return the store of the command line. Raises: UsageError: there is none."""
+    url = options["store"] or os.environ.get("BUILDSYS_REMOTE", "")
+    if not url:
+        raise UsageError(f"{command} needs a store", "add --store URL, or set BUILDSYS_REMOTE")
+    timeout_s = TIMEOUT_S
+    if options["timeout"]:
+        try:
+            timeout_s = parse_duration(number_or_text(options["timeout"]))
+        except ValueError as error:
+            raise UsageError(f"--timeout: {error}", "write 600, 600s or 10min") from None
+    return SharedCache(
+        store_url(url),
+        warn_on_stderr,
+        mode=READ_WRITE,
+        timeout_s=timeout_s,
+        known_hosts=known_hosts,
+        required=True,
+    )
+
+
+def signing_key(options: Options) -> SigningKey | None:
+    """Return the key that signs. Raises: UsageError: it is unusable."""
+    file = options["key"] or os.environ.get("BUILDSYS_SIGNING_KEY", "")
+    key = SigningKey(typed_path(file).expanduser()) if file else None
+    try:
+        _ = key and key.public_key  # before anything is built
+    except StageError as error:
+        raise UsageError(error.problem, error.hint) from None
+    return key
+
+
+def trust_policy(trusted: Sequence[str], key: SigningKey | None) -> TrustPolicy:
+    """Return the policy for trusted keys, and one's own.
+
+    Raises: UsageError: one is no key.
+    """
+    from buildsys.manifest.schema.base import PUBLIC_KEY_PATTERN
+
+    for text in trusted:
+        if not re.fullmatch(PUBLIC_KEY_PATTERN, text):
+            hint = "`doit cache keygen FILE` prints public keys, ed25519: and 44 characters"
+            raise UsageError(f"--trusted-key {text} is not a public key", hint)
+    own = [key.public_key] if key else []
+    return TrustPolicy([*trusted, *own] if trusted else [], REFUSE)
+
+
+def request_digest(command: str, names: Sequence[str], made_by: str) -> str:
+    """Return the digest on the command line. Raises: UsageError."""
+    if len(names) != 1 or not DIGEST.fullmatch(names[0]):
+        problem = f"{command} takes the digest of one request, 64 hexadecimal digits"
+        raise UsageError(problem, f"{made_by} prints it")
+    return names[0]
+
+
+def answer_name(options: Options) -> str:
+    """Return the name of the answer to write, "" for none. Raises: UsageError."""
+    name: str = options["answer"]
+    if name and not is_name(name):
+        raise UsageError(f"--answer {name} is not a name", "write 32 hexadecimal digits")
+    return name
+
+
+def write_answer(shared: SharedCache, answer: Answer, key: SigningKey | None) -> None:
+    """Add an answer to the store. Raises: StageError, TemporaryError."""
+    content = encode_answer(replace(answer, machine=this_machine()), key)
+    shared.write_answer(answer.name, content)
+
+
+def this_machine() -> dict[str, str]:
+    """Return name, id and GPUs of this machine."""
+    from buildsys.history.recorder import machine_id
+    from buildsys.system.devices import visible_gpus
+
+    gpus = ", ".join(gpu["name"] for gpu in visible_gpus())
+    return {"name": os.uname().nodename, "id": machine_id(), "gpus": gpus}
+
+
+def end_with_stdin(options: Options) -> None:
+    """Let this process end when its standard input closes, if the options say so."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(1 << 10):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if options["attached"]:
+        threading.Thread(target=watch, daemon=True, name="stdin").start()
