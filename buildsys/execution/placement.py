@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from buildsys.execution.executors.interface import LOCAL
 from buildsys.execution.machine_needs import Machine, lacking_on
-from buildsys.manifest.units import parse_size
 from buildsys.plan.action import Action, Needs
 
 HERE = ""  # the executor of targets that run on this machine
@@ -65,6 +64,6 @@ def _lacking(settings: Mapping[str, Any], needs: Needs) -> str:
     offers = settings.get("offers") or {}
     gpu, capability = offers.get("gpu", ""), offers.get("compute_capability", "")
     count = offers.get("count", int(bool(gpu or capability)))
-    memory = parse_size(offers["memory"]) if offers.get("memory") is not None else 0
+    memory = offers.get("memory") or 0
     gpus = ({"name": gpu, "compute_capability": capability},) * count
     return lacking_on(Machine(gpus, memory, frozenset(offers.get("labels") or ())), needs)

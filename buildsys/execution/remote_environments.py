@@ -14,13 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from buildsys.execution.environment_parts import EnvironmentParts, Parts
-from buildsys.manifest.units import parse_duration
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.system.text_cache import TextCache
 
 UNKNOWN = "machines:"  # label of a part whose machines were not asked yet
 NOT_ASKED = "not known yet"
-_REMEMBER_S = 86_400.0
 Executors = Mapping[str, Mapping[str, Any]]  # of project.yaml: name -> settings
 NO_EXECUTORS: Executors = MappingProxyType({})
 
@@ -31,10 +29,7 @@ class RemoteEnvironments:
     def __init__(self, executors: Executors, texts: TextCache) -> None:
         self._texts = texts
         self._names = {name: _cache_name(name, settings) for name, settings in executors.items()}
-        self._remember_s = {
-            name: parse_duration(settings.get("remember", _REMEMBER_S))
-            for name, settings in executors.items()
-        }
+        self._remember_s = {name: each["remember"] for name, each in executors.items()}
         self._known: dict[str, dict[str, Parts]] = {}
 
     @property
@@ -60,8 +55,9 @@ class RemoteEnvironments:
         self._texts.set(self._names[executor], json.dumps(content, sort_keys=True))
 
     def forget(self, executor: str) -> None:
-        """Drop the answers of an executor's machines."""
+        """Drop the answers of an executor's machines: the next run asks again."""
         self._known[executor] = {}
+        self._texts.set(self._names[executor], "")
 
     def _answers(self, executor: str) -> dict[str, Parts]:
         if executor not in self._known:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from buildsys.history.builds import Build
@@ -66,7 +67,7 @@ class Recorder:
         *,
         parts: Mapping[str, str],
         figures: Mapping[str, Any],
-        machine: Mapping[str, str],
+        machine: Mapping[str, str] = MappingProxyType({}),
         **more: Any,
     ) -> Build | None:
         """Record a finished target.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
+_REMEMBER_S = 86_400.0  # libraries and devices of executors
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
@@ -114,8 +115,18 @@ class Project:
         return {name: (entry["python"], entry.get("env") or {}) for name, entry in declared.items()}
 
     def executors(self) -> dict[str, dict[str, Any]]:
-        """Return name -> settings of the executors, in their order."""
-        return self._setting("executors") or {}
+        """Return name -> settings of the executors, in their order.
+
+        ``offers.memory`` is in bytes, ``remember`` in seconds.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for name, declared in (self._setting("executors") or {}).items():
+            offers = dict(declared.get("offers") or {})
+            if offers.get("memory") is not None:
+                offers["memory"] = parse_size(offers["memory"])
+            remember_s = parse_duration(declared.get("remember", _REMEMBER_S))
+            found[name] = {**declared, "offers": offers, "remember": remember_s}
+        return found
 
     def _setting(self, name: str) -> Any:
         """Return a section of project.yaml, already checked by `load_project`."""

@@ -24,7 +24,8 @@ from buildsys.system.backend_registry import describe_backend, find_package, our
 _SHOWN_DIGITS = 16
 # fields reported elsewhere, or without influence on the engine
 NOT_SETTINGS = (
-    "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "gates",
+    "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "needs",
+    "gates",
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
 from buildsys.manifest.schema.base import DType, Precision, Spec
 from buildsys.manifest.schema.engine_base import EngineBase
+from buildsys.manifest.schema.executors import ExecutorBase
 from buildsys.manifest.schema.gates import GateLimit
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
@@ -26,7 +27,9 @@ from buildsys.plan.stage_table import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MANIFEST_PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
+MANIFEST_PAGE = "\n\n".join(  # executors have their own page
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("manifest.md", "scale.md")
+)
 GENERATED = ("fields.md", "commands.md", "errors.md")  # by docs/reference, not in the repository
 PAGES = sorted(
     page
@@ -51,7 +54,14 @@ def sections(base: type[Spec]) -> list[type[Spec]]:
     return [spec for spec in below if spec.__module__.startswith(ours)]
 
 
-ABSTRACT = (stages.Tolerance, GateLimit, EngineBase, TensorRtBase, *TOLERANCES.values())
+ABSTRACT = (
+    stages.Tolerance,
+    GateLimit,
+    EngineBase,
+    ExecutorBase,
+    TensorRtBase,
+    *TOLERANCES.values(),
+)
 SPECS = [spec for spec in sections(Spec) if spec not in ABSTRACT and spec.__name__[0] != "_"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_answers import answer, texts
 from project_folder import finish, wait_until
-from ready_project import VALUES, ReadyProject, contents, processes_marked, workers_in
+from ready_project import VALUES, ReadyProject, contents, processes_marked
 
 from buildsys.history.database import History
 from buildsys.store.signatures import generate_key
@@ -143,7 +143,7 @@ def test_a_killed_job_is_tried_again(cluster: Cluster) -> None:
     done = finish(run)
     assert done.code == 0, done.out + done.err
     assert done.passed == {"reference:a"}
-    assert workers_in(cluster.elsewhere) == {}
+    assert jobs(cluster) == []
 
 
 def test_an_interrupted_run_ends_its_jobs(cluster: Cluster) -> None:

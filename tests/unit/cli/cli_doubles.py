@@ -133,6 +133,7 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, Scri
         broken={},
         signing=lambda: (None, (), "refuse"),
         store_limit=lambda: None,
+        executors=dict,
     )
     session = Session(project)  # type: ignore[arg-type]
     executor = ScriptedExecutor(session)

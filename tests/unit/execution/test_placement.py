@@ -10,8 +10,8 @@ from buildsys.execution.machine_needs import Machine, lacking_on
 from buildsys.execution.placement import Placement, Placer
 from buildsys.plan.action import NO_NEEDS, Action, FileRef, Needs
 
-H100 = {"kind": "process", "offers": {"gpu": "H100 80GB", "count": 8, "memory": "1024GiB"}}
-LAB = {"kind": "process", "offers": {"labels": ["trt86", "lab"], "memory": "64GiB"}}
+H100 = {"kind": "process", "offers": {"gpu": "H100 80GB", "count": 8, "memory": 1 << 40}}
+LAB = {"kind": "process", "offers": {"labels": ["trt86", "lab"], "memory": 64 << 30}}
 LOCAL = {"kind": "local"}
 
 

@@ -166,7 +166,7 @@ def test_what_changes_after_the_read_is_read_again_or_fails(
     project: Path, what: tuple[str, str]
 ) -> None:
     executor, ran = executor_for(project, what)
-    pool = executor._pool
+    pool = executor.here.pool
     run = pool.run
 
     def and_write(job: Any, **keywords: Any) -> Any:
@@ -197,7 +197,7 @@ def test_files_that_the_stage_writes_itself_do_not_fail_it(project: Path) -> Non
         ),
     ) == [EXPORT]
     executor, _ = executor_for(project)
-    run = executor._pool.run
+    run = executor.here.pool.run
 
     def caching(job: Any, **keywords: Any) -> Any:
         found = read("file", str(project / "cache.json"), written=True)
@@ -205,7 +205,7 @@ def test_files_that_the_stage_writes_itself_do_not_fail_it(project: Path) -> Non
         temporary = read("file", str(project / "gone.tmp"), written=True)
         return replace(run(job, **keywords), reads=[found, temporary])
 
-    executor._pool.run = caching  # type: ignore[method-assign]
+    executor.here.pool.run = caching  # type: ignore[method-assign]
     executor.run(EXPORT, force=True)
     assert executor.is_fresh(EXPORT)
     key = executor.examine(EXPORT).key
@@ -267,7 +267,7 @@ def test_a_declared_read_is_in_the_key(project: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", ["config.json", "data/"])
 def test_a_declared_file_that_changes_meanwhile_is_not_recorded(project: Path, name: str) -> None:
     executor, _ = executor_for(project, declared=(name,))
-    pool = executor._pool
+    pool = executor.here.pool
     run = pool.run
 
     def and_write(job: Any, **keywords: Any) -> Any:
@@ -313,7 +313,7 @@ def test_variables_of_libraries_are_followed_without_a_report(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, _ = executor_for(project, strict=True)
-    run = executor._pool.run
+    run = executor.here.pool.run
 
     def with_reads(job: Any, **keywords: Any) -> Any:
         reads = [
@@ -321,7 +321,7 @@ def test_variables_of_libraries_are_followed_without_a_report(
         ]
         return replace(run(job, **keywords), reads=reads)
 
-    executor._pool.run = with_reads  # type: ignore[method-assign]
+    executor.here.pool.run = with_reads  # type: ignore[method-assign]
     executor.run(EXPORT)
     executor.close()
     monkeypatch.setenv("TERM", "other")
