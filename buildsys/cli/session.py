@@ -24,6 +24,7 @@ from buildsys.plan.project_plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
+    from buildsys.execution.baselines import Baselines
     from buildsys.execution.dispatch import Dispatcher
     from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Explanation, FreshnessChecker
@@ -161,7 +162,8 @@ class Session(TargetNames):
             timing_caches=project.timing_caches(),
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
-            jobs=0 if self.jobs <= 1 else self.jobs,
+            # with executors there are more threads than targets at a time here
+            jobs=self.jobs if self.jobs > 1 or self.placer else 0,
             on_event=lambda target, event: self.on_event(target, event),
             notify=notify,
             make_recorder=self._make_recorder,
@@ -174,6 +176,12 @@ class Session(TargetNames):
     def _executor_of(self) -> Callable[[Action], str] | None:
         placer = self.placer
         return (lambda action: placer.place(action).executor) if placer else None
+
+    @cached_property
+    def remote_jobs(self) -> int:
+        """The number of targets that executors run at a time."""
+        found = self.project.executors().values()
+        return sum(each["jobs"] for each in found if each["kind"] != "local")
 
     def check_places(self, targets: Iterable[str]) -> None:
         """Check that each target has a place to run.
@@ -189,7 +197,7 @@ class Session(TargetNames):
                 hint = "correct its `needs`, or add an executor to configs/project.yaml"
                 raise UsageError(problem, hint)
 
-    def _dispatcher(self, environments: RemoteEnvironments) -> Dispatcher:
+    def _dispatcher(self, environments: RemoteEnvironments, baselines: Baselines) -> Dispatcher:
         """Return the dispatcher for the executors. Raises: UsageError: they share no cache."""
         from buildsys.execution.build_cache import store_folder
         from buildsys.execution.dispatch import Dispatcher
@@ -216,6 +224,7 @@ class Session(TargetNames):
             url=settings["url"],
             store=Store(store_folder(project.state)),
             environments=environments,
+            baselines=baselines,
             signing_key=SigningKey(key_file) if key_file else None,
             trust=self._trust,
         )

@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from buildsys import __version__
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.action_key import ActionKey
+from buildsys.execution.baselines import ENGINE, Baselines
 from buildsys.execution.recorded_reads import READ
 from buildsys.execution.stale_reasons import format_reasons, part_reasons
 from buildsys.plan.action import RESULT, Action
@@ -46,8 +48,17 @@ _PAYLOAD_TYPE = "application/vnd.buildsys.action-request+json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _STAGE = re.compile(r"[a-z]{1,30}")
 _PACKAGE = str(Path(__file__).resolve().parents[1])
+_BASELINE = ".baseline"  # folder of a gate's earlier engine, in the build folder
 _SHOWN = 6  # differences of two keys
 _REQUEST_AGAIN = "make a new request with `doit request-action`"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a gate compares with."""
+
+    described: Mapping[str, Any]  # as ``Baselines.fetch`` returns it
+    files: Mapping[str, str]  # role -> path in the build folder
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,7 @@ class ActionRequest:
     parts: Mapping[str, str]  # of the key, without what the last run read
     inputs: Mapping[str, OutputFile]  # path in the build folder -> object
     files: Mapping[str, OutputFile]  # path in the project -> object
+    baseline: Baseline | None = None  # of a gate
     signature: Mapping[str, str] | None = None
 
     @property
@@ -76,19 +88,19 @@ def make_request(
     build: Path,
     store: Store,
     *,
-    is_answered: bool = False,
+    baselines: Baselines | None = None,
 ) -> ActionRequest:
     """Return an action's request; its files go into ``store``.
 
-    Figures of a benchmark return only in an answer.
+    Without ``baselines``, targets whose figures belong to one project are refused.
 
     Raises: UsageError: the action depends on this machine or project. StageError: a file changed.
     OSError: the store cannot be written.
     """
-    if action.measures and not is_answered:
+    if action.measures and baselines is None:
         problem = f"{action.target} measures the machine that it runs on"
         raise UsageError(problem, f"run `doit {action.target}` on the machine to measure")
-    if action.baseline is not None:
+    if action.baseline is not None and baselines is None:
         problem = f"{action.target} compares with earlier builds of this project"
         raise UsageError(problem, f"run `doit {action.target}` here")
     refs = (*action.inputs.values(), *action.advisory.values())
@@ -107,9 +119,15 @@ def make_request(
     known = key.without_reads()
     parts = dict(sorted(known.parts.items()))
     action = replace(action, executor="")
-    request = ActionRequest(
-        SCHEMA, __version__, action, known.digest, parts, stored(inputs), stored(files)
-    )
+    baseline = None
+    with TemporaryDirectory() as folder:
+        if action.baseline is not None and baselines is not None:
+            described, earlier = baselines.fetch(action, key.parts, store, Path(folder))
+            named = {role: f"{_BASELINE}/{path.name}" for role, path in earlier.items()}
+            inputs |= {named[role]: path for role, path in earlier.items()}
+            baseline = Baseline(described, named)
+        kept = stored(inputs), stored(files)
+    request = ActionRequest(SCHEMA, __version__, action, known.digest, parts, *kept, baseline)
     decode_request(encode_request(request))  # what cannot be read must not be written
     return request
 
@@ -134,6 +152,15 @@ def _project_files(
                 f"{action.target} needs {path}, which is outside of the project",
                 "move it into the project, or install it as a package on all machines",
             )
+
+
+def store_content(store: Store, content: bytes) -> OutputFile:
+    """Add an object to a store. Raises: OSError."""
+    from blake3 import blake3
+
+    file = OutputFile(blake3(content).hexdigest(), len(content))
+    store.add(file, [content])
+    return file
 
 
 def sign_request(request: ActionRequest, key: SigningKey) -> ActionRequest:
@@ -218,6 +245,29 @@ def materialize(request: ActionRequest, shared: SharedCache, store: Store, proje
         store.fetch(file, path)
 
 
+class RequestedBaselines(Baselines):
+    """The baseline of a request, in place of a project's records."""
+
+    def __init__(self, request: ActionRequest, build: Path) -> None:
+        self._request, self._folder = request, build
+
+    def parts(self, action: Action, parts: Mapping[str, str]) -> dict[str, str]:
+        """Return the part of the baseline, as requested."""
+        del action, parts
+        return {label: value for label, value in self._request.parts.items() if label == ENGINE}
+
+    def fetch(
+        self, action: Action, parts: Mapping[str, str], store: Store, folder: Path
+    ) -> tuple[dict[str, Any], dict[str, Path]]:
+        """Return the baseline and its files, as requested."""
+        del parts, store, folder
+        found = self._request.baseline
+        if found is None:
+            raise UsageError(f"the request of {action.target} has no baseline", _REQUEST_AGAIN)
+        files = {role: self._folder / name for role, name in found.files.items()}
+        return dict(found.described), files
+
+
 def check_machine(request: ActionRequest, key: ActionKey) -> None:
     """Compare the key here with the requested one. Raises: UsageError: they differ."""
     if key.digest == request.key and dict(key.parts) == request.parts:
@@ -268,5 +318,9 @@ def _check(request: ActionRequest) -> None:
         for name in files:
             if any(str(folder) in files for folder in Path(name).parents):
                 raise ValueError(f"{shown(name)} is inside another file")
+    if request.baseline is not None and (
+        lost := request.baseline.files.values() - request.inputs.keys()
+    ):
+        raise ValueError(f"it has no {shown(min(lost))}")
     if reserved := [name for name in request.files if name.split("/")[0] in (BUILD, STATE)]:
         raise ValueError(f"{shown(reserved[0])} is in a folder of buildsys")

@@ -18,7 +18,13 @@ from typing import Any
 
 from buildsys.errors import StageError, TemporaryError, WorkerDied
 from buildsys.execution.action_key import ActionKey
-from buildsys.execution.action_request import encode_request, make_request, sign_request
+from buildsys.execution.action_request import (
+    encode_request,
+    make_request,
+    sign_request,
+    store_content,
+)
+from buildsys.execution.baselines import Baselines
 from buildsys.execution.executors.interface import (
     ENDED,
     LOST,
@@ -73,13 +79,14 @@ class Dispatcher:
         url: str,
         store: Store,
         environments: RemoteEnvironments,
+        baselines: Baselines,
         signing_key: SigningKey | None,
         trust: TrustPolicy,
     ) -> None:
         self._settings = executors
         self._project, self._build = project, build
         self._shared, self._url, self._store = shared, url, store
-        self._environments = environments
+        self._environments, self._baselines = environments, baselines
         self._signing_key, self._trust = signing_key, trust
         self._places: dict[str, _Place] = {}
         self._guard = threading.Lock()
@@ -152,7 +159,7 @@ class Dispatcher:
         """Request an action's target; return the answer of its machine."""
         with self._store.lock(shared=True):
             request = make_request(
-                action, key, self._project, self._build, self._store, is_answered=True
+                action, key, self._project, self._build, self._store, baselines=self._baselines
             )
             if self._signing_key is not None:
                 request = sign_request(request, self._signing_key)
@@ -273,7 +280,7 @@ class Dispatcher:
             if name not in self._places:
                 settings = self._settings[name]
                 executor = connect(name, settings, self._project)
-                slots = threading.Semaphore(settings.get("jobs", 8))
+                slots = threading.Semaphore(settings["jobs"])
                 url = settings.get("store") or self._url
                 self._places[name] = _Place(executor, Watcher(executor), slots, url)
             return self._places[name]
@@ -283,15 +290,6 @@ class Dispatcher:
         own = store_content(self._store, content)
         self._shared.push_objects([*objects, own], self._store)
         return own.digest
-
-
-def store_content(store: Store, content: bytes) -> OutputFile:
-    """Add an object to a store. Raises: OSError."""
-    from blake3 import blake3
-
-    file = OutputFile(blake3(content).hexdigest(), len(content))
-    store.add(file, [content])
-    return file
 
 
 def _waiting(name: str, reason: str = "") -> Event:

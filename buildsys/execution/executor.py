@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from buildsys.workers.client.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
-MakeDispatcher = Callable[[RemoteEnvironments], "Dispatcher"]
+MakeDispatcher = Callable[[RemoteEnvironments, Baselines], "Dispatcher"]
 _REQUESTED = Reason(ASKED_FOR)
 _LISTED_FILES = 4  # of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
@@ -86,6 +86,7 @@ class Executor:
         make_recorder: Callable[[], Recorder | None] = lambda: None,
         before_stage: Callable[[], None] = lambda: None,
         keys_at: KeysAtRevision = lambda *_: frozenset(),
+        baselines: Baselines | None = None,
         executors: Executors = NO_EXECUTORS,
         dispatch: MakeDispatcher | None = None,
     ) -> None:
@@ -106,7 +107,7 @@ class Executor:
             build, store, self.ledger, remote, notify, signing_key=signing_key, trust=trust
         )
         self._signers = RestoredSigners(self._db)
-        self._baselines = Baselines(self.ledger, project_root, state, keys_at)
+        self._baselines = baselines or Baselines(self.ledger, project_root, state, keys_at)
         self.here = LocalRuns(
             project_root, build, state, pool, store, self._locks, self.ledger, self._baselines,
             timing_caches, threads, threading.Semaphore(jobs) if jobs else nullcontext(),
@@ -231,7 +232,7 @@ class Executor:
     @cached_property
     def _elsewhere(self) -> Dispatcher:
         assert self._dispatch is not None
-        return self._dispatch(self._environments)
+        return self._dispatch(self._environments, self._baselines)
 
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
         """Restore the outputs of an earlier build with this key."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
-_REMEMBER_S = 86_400.0  # libraries and devices of executors
+_REMEMBER_S, _JOBS = 86_400.0, 8  # of executors
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
@@ -117,7 +117,7 @@ class Project:
     def executors(self) -> dict[str, dict[str, Any]]:
         """Return name -> settings of the executors, in their order.
 
-        ``offers.memory`` is in bytes, ``remember`` in seconds.
+        ``offers.memory`` is in bytes, ``remember`` in seconds; ``jobs`` is always there.
         """
         found: dict[str, dict[str, Any]] = {}
         for name, declared in (self._setting("executors") or {}).items():
@@ -125,7 +125,8 @@ class Project:
             if offers.get("memory") is not None:
                 offers["memory"] = parse_size(offers["memory"])
             remember_s = parse_duration(declared.get("remember", _REMEMBER_S))
-            found[name] = {**declared, "offers": offers, "remember": remember_s}
+            jobs = declared.get("jobs", _JOBS)
+            found[name] = {**declared, "offers": offers, "remember": remember_s, "jobs": jobs}
         return found
 
     def _setting(self, name: str) -> Any:

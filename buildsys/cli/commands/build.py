@@ -125,6 +125,8 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
         session: Session | None = getattr(reporter, "session", None)
         if session is None:
             return super()._execute(**options)
+        if session.remote_jobs:
+            options["num_process"] = max(1, options["num_process"]) + session.remote_jobs
         if self.needs_results:
             ignores = self.dep_manager.status_is_ignore
             self._ignored = {task.name for task in self.task_list if ignores(task)}

@@ -9,12 +9,16 @@ from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_an
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
-from buildsys.execution.action_request import encode_request, make_request, sign_request
+from buildsys.execution.action_request import (
+    encode_request,
+    make_request,
+    sign_request,
+    store_content,
+)
 from buildsys.execution.build_cache import store_folder
 from buildsys.execution.freshness import FRESH
 from buildsys.manifest.project import Project
 from buildsys.plan.action import Action
-from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import SigningKey
@@ -61,15 +65,6 @@ class RequestAction(ProjectCommand):
         }  # fmt: skip
         print_answer(options, document, [own.digest])
         return 0
-
-
-def store_content(store: Store, content: bytes) -> OutputFile:
-    """Add an object to a store. Raises: OSError."""
-    from blake3 import blake3
-
-    file = OutputFile(blake3(content).hexdigest(), len(content))
-    store.add(file, [content])
-    return file
 
 
 def store_url(url: str) -> str:

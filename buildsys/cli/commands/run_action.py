@@ -46,6 +46,7 @@ from buildsys.execution.action_request import (
     BUILD,
     STATE,
     ActionRequest,
+    RequestedBaselines,
     check_machine,
     load_request,
     materialize,
@@ -228,6 +229,7 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             trust=run.trust,
             timing_caches=Path(timing_caches or run.private / "timing_caches").absolute(),
             before_stage=run.shared.check_writable,
+            baselines=RequestedBaselines(run.request, project / BUILD),
         )
         try:
             here = executor.examine(target)

@@ -162,6 +162,19 @@ def test_an_interrupted_run_ends_its_jobs(cluster: Cluster) -> None:
     assert project.doit("reference:a").code == 0
 
 
+def test_a_gate_compares_engines_there(cluster: Cluster) -> None:
+    project = cluster.project
+    project.edit(MANIFEST, "name: lab,", "name: lab, gates: {size: {tolerance: 50%}},")
+    first = project.doit("gate:a:lab")
+    assert first.code == 0, first.out
+    assert "no earlier build" in (project.root / "build/a/gate/lab.json").read_text()
+    project.write_network(1)
+    second = project.doit("gate:a:lab")
+    assert second.code == 0, second.out
+    result = json.loads((project.root / "build/a/gate/lab.json").read_text())
+    assert result["baseline"]["engine"] != result["engine"], result
+
+
 def test_failures_are_those_of_a_run_here(cluster: Cluster) -> None:
     project = cluster.project
     project.edit(MANIFEST, "name: lab,", "name: lab, tolerance: {rtol: 1e-30, atol: 0},")
