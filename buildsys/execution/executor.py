@@ -64,6 +64,7 @@ class Executor:
     "elsewhere": in another process}``. ``make_recorder`` is called before the first target that is
     not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins,
     ``dispatch`` before the first target on one of the ``executors`` of project.yaml.
+    ``locks`` is a folder for several projects that must not disturb each other's benchmarks.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Executor:
         before_stage: Callable[[], None] = lambda: None,
         keys_at: KeysAtRevision = lambda *_: frozenset(),
         baselines: Baselines | None = None,
+        locks: Path | None = None,
         executors: Executors = NO_EXECUTORS,
         dispatch: MakeDispatcher | None = None,
     ) -> None:
@@ -99,7 +101,7 @@ class Executor:
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
         self._stopped = False
-        self._locks = Locks(state / "locks")
+        self._locks = Locks(locks or state / "locks")
         self._background = Background()
         self._runs = RunRecords(self.ledger, build, self._background, make_recorder)
         self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
@@ -163,7 +165,8 @@ class Executor:
             if found.up_to_date and (waited or not force):
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:
-                    return Outcome.recorded(record, waited=True)
+                    asked = bool(action.executor) and not waited
+                    return Outcome.recorded(record, waited=True, asked=asked)
             stamp_file(str(self._log(action)))  # refuses a FIFO, which its writers would wait for
             reasons = found.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})

@@ -17,16 +17,22 @@ class Outcome(NamedTuple):
     reason: str = ""
     hint: str = ""
     waited: bool = False  # not run: another process or thread built it meanwhile
+    asked: bool = False  # not run: its machines were asked, and are as they were
     restored: bool = False  # not run: its outputs came from the store
     error: str = ""  # type of the failure
 
     @classmethod
     def recorded(
-        cls, record: ActionRecord, *, waited: bool = False, restored: bool = False
+        cls,
+        record: ActionRecord,
+        *,
+        waited: bool = False,
+        asked: bool = False,
+        restored: bool = False,
     ) -> Outcome:
         """Return the outcome of a recorded build."""
         ended = (record.target, record.status, record.seconds, record.reason, record.hint)
-        return cls(*ended, waited, restored)
+        return cls(*ended, waited, asked, restored)
 
 
 def why_stopped(ended: Mapping[str, Outcome]) -> str:

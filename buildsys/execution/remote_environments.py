@@ -19,6 +19,7 @@ from buildsys.system.text_cache import TextCache
 
 UNKNOWN = "machines:"  # label of a part whose machines were not asked yet
 NOT_ASKED = "not known yet"
+_NOT_DECIDING = ("jobs", "remember")  # settings that choose no other machine
 Executors = Mapping[str, Mapping[str, Any]]  # of project.yaml: name -> settings
 NO_EXECUTORS: Executors = MappingProxyType({})
 
@@ -95,5 +96,6 @@ def _action_of(question: str) -> Action:
 
 
 def _cache_name(name: str, settings: Mapping[str, Any]) -> str:
-    content = json.dumps([name, settings], sort_keys=True, default=str)
+    deciding = {field: value for field, value in settings.items() if field not in _NOT_DECIDING}
+    content = json.dumps([name, deciding], sort_keys=True, default=str)
     return f"machines/1:{hashlib.sha256(content.encode()).hexdigest()}"

@@ -229,6 +229,7 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             trust=run.trust,
             timing_caches=Path(timing_caches or run.private / "timing_caches").absolute(),
             before_stage=run.shared.check_writable,
+            locks=run.private / "locks",
             baselines=RequestedBaselines(run.request, project / BUILD),
         )
         try:

@@ -101,7 +101,10 @@ class Reporter:
                 if self._is_without_engine(line):
                     return
             elif finished.waited:
-                line.status, line.reason = "fresh", "built by another run meanwhile"
+                line.status = "fresh"
+                line.reason = "built by another run meanwhile"
+                if finished.asked:
+                    line.reason = "its machines have the same libraries and devices"
             else:
                 if finished.restored:
                     line.status = "restored"
