@@ -37,6 +37,7 @@ _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch'
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
 _FAILED = "last run failed"
 _WITH_REASONS = 110  # columns of a terminal with room for the reasons
+_WITH_COLUMNS = 72  # with room for key figures next to the targets
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS is set
 
 
@@ -68,7 +69,7 @@ def print_summary(
     for model, rows in models.items():
         if not any(row.has_ended for row in rows):
             continue
-        console.print(_table(session, model, rows, console.width))
+        _print_table(console, session, model, rows)
         for warning in _warnings(session, rows):
             print_line(warning, "yellow")
         for row in rows:
@@ -134,8 +135,11 @@ def _cache_hits(session: Session, lines: Iterable[TargetLine]) -> str:
     return f"cache hits: {fresh}{restored}"
 
 
-def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int) -> Table:
-    is_narrow = width < _WITH_REASONS
+def _print_table(
+    console: Console, session: Session, model: str, lines: Sequence[TargetLine]
+) -> None:
+    width = console.width
+    lacks_reasons = width < _WITH_REASONS
 
     def reason_of(line: TargetLine) -> str:  # the hint was printed above
         return str(session.result(line.target).get("reason", "")) or line.reason
@@ -147,20 +151,13 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
         printable_line(_FAILED if line.why.startswith(_FAILED) else line.why)
         if line.has_ended
         and line.why not in OBVIOUS
-        # in a narrow table only the changes that started it all
-        and not (is_narrow and line.why.startswith("input "))
+        # without a column of reasons, only the changes that started it all
+        and not (lacks_reasons and line.why.startswith("input "))
         else ""
         for line, *_ in groups
     ]
-    has_column = any(reasons) and not is_narrow
-    style = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
-    table = Table(title=model, show_edge=False, **style)  # type: ignore[arg-type]
-    table.add_column("target", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("key figure", overflow="fold")
-    if has_column:
-        table.add_column("reason", overflow="fold", style="dim")
+    has_column = any(reasons) and not lacks_reasons
+    rows: list[list[Text]] = []
     for group, reason in zip(groups, reasons, strict=True):
         line = group[0]
         result = session.result(line.target) if line.status in (*ENDED, "fresh") else {}
@@ -175,13 +172,35 @@ def _table(session: Session, model: str, lines: Sequence[TargetLine], width: int
             cells.append(Text(reason))
         elif reason:
             cells[0].append(f"{figure and chr(10)}because {reason}", "dim")
-        table.add_row(
-            row_title(group),
-            Text(status, _STYLES.get(status, "dim")),
-            took_together(group),
-            *cells,
-        )
-    return table
+        shown = Text(status, _STYLES.get(status, "dim"))
+        rows.append([Text(row_title(group)), shown, Text(took_together(group)), *cells])
+    if width < _WITH_COLUMNS:
+        _print_in_lines(console, model, rows)
+        return
+    style = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = Table(title=model, show_edge=False, **style)  # type: ignore[arg-type]
+    table.add_column("target", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("key figure", overflow="fold")
+    if has_column:
+        table.add_column("reason", overflow="fold", style="dim")
+    for cells in rows:
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _print_in_lines(console: Console, model: str, rows: Iterable[Sequence[Text]]) -> None:
+    """Print rows for a narrow terminal, each figure below its target."""
+    console.print(Text(model, "bold"))
+    for title, status, time, figure in rows:
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=True, pad_edge=False)
+        grid.add_column(overflow="fold", ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        grid.add_row(title, Text("  ").join(part for part in (status, time) if part.plain))
+        console.print(grid)
+        if figure.plain:
+            console.print(Padding(figure, (0, 0, 0, 2)))
 
 
 def _warnings(session: Session, lines: Iterable[TargetLine]) -> Iterator[str]:

@@ -266,6 +266,41 @@ def test_the_closing_table_fits_its_terminal(
     assert text.splitlines()[-1] == "10 passed, 1 failed in 12.3 s"
 
 
+def test_a_narrow_terminal_gets_key_figures_and_reasons_below_their_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    session, _ = make_session(tmp_path)
+    names = ["export:net", "engine:net:rtx", "bench:net:rtx", "bench:net:ort"]
+    lines = [line_of(session)(name) for name in names]
+    reason = "the engine runs on NVIDIA GPUs only, and this machine has none"
+    lines[0].status, lines[0].why = "passed", "export.opset: 17 → 18"
+    write_result(session, "export:net", status="passed", opset=18, nodes=122, bytes=1000)
+    for entry in lines[1:3]:
+        entry.status = "unavailable"
+        write_result(session, entry.target, status="unavailable", reason=reason)
+    lines[3].status = "noisy"
+    write_result(session, "bench:net:ort", status="noisy", reason="latency varies by 31 %")
+    for entry in lines:
+        entry.seconds = 1.5
+    out = io.StringIO()
+    print_summary(out, session, lines, 6.0)
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "net",
+        "export                    passed  1.50 s",
+        "  opset 18, 122 nodes, 1.00 kB",
+        "  because export.opset: 17 → 18",
+        "engine, bench rtx    unavailable  3.00 s",
+        "  the engine runs on NVIDIA GPUs only,",
+        "  and this machine has none",
+        "bench ort                  noisy  1.50 s",
+        "  latency varies by 31 %",
+        "",
+        "1 passed, 2 unavailable, 1 noisy in 6.00",
+        "s",
+    ]
+
+
 def test_cache_hits_and_failures_follow_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
