@@ -33,6 +33,7 @@ _TEXT = 15  # pixels of a line of text
 _AXIS = 22  # pixels below a chart
 _LABEL_WIDTH = 2.1  # percent of a phone's width per character
 _LONGEST_LABEL = 30
+_LEFT_END = 30  # percent, with no room to the left for the label of a limit
 
 Interval = tuple[float, ...] | None
 
@@ -185,11 +186,12 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
     lines = list(_grid(axis, y, ""))
     if limit:
         edge = axis.at(limit)
+        dx, anchor = (5, "start") if edge < _LEFT_END else (-5, "end")
         lines.append(
             f'<rect class="beyond" x="{short(edge)}%" y="0" width="{short(100 - edge)}%"'
             f' height="{short(y)}"/>'
             f'<line class="limit" x1="{short(edge)}%" x2="{short(edge)}%" y1="0" y2="{short(y)}"/>'
-            f'<text class="limit" x="{short(edge)}%" dx="-5" y="11" text-anchor="end">'
+            f'<text class="limit" x="{short(edge)}%" dx="{dx}" y="11" text-anchor="{anchor}">'
             f"limit {q.error(limit)}</text>"
         )
     label = f"{measure} per output and case" + (f", limit {q.error(limit)}" if limit else "")

@@ -9,8 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
+from jinja2 import (
+    Environment,
+    FileSystemBytecodeCache,
+    PackageLoader,
+    StrictUndefined,
+    pass_context,
+)
 from jinja2.bccache import Bucket
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from buildsys.report import formatting as q
@@ -70,16 +77,19 @@ def environment() -> Environment:
     return made
 
 
-def _source(name: str) -> Markup:
+@pass_context  # or Jinja would keep the content in the compiled template, also after its change
+def _source(_: Context, name: str) -> Markup:
     """Return a file of the templates unchanged: styles or a script."""
     loader = environment().loader
     assert loader is not None
     return Markup(loader.get_source(environment(), name)[0])  # noqa: S704 - a file of ours
 
 
-def _csp_hash(name: str) -> str:
+@pass_context
+def _csp_hash(context: Context, name: str) -> str:
     """Return a script's hash: besides escaping, a guard against other scripts."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(_source(name).encode()).digest()).decode()
+    digest = hashlib.sha256(_source(context, name).encode()).digest()
+    return "sha256-" + base64.b64encode(digest).decode()
 
 
 def _printable(value: Any) -> Any:

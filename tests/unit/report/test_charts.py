@@ -90,6 +90,15 @@ def test_errors_are_drawn_against_their_limit() -> None:
     parsed(charts.errors([ErrorRow("y", {"opt": 0.0, "max": NAN})], None, "relative error"))
 
 
+def test_the_label_of_a_limit_at_the_left_end_stays_inside() -> None:
+    anchors = []
+    for error in (1e-12, 1e-4):
+        chart = charts.errors([ErrorRow("y", {"opt": error})], 1e-8, "relative error")
+        (label,) = (text for text in parsed(chart).iter("text") if text.get("class") == "limit")
+        anchors.append(label.get("text-anchor"))
+    assert anchors == ["end", "start"]
+
+
 def test_lines_need_two_sizes() -> None:
     series = Series("engine", "k0", ((1.0, 0.5, (0.4, 0.6)), (8.0, 2.0, None)))
     chart = charts.lines([series], "batch size", "p50 (ms)")

@@ -53,3 +53,11 @@ def test_damaged_files_are_replaced(compiles: Callable[[], bool], tmp_path: Path
 def test_no_folder_is_needed(compiles: Callable[[], bool], tmp_path: Path) -> None:
     assert compiles()
     assert not (tmp_path / "compiled").exists()
+
+
+def test_styles_and_scripts_are_not_compiled_into_templates() -> None:
+    source = '{{ "style.css" | source }}{{ "page.js" | csp_hash }}'
+    compiled = environment.environment().compile(source, raw=True)
+    assert "color-scheme" not in compiled
+    assert "sha256-" not in compiled
+    assert "color-scheme" in environment.environment().from_string(source).render()
