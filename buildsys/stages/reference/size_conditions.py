@@ -21,7 +21,7 @@ from torch import nn
 from buildsys.stages.reference.drawn_sizes import Condition
 
 Assigned = Mapping[str, ast.expr]  # local variable -> its value
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages", f"{Path(inspect.__file__).parent}/")
 _SIZE = "size"  # the variable of a condition
 _MOST_CONDITIONS = 64
 _MOST_LAYERS = 16  # of one class, about
@@ -57,15 +57,7 @@ def _sources(
     The layers in use come first, then functions in their files and in other files of the project,
     and the layers of libraries.
     """
-    root = f"{project.resolve()}/"
-    modules = {
-        name: file
-        for name, module in list(sys.modules.items())
-        if (file := getattr(module, "__file__", None) or "").endswith(".py")
-        and not any(folder in file for folder in _LIBRARY_FOLDERS)
-        and str(Path(file).resolve()).startswith(root)
-        and not name.startswith("buildsys")
-    }
+    modules = _modules_below(project)
     own = [cls for cls in instances if cls.__module__ in modules]
     others = [
         cls
@@ -89,6 +81,33 @@ def _sources(
         ]
         layers = [] if isinstance(entry, str) else instances[entry]
         yield ast.Module(body, []), names, layers[:: max(len(layers) // _MOST_LAYERS, 1)]
+
+
+def _modules_below(project: Path) -> list[str]:
+    """Return the loaded modules in files of a project."""
+    root = f"{project.resolve()}/"
+    files: dict[str, str] = {}  # of top-level modules
+    found = []
+    for name in list(sys.modules):
+        # thousands are of libraries: a look at each would copy their pages in a forked process
+        top = name.partition(".")[0]
+        if top not in files:
+            files[top] = _file_of(top)
+        if top.startswith("buildsys") or _is_library(files[top]):
+            continue
+        file = _file_of(name)
+        is_source = file.endswith(".py") and not _is_library(file)
+        if is_source and str(Path(file).resolve()).startswith(root):
+            found.append(name)
+    return found
+
+
+def _is_library(file: str) -> bool:
+    return any(folder in file for folder in _LIBRARY_FOLDERS)
+
+
+def _file_of(module: str) -> str:
+    return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
 def _layer(node: ast.AST, names: Mapping[str, Any]) -> Any:

@@ -168,9 +168,11 @@ def _further_cases(job: Job) -> dict[str, _FurtherCase]:
         ]
         if files:
             (graph, path), (_, original) = files[0], files[-1]
-            shapes = {tensor: t.shape for tensor, t in load_case(original).inputs.items()}
+            tensors = load_case(path)
+            inputs = (tensors if original == path else load_case(original)).inputs
+            shapes = {tensor: t.shape for tensor, t in inputs.items()}
             sizes = dims_of_shapes(further["shapes"], shapes)
-            found[name] = _FurtherCase(graph, load_case(path), sizes)
+            found[name] = _FurtherCase(graph, tensors, sizes)
     return found
 
 
