@@ -22,6 +22,7 @@ from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import REFUSE, SigningKey, TrustPolicy
 from buildsys.store.state_db import warn_on_stderr
 
+FACTS = "facts.db"  # about libraries, kept for all requests of this user
 STORE_OPTIONS = (
     option("store", "URL or folder of the shared cache; default: BUILDSYS_REMOTE"),
     option("key", "private key that signs the record; default: BUILDSYS_SIGNING_KEY"),

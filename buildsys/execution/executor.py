@@ -38,6 +38,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, key_name
 from buildsys.store.state_db import StateDb, warn_on_stderr
+from buildsys.system.text_cache import TextCache
 
 if TYPE_CHECKING:
     from buildsys.execution.dispatch import Dispatcher
@@ -64,7 +65,8 @@ class Executor:
     "elsewhere": in another process}``. ``make_recorder`` is called before the first target that is
     not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins,
     ``dispatch`` before the first target on one of the ``executors`` of project.yaml.
-    ``locks`` is a folder for several projects that must not disturb each other's benchmarks.
+    ``locks`` is a folder for several projects that must not disturb each other's benchmarks,
+    ``texts`` their cache of facts about libraries and sources.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Executor:
         keys_at: KeysAtRevision = lambda *_: frozenset(),
         baselines: Baselines | None = None,
         locks: Path | None = None,
+        texts: TextCache | None = None,
         executors: Executors = NO_EXECUTORS,
         dispatch: MakeDispatcher | None = None,
     ) -> None:
@@ -97,7 +100,8 @@ class Executor:
         self._actions = actions
         self._on_event, self._before_stage = on_event, before_stage
         self._store, self._state = store, state
-        self._db = pool.texts = StateDb(state / "state.db", notify)
+        self._db = StateDb(state / "state.db", notify)
+        texts = pool.texts = texts or self._db
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
         self._stopped = False
@@ -117,7 +121,7 @@ class Executor:
         self._environments = RemoteEnvironments(executors, self._db)
         self._dispatch = dispatch
         self._keys = KeyBuilder(
-            project_root, build, self._digests, self._db, self._baselines, self._environments
+            project_root, build, self._digests, texts, self._baselines, self._environments
         )
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)

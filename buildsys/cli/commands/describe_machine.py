@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import closing
 
 from buildsys.cli.command import JSON, Options, PlainCommand, print_json, print_lines
 from buildsys.cli.remote_jobs import (
+    FACTS,
     STORE_OPTIONS,
     answer_name,
     end_with_stdin,
@@ -41,10 +42,16 @@ class DescribeMachine(PlainCommand):
         end_with_stdin(options)
         digest = request_digest(self.name, names, "an executor of another machine")
         key, name = signing_key(options), answer_name(options)
-        folder = private_folder("work", "set TMPDIR to a folder of yours") / "describe-machine"
+        folder = private_folder("work", "set TMPDIR to a folder of yours") / "run-action"
         folder.mkdir(exist_ok=True)
         shared = shared_cache(self.name, options, folder / "known_hosts")
-        found = answer_questions(_questions(shared, digest), _environment(folder))
+        with closing(StateDb(folder / FACTS)) as facts:
+            environment = EnvironmentParts(str(folder), facts)
+            try:
+                found = answer_questions(_questions(shared, digest), environment)
+            except (ValueError, TypeError, RecursionError) as error:
+                problem = f"{digest} is not a list of questions: {error}"
+                raise UsageError(problem, "executors make these lists") from None
         if name:
             answer = Answer(SCHEMA, name, digest, "passed", 0, environments=found)
             write_answer(shared, answer, key)
@@ -57,21 +64,15 @@ class DescribeMachine(PlainCommand):
 
 
 def _questions(shared: SharedCache, digest: str) -> list[str]:
-    """Return the questions in the store. Raises: UsageError: they are none."""
+    """Return the questions in the store. Raises: ValueError: they are none."""
     from blake3 import blake3
 
     content = shared.read_object(digest)
-    try:
-        if content is None or isinstance(content, RecordError):
-            raise ValueError("it is missing")
-        questions = json.loads(content)
-        if blake3(content).hexdigest() != digest or not all(isinstance(q, str) for q in questions):
-            raise ValueError("it was altered")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"the list of questions {digest} cannot be read: {error}", "") from None
-    return [*questions]
-
-
-def _environment(folder: Path) -> EnvironmentParts:
-    state = StateDb(folder / "state.db")
-    return EnvironmentParts(str(folder), state)
+    if content is None:
+        raise ValueError("there is no such object")
+    if isinstance(content, RecordError) or blake3(content).hexdigest() != digest:
+        raise ValueError("it was altered")
+    questions = json.loads(content)
+    if not isinstance(questions, list) or not all(isinstance(one, str) for one in questions):
+        raise ValueError("it has other values than texts")
+    return questions

@@ -23,6 +23,7 @@ from buildsys.cli.command import (
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.remote_jobs import (
+    FACTS,
     STORE_OPTIONS,
     answer_name,
     end_with_stdin,
@@ -64,6 +65,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import remove_abandoned, temporary_folder
 from buildsys.store.shared_cache import SharedCache
 from buildsys.store.signatures import SigningKey, TrustPolicy
+from buildsys.store.state_db import StateDb
 from buildsys.system.files import read_end
 from buildsys.system.interpreters.toolchain import OVERRIDE_PREFIX
 from buildsys.workers.client.pool import JobReply, WorkerPool
@@ -216,7 +218,8 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
     target = action.target
     timing_caches = os.environ.get("BUILDSYS_TIMING_CACHES")
     # all requests share their servers: another folder would start new ones
-    with closing(_ObservedPool(run.private)) as pool:
+    facts = StateDb(run.private / FACTS)
+    with closing(facts), closing(_ObservedPool(run.private)) as pool:
         executor = Executor(
             project,
             project / BUILD,
@@ -230,6 +233,7 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             timing_caches=Path(timing_caches or run.private / "timing_caches").absolute(),
             before_stage=run.shared.check_writable,
             locks=run.private / "locks",
+            texts=facts,
             baselines=RequestedBaselines(run.request, project / BUILD),
         )
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from blake3 import blake3
 from doit_server import ForkedDoit
 from project_folder import Ran, finish, wait_until
 from ready_project import VALUES, ReadyProject, content_of, workers_in
@@ -276,3 +277,23 @@ def test_the_folder_of_a_run_can_be_kept(machines: Machines, tmp_path: Path) -> 
     assert machines.run(digest, "--keep", str(kept)).code == 0
     assert (kept / "build/a/export/export.log").is_file()
     assert "exists" in machines.run(digest, "--keep", str(kept)).err
+
+
+def test_only_lists_of_questions_are_answered(machines: Machines) -> None:
+    questions = ['[["onnx"],[],null,["cpu"],[]]']
+
+    def ask(content: bytes) -> Ran:
+        file = machines.store / object_name(digest := blake3(content).hexdigest())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        words = ("describe-machine", digest, "--store", str(machines.store), "--json")
+        return machines.project.doit(*words, program="buildsys")
+
+    answered = ask(json.dumps(questions).encode())
+    assert answered.code == 0, answered.err
+    (parts,) = json.loads(answered.out)["environments"]
+    assert {"tool:onnx", "device:cpu.model"} <= parts.keys()
+    for content in (b"", b"{}", b"[1]", b'["[]"]', b'["{}"]', b'["[[1],[],[1],[],[]]"]'):
+        refused = ask(content)
+        assert (refused.code, refused.out) == (3, ""), content
+        assert "is not a list of questions" in refused.err
