@@ -90,6 +90,9 @@ def require_graph(project: Project, model: str) -> None:
     Raises: UsageError: its network is defined by hand.
     """
     spec = project.models[model].data
+    if spec["source"] is None:
+        hint = f"`doit list --all {model}` shows its commands"
+        raise UsageError(f"{model} has no network", hint)
     if "tensorrt" in spec["source"]:
         engines = [f"`doit inspect {model}:engine:{engine['name']}`" for engine in spec["engines"]]
         raise UsageError(

@@ -36,6 +36,7 @@ STAGE_DOCS = {
     "verify": "compare the engines with the golden outputs",
     "bench": "benchmark the engines",
     "gate": "compare the engines with earlier builds",
+    "command": "run other programs",
     "report": "write the reports",
 }
 

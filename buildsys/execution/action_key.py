@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from buildsys.execution.baselines import Baselines
@@ -23,10 +23,10 @@ from buildsys.execution.environment_parts import (
 from buildsys.execution.machine_needs import lacking
 from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
 from buildsys.execution.remote_environments import RemoteEnvironments
-from buildsys.plan.action import NO_NEEDS, Action
+from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.system.files import sha256_of
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited, sha256_of
 from buildsys.system.shard_index import INDEX_SUFFIX, shards_of
 from buildsys.system.text_cache import TextCache
 
@@ -121,12 +121,16 @@ class KeyBuilder:
         files: Files = {}
         covered: set[str] = set()
         parts: Parts = {}  # of files
-        paths = {ref.path: f"{self._build}/{ref.path}" for ref in action.inputs.values()}
+        refs = [*action.inputs.values()]
+        paths = {ref.path: f"{self._build}/{ref.path}" for ref in refs}
+        folders = [ref for ref in refs if ref.folder]
+        listed = [name for ref in folders for name in listed_files(ref, Path(self._build))]
+        paths |= {name: f"{self._build}/{name}" for name in listed}
         found = self._digests.digests(paths.values())
         for name, path in paths.items():
             files[f"input:{name}"] = digest = found[path]
             parts[f"input:{name}"] = ABSENT if digest is None else digest.digest
-        required = (ref.path for ref in action.inputs.values() if not ref.optional)
+        required = (*(ref.path for ref in refs if not ref.optional), *listed)
         missing = tuple(name for name in required if found[paths[name]] is None)
         wrong_sha256 = ""
         for name, sha256 in action.weights.items():
@@ -317,6 +321,20 @@ class KeyBuilder:
         files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
         code = [(path[prefix:], _digest(found)) for path, found in files.items()]
         return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
+
+
+def listed_files(ref: FileRef, build: Path) -> list[str]:
+    """Return the files of a folder by its listing, as paths in the build folder.
+
+    A listing may come from another machine: names outside of the folder are left out.
+    """
+    try:
+        names = json.loads(read_limited(build / ref.path, MAX_RESULT_BYTES))
+    except (OSError, ValueError):  # missing, or damaged: its digest is in the key
+        return []
+    paths = (PurePosixPath(name) for name in names if isinstance(name, str))
+    inside = (path for path in paths if path.parts and ".." not in path.parts)
+    return [f"{ref.folder}/{path}" for path in inside if not path.is_absolute()]
 
 
 def declared_parts(action: Action) -> dict[str, str]:

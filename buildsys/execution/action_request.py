@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys import __version__
 from buildsys.errors import StageError, UsageError
-from buildsys.execution.action_key import ActionKey
+from buildsys.execution.action_key import ActionKey, listed_files
 from buildsys.execution.baselines import ENGINE, Baselines
 from buildsys.execution.recorded_reads import READ
 from buildsys.execution.stale_reasons import format_reasons, part_reasons
@@ -104,7 +104,9 @@ def make_request(
         problem = f"{action.target} compares with earlier builds of this project"
         raise UsageError(problem, f"run `doit {action.target}` here")
     refs = (*action.inputs.values(), *action.advisory.values())
-    inputs = {ref.path: build / ref.path for ref in refs if (build / ref.path).exists()}
+    listed = [name for ref in refs if ref.folder for name in listed_files(ref, build)]
+    names = (*(ref.path for ref in refs), *listed)
+    inputs = {name: build / name for name in names if (build / name).exists()}
     files = dict(_project_files(action, key, project, build))
 
     def stored(paths: Mapping[str, Path]) -> dict[str, OutputFile]:
@@ -311,6 +313,8 @@ def _check(request: ActionRequest) -> None:
         raise ValueError("its target has no result")
     for ref in (*action.inputs.values(), *action.outputs.values(), *action.advisory.values()):
         check_name(ref.path)
+        if ref.folder:
+            check_name(ref.folder)
     for files in (request.inputs, request.files):
         for name, file in files.items():
             check_name(name)

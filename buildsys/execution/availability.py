@@ -28,6 +28,12 @@ def expected_obstacle(action: Action, project: Path) -> str:
         return ""  # it runs on another machine
     if lacks := lacking(action.needs):
         return with_hint(*obstacle(lacks))
+    if action.stage == "command":
+        from buildsys.system.programs import missing_requirement  # not needed by most projects
+
+        located, options = _located(action.toolchain, project), action.options
+        found = missing_requirement(located, options["versions"], options["device"])
+        return "; ".join(found or ())
     engine = action.options.get("engine")
     if engine is None:
         return ""

@@ -147,8 +147,7 @@ class BuildCache:
             files = record.files.items()
             kept = [self._store.put(self._build / name, file) for name, file in files]
             if all(kept):  # otherwise overwritten meanwhile, as the next build will notice
-                declared = {ref.path for ref in action.outputs.values()}
-                outputs = {n: file for n, file in record.outputs.items() if n in declared}
+                outputs = {n: file for n, file in record.outputs.items() if action.owns(n)}
                 for one in [record, *([replace(record, key=names)] if names else [])]:
                     self._store.write_action(one)
                     if share and self._remote is not None:
@@ -194,8 +193,8 @@ class BuildCache:
     ) -> bool:
         """Return True if a record matches the key and the target's outputs.
 
-        A local record may name more files in the target's folders, a ``shared`` one may not: the
-        folders may also hold files of other targets.
+        A local record may name more files in the target's folders. A ``shared`` one may not, as
+        they may also hold files of other targets, unless the folder itself is an output.
         """
         declared = {ref.path for ref in action.outputs.values()}
         folders = {PurePosixPath(name).parent for name in declared}
@@ -203,7 +202,8 @@ class BuildCache:
         for name in found.outputs.keys() - declared:
             path = PurePosixPath(name)
             inside = any(folder in path.parents for folder in folders)
-            if shared or not inside or path.is_absolute() or ".." in path.parts:
+            inside = action.owns(name) or (inside and not shared)
+            if not inside or path.is_absolute() or ".." in path.parts:
                 self._warn(
                     "strange", f"{record} names {shown(name)}, not one of its files; ignored"
                 )

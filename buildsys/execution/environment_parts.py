@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -39,9 +40,18 @@ class EnvironmentParts:
     def of_action(self, action: Action) -> Parts:
         """Return the parts for an action's libraries, devices and variables."""
         toolchain = action.toolchain
-        wanted = action.tools, action.peer_tools, toolchain, action.devices, action.environment
+        wanted = (
+            action.tools, action.peer_tools, toolchain, action.devices, action.environment,
+            action.probes,
+        )  # fmt: skip
         if wanted not in self._facts:
             tools = self._tool_parts(action.tools, action.runs_in)
+            if action.probes:
+                from buildsys.system.programs import probe  # not needed by most projects
+
+                located = self._located(action.runs_in)
+                for each in action.probes:
+                    tools[f"{TOOL}{shlex.join(each)}"] = probe(each, located, self._texts)
             variables = dict(versions.environment_facts(action.environment, os.environ))
             if toolchain is not None:  # a peer may have tools and variables of the same names
                 peer = f"{toolchain.name}/" if action.peer_tools else ""

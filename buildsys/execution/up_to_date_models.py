@@ -218,6 +218,7 @@ def action_in(line: str) -> tuple[Action, Reads]:
         name, python, env = used["toolchain"]
         used["toolchain"] = ToolchainRef(name, python, tuple((key, value) for key, value in env))
     used["needs"] = Needs._make(map(_as_tuple, used["needs"]))
+    used["probes"] = tuple(map(tuple, used["probes"]))
     action = Action(
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={}, **used
     )

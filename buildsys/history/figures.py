@@ -16,6 +16,7 @@ from buildsys.report.results.bench import (
     Latencies,
     engine_contender,
 )
+from buildsys.report.results.command import CommandResult
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.export import ExportResult
@@ -177,8 +178,15 @@ def _gate(result: GateResult) -> Figures:
     return {"engine": result.get("engine"), **measured}
 
 
+def _command(result: CommandResult) -> Figures:
+    """Return the reported numbers by name, with their units, and the size of the outputs."""
+    sizes = [output.get("bytes", 0) for output in result.get("outputs", {}).values()]
+    return {"figures": result.get("figures") or None, "bytes": sum(sizes) if sizes else None}
+
+
 _FIGURES: Mapping[str, Callable[[Any], Figures]] = {
     "bench": _bench,
+    "command": _command,
     "convert": _convert,
     "engine": _engine,
     "export": _export,

@@ -1,6 +1,10 @@
-"""Sections of a manifest about the ONNX graph, which a network defined by hand does not have."""
+"""Sections of a manifest that some kinds of models do not have."""
 
-GRAPH_SECTIONS = (
+GRAPH_SECTIONS = (  # about the ONNX graph, which a network defined by hand does not have
     "export", "symbolics", "translations", "surgery", "simplify", "convert", "calibration",
     "quantize", "search", "optimize", "quantize_weights",
+)  # fmt: skip
+NETWORK_SECTIONS = (  # about the network, which a model of commands does not have
+    "source", "inputs", "call", "outputs", "dims", "ops", *GRAPH_SECTIONS, "validate", "engines",
+    "verify", "bench", "gates",
 )  # fmt: skip

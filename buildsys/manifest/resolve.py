@@ -108,10 +108,11 @@ class Resolver:
         reported |= {problem_at(tree, path, "").origin for path in refused}
         view = ManifestView(tree, file, refused, None if refused else written)
         checks = [*check_model(view), *file_problems(view, self.workspace)]
-        engines = tree.get("engines")
-        for engine in engines.value if engines and isinstance(engines.value, list) else []:
-            checks += unknown_toolchain(engine, self._toolchains)
-            self._record_package(engine)
+        for section in ("engines", "commands"):
+            entries = tree.get(section)
+            for entry in entries.value if entries and isinstance(entries.value, list) else []:
+                checks += unknown_toolchain(entry, self._toolchains)
+                self._record_package(entry)
         for problem in checks:
             file, path = problem.origin
             parents = (ValueOrigin(file, path[:depth]) for depth in range(1, len(path) + 1))
@@ -119,7 +120,7 @@ class Resolver:
                 problems.append(problem)
         if problems or not data:  # no data: the missing fields of a broken layer
             return None, problems
-        used = {engine["toolchain"] for engine in data["engines"]}
+        used = {entry["toolchain"] for entry in (*data["engines"], *data["commands"])}
         declared = self._toolchains.items() if self._toolchains else ()
         if kept := {name: node for name, node in declared if name in used}:
             toolchains = ValueNode(kept, tree.origin)

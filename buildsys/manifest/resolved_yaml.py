@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.manifest.graph_sections import GRAPH_SECTIONS
+from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.manifest.project import ResolvedModel
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*")
@@ -21,8 +21,10 @@ def resolved_text(model: ResolvedModel) -> str:
 
     The text is a manifest itself: in a project without defaults it resolves to the same data.
     """
-    source = model.data["source"]
-    without = GRAPH_SECTIONS if "tensorrt" in source else ("export",) if "onnx" in source else ()
+    source = model.data["source"] or {}
+    without: tuple[str, ...] = ("export",) if "onnx" in source else ()
+    if "tensorrt" in source or not source:
+        without = GRAPH_SECTIONS if source else NETWORK_SECTIONS
     unused = ("toolchains", *without)
     sections = {name: value for name, value in model.data.items() if name not in unused}
     lines = list(_lines(sections, (), 0, model.origins))

@@ -34,7 +34,8 @@ def steps_of(manifest: Mapping[str, Any], when: str) -> list[Step]:
 
 def exported_interface(manifest: Mapping[str, Any]) -> Interface:
     """Return the interface of the exported graph, before surgery."""
-    inputs = {name: _tensor(tensor, {}) for name, tensor in manifest["inputs"].items()}
+    declared = manifest.get("inputs") or {}  # none of a model that has commands only
+    inputs = {name: _tensor(tensor, {}) for name, tensor in declared.items()}
     return Interface(inputs, tuple(manifest.get("outputs") or ()) or None)
 
 

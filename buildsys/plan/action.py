@@ -11,10 +11,15 @@ RESULT = "result"  # the role that every action has
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """A file by its path in the build folder."""
+    """A file by its path in the build folder.
+
+    With ``folder`` it is a listing: a JSON list of the files in that folder, which belong to the
+    same target. Their contents are in the keys of its readers.
+    """
 
     path: str
     optional: bool = False
+    folder: str = ""
 
 
 class ToolchainRef(NamedTuple):
@@ -75,6 +80,8 @@ class Action:
     # modules of another team's backend, in the key like ``code``
     packages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()  # distributions whose versions are in the key
+    # commands whose printed text is in the key, one list of arguments each
+    probes: tuple[tuple[str, ...], ...] = ()
     toolchain: ToolchainRef | None = None  # ``tools`` are looked up there, unless peer_tools is set
     # distributions of the toolchain if the stage runs in our interpreter; ``tools`` are then ours
     peer_tools: tuple[str, ...] = ()
@@ -93,6 +100,13 @@ class Action:
     executor: str = ""  # of project.yaml, "" for this machine
     timeout_s: float | None = None
     doc: str = field(default="", compare=False)
+
+    def owns(self, path: str) -> bool:
+        """Return True for an output, or a file in a folder of outputs."""
+        return any(
+            path == ref.path or (ref.folder and path.startswith(f"{ref.folder}/"))
+            for ref in self.outputs.values()
+        )
 
     @property
     def runs_in(self) -> ToolchainRef | None:

@@ -84,15 +84,17 @@ class ModelPlan:
     """A model to plan. ``spec`` has the typing of its TensorRT engines decided."""
 
     def __init__(self, spec: Spec, version_of: VersionOf = unknown_version) -> None:
-        self.definition = spec["source"] if "tensorrt" in spec["source"] else None  # by hand
+        given = spec["source"] or {}
+        self.definition = given if "tensorrt" in given else None  # by hand
         if self.definition:
             spec = _of_definition(spec)
         self.spec = spec = with_typing(with_base_precision(_without_run_fields(spec)), version_of)
         self.name: str = spec["model"]
         # of the golden outputs
-        source = self.definition["reference"] if self.definition else spec["source"]
+        source = self.definition["reference"] if self.definition else given
+        self.has_network = bool(source)  # else it has commands only
         self.is_onnx = "onnx" in source
-        self.is_torch = "numpy" not in source and not self.is_onnx
+        self.is_torch = self.has_network and "numpy" not in source and not self.is_onnx
         self.on_gpu = source.get("device") == "cuda"  # the network, not its engines
         self.environment: tuple[str, ...] = ("torch", *(("gpu",) if self.on_gpu else ()))
         self.is_made = False
@@ -131,7 +133,7 @@ class ModelPlan:
             self.weights[source["exported_program"]] = None
         if isinstance(source.get("config"), str):
             self.weights[source["config"]] = None
-        if not self.is_onnx:
+        if self.has_network and not self.is_onnx:
             fields = ("shape", "dtype", "keyword")
             self.network_options = {
                 "source": source,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from buildsys.manifest.project import ResolvedModel
 
 # the first section in a resolved manifest that may decide a stage, after model, source, dims, …
-_FIRST_OF_STAGES = ',"reads":'
+_FIRST_OF_STAGES, _NO_NETWORK = ',"reads":', '"source":null'
 
 
 class ProjectPlan(Mapping[str, Action]):
@@ -56,7 +56,8 @@ class ProjectPlan(Mapping[str, Action]):
         for name, model in self._models.items():
             # not parsed: there may be thousands. Quotes inside of strings have a backslash, and a
             # nested field of this name only makes the text longer.
-            planned.setdefault(model.text[model.text.index(_FIRST_OF_STAGES) :], name)
+            head, _, tail = model.text.partition(_FIRST_OF_STAGES)
+            planned.setdefault(f"{_NO_NETWORK in head}{tail}", name)
         actions = (action for name in planned.values() for action in self.of(name).values())
         return list(dict.fromkeys(action.stage for action in actions))
 

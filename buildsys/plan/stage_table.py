@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from buildsys.plan.graph_points import Spec
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
 from buildsys.plan.stages.bench import plan_bench
 from buildsys.plan.stages.calibrate import plan_calibrate
+from buildsys.plan.stages.command import plan_commands
 from buildsys.plan.stages.convert import plan_convert
 from buildsys.plan.stages.engine import plan_engine
 from buildsys.plan.stages.export import plan_export
@@ -46,7 +47,7 @@ ENGINE_STAGES: tuple[Callable[[ModelPlan, EnginePlan], Action | None], ...] = (
     plan_verify,
     plan_bench,
     plan_gate,
-)  # then plan_report, of all the others
+)  # then plan_commands, and plan_report of all the others
 
 
 def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
@@ -56,11 +57,14 @@ def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Act
     the engine is built from.
     """
     model = ModelPlan(spec, version_of)
-    stages = DEFINITION_STAGES if model.definition else MODEL_STAGES
+    stages: tuple[Callable[[ModelPlan], Iterator[Action]], ...] = ()
+    if model.has_network:
+        stages = DEFINITION_STAGES if model.definition else MODEL_STAGES
     actions = [action for plan in stages for action in plan(model)]
     planned = (plan(model, engine) for engine in model.engines for plan in ENGINE_STAGES)
     actions += [action for action in planned if action is not None]
     declared = {"reads": tuple(spec["reads"]), "strict_reads": spec["strict_reads"]}
     if any(declared.values()):  # stages with the user's code
         actions = [replace(each, **declared) if each.sources else each for each in actions]
+    actions += plan_commands(model, {action.target: action for action in actions})
     return (*actions, plan_report(model, actions))

@@ -13,6 +13,7 @@ from buildsys.manifest.operator_choice import chosen_kind, implementations
 from buildsys.onnx_graphs.result_types import TensorPort
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.checks import checks_of, contradictions
+from buildsys.report.commands import command_lines
 from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import first_names
 from buildsys.report.gates import gate_lines, is_compared
@@ -194,6 +195,7 @@ def _assemble(
         provenance=_provenance(manifest, results),
         layers=layer_lines(results),
         searches=tuple(search_lines(results, manifest, bench)),
+        commands=command_lines(results),
     )
     if not engines:
         return report
@@ -296,6 +298,8 @@ def _declared(tensors: Mapping[str, Any]) -> list[TensorPort]:
 
 
 def _weights(source: Mapping[str, Any]) -> str:
+    if not source:
+        return ""
     weights = source.get("weights")
     if isinstance(weights, Mapping):
         return f"from {weights.get('file')}"

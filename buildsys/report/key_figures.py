@@ -8,6 +8,7 @@ from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
+from buildsys.report.commands import command_figure
 from buildsys.report.formatting import case_order
 from buildsys.report.results.bench import (
     ENGINE,
@@ -186,4 +187,5 @@ _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     "verify": lambda result: worst_relative([("", result["cases"])]),
     "bench": _bench,
     "gate": _gate,
+    "command": command_figure,
 }

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -168,6 +168,7 @@ class Publisher:
         wanted = {*outputs, *kept}
         unwanted = (self._ledger.owned(target) | set(optional)) - wanted
         self._ledger.claim(target, wanted)
+        self._make_way(wanted, unwanted)
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path = self._build / name
             with _disk_errors(f"publish {path}"):
@@ -191,8 +192,30 @@ class Publisher:
         if not restored:
             self._background.submit(partial(self._flush, published))
         for name in unwanted:
-            with _disk_errors(f"remove {self._build / name}"):
-                (self._build / name).unlink(missing_ok=True)
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Remove a file, if it is still one: what a target owned may be a folder now."""
+        with (
+            _disk_errors(f"remove {self._build / name}"),
+            suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
+        ):
+            (self._build / name).unlink()
+
+    def _make_way(self, wanted: Collection[str], unwanted: Collection[str]) -> None:
+        """Remove files where folders are wanted, and the other way round.
+
+        Files in the folders of commands have any names, which another version may change.
+        """
+        if not unwanted:
+            return
+        folders = {str(folder) for name in wanted for folder in PurePosixPath(name).parents}
+        for name in unwanted:
+            above = {str(folder) for folder in PurePosixPath(name).parents}
+            if name in folders or not above.isdisjoint(wanted):
+                self._remove(name)
+                for folder in sorted(above & set(wanted), key=len, reverse=True):
+                    _remove_empty_folders(self._build / folder)
 
     def low_disk_note(self) -> str:
         """Return a sentence if the disk is almost full, else ""."""
@@ -221,6 +244,13 @@ class Publisher:
                 problem = f"cannot write {path} to disk: {error.strerror}"
                 self._notify(f"{problem}; the next run reads it again")
                 self._digests.drop(path)
+
+
+def _remove_empty_folders(folder: Path) -> None:
+    """Remove a folder if it has no files."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # not empty
+            Path(path).rmdir()
 
 
 @contextmanager

@@ -40,6 +40,7 @@ BARE = ServerKind("bare")
 _TOOLCHAIN_PRELOAD = ("numpy",)  # an engine library may crash or hang: only its child imports it
 # they use a toolchain through a subprocess
 DEFAULT_INTERPRETER_STAGES = frozenset({"bench", "gate"})
+_COMMAND = "command"  # starts its program itself
 _TORCH_CONVERTERS = ("autocast", "modelopt")  # ModelOpt imports torch
 _STRESS = "buildsys.stages.validate.stress"
 _LABELS = "buildsys.stages.run.labels"  # imports torchvision
@@ -57,7 +58,7 @@ _BENCH = ("numpy.ma",)  # imported by the first quantile
 
 def toolchain_of(job: Job) -> Toolchain | None:
     """Return the toolchain to run ``job``. None for the default interpreter."""
-    return None if job.stage in DEFAULT_INTERPRETER_STAGES else job.toolchain
+    return None if job.stage in (*DEFAULT_INTERPRETER_STAGES, _COMMAND) else job.toolchain
 
 
 def server_kind_of(job: Job) -> ServerKind:
@@ -70,7 +71,7 @@ def server_kind_of(job: Job) -> ServerKind:
         return ServerKind(f"toolchain-{toolchain.name}", preload=_TOOLCHAIN_PRELOAD)
     if job.stage == _LABELS:
         return TORCH
-    if "." in job.stage and job.stage != _STRESS:
+    if job.stage == _COMMAND or ("." in job.stage and job.stage != _STRESS):
         return BARE
     if job.stage == "bench":
         return TORCH if "network" in job.options else LIGHT

@@ -40,6 +40,7 @@ from buildsys.report.formatting import (
     significant,
     size,
 )
+from buildsys.report.key_figures import key_figure
 
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
 _IMPORT = "import"
@@ -244,10 +245,11 @@ def _target_lines(builds: Sequence[Build]) -> Iterator[str]:
             build.target,
             duration(build.seconds),
             f"{build.status}, {RESTORED}" if build.how == RESTORED else build.status,
+            key_figure(build.stage, build.figures) if "figures" in build.figures else "",
         ]
         for build in builds
     ]
-    titles = ("id", "built (UTC)", "revision", "target", "time>", "status")
+    titles = ("id", "built (UTC)", "revision", "target", "time>", "status", "")
     yield from format_table(titles, rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from buildsys.manifest.checks.commands import command_problems
 from buildsys.manifest.checks.definition import definition_problems
 from buildsys.manifest.checks.engines import (
     auto_problems,
@@ -79,6 +80,7 @@ def check_model(view: ManifestView) -> Problems:
         operator_problems,
         quantization_problems,
         run_problems,
+        command_problems,
     )
     for check in checks:
         yield from check(view)

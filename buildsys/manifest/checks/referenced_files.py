@@ -13,6 +13,7 @@ from types import EllipsisType
 from typing import Any
 
 from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.command_templates import reference_of
 from buildsys.manifest.problem import Problems, expected, show_value, suggest, suggest_file
 from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
@@ -59,6 +60,7 @@ _CALLABLES: tuple[Pattern, ...] = (  # FILE.py:NAME
     ("symbolics", ..., "function"),
     ("translations", ..., "function"),
 )
+_OF_COMMANDS: tuple[Pattern, ...] = (("commands", ..., "inputs", ...),)
 _ON_HUB = tuple(
     (*source, *field)
     for source in _SOURCES
@@ -69,7 +71,9 @@ _RELATIVE = "paths are relative to the project"
 
 def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
     """Yield missing files, folders and callables, and weights with another digest."""
-    declared = (item for item in _texts(view, (("reads", ...),)) if item[1].endswith("/"))
+    inputs = [item for item in _texts(view, _OF_COMMANDS) if reference_of(item[1]) is None]
+    others = (*_texts(view, (("reads", ...),)), *inputs)
+    declared = (item for item in others if item[1].endswith("/"))
     for path, name in (*_texts(view, _FOLDERS), *declared):
         if _is_on_hub(path, name):
             yield from _hub_problems(view, path, name)
@@ -89,6 +93,9 @@ def file_problems(view: ManifestView, workspace: Workspace) -> Problems:
                     "write $NAME, with letters, digits and _",
                 )
         elif not name.endswith("/"):
+            yield from _file_problems(view, path, name, "", workspace)
+    for path, name in inputs:
+        if not name.endswith("/"):
             yield from _file_problems(view, path, name, "", workspace)
     for path, name in _texts(view, _FILES):
         if _is_on_hub(path, name):

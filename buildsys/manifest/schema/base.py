@@ -32,7 +32,8 @@ EnginePrecision = Literal[
 QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
 Stage = Literal[
     "operators", "export", "program", "reference", "surgery", "simplify", "calibrate", "search",
-    "convert", "validate", "engine", "verify", "bench", "gate", "report",
+    "convert", "validate", "engine", "verify", "bench", "gate", "command",
+    "report",
 ]  # fmt: skip
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"

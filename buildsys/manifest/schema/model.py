@@ -17,6 +17,7 @@ from buildsys.manifest.schema.base import (
     TensorName,
     section,
 )
+from buildsys.manifest.schema.commands import CommandSpec
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec
@@ -48,10 +49,12 @@ class ModelSpec(Spec):
         "", max_length=200, description="Person or team to ask; `--owner` selects models by it."
     )
     tags: tuple[Name, ...] = Field((), description="Labels that `--tag` selects models by.")
-    source: Source = Field(
-        description="Origin of the network, such as torchvision, python or onnx."
+    source: Source | None = Field(
+        None, description="Origin of the network, such as torchvision, python or onnx."
     )
-    inputs: dict[TensorName, InputSpec] = Field(min_length=1, description="Inputs in graph order.")
+    inputs: dict[TensorName, InputSpec] = Field(
+        {}, min_length=1, description="Inputs in graph order."
+    )
     call: CallSpec | None = Field(
         None, description="Arguments of forward(); default: the inputs in order, or by `keyword`."
     )
@@ -92,6 +95,9 @@ class ModelSpec(Spec):
     bench: BenchSpec = section()
     gates: GatesSpec | None = Field(
         None, description="Limits on the figures of every engine, against earlier builds."
+    )
+    commands: tuple[CommandSpec, ...] = Field(
+        (), description="Other programs to run: builders, checks and benchmarks, in order."
     )
     report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")

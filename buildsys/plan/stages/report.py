@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from buildsys.manifest.graph_sections import GRAPH_SECTIONS
+from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
 
@@ -21,6 +21,7 @@ _RARE = (
     "calibration",
     "gates",
     "optimize",
+    "commands",
 )  # hidden if empty
 
 
@@ -40,8 +41,13 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
     hidden |= {"convert"} if spec["convert"] == {"tool": "builtin", "exclude": []} else set()
     hidden |= set() if model.searches else {"search"}
     hidden |= set(GRAPH_SECTIONS) if model.definition else set()
+    hidden |= set() if model.has_network else set(NETWORK_SECTIONS)
     shown = {section: value for section, value in spec.items() if section not in hidden}
-    shown["engines"] = [_as_written(engine) for engine in spec["engines"]]
+    if model.has_network:
+        shown["engines"] = [_as_written(engine) for engine in spec["engines"]]
+    if "commands" in shown:
+        fields = [each.items() for each in spec["commands"]]
+        shown["commands"] = [{n: v for n, v in each if n not in _HIDDEN} for each in fields]
     if spec.get("toolchains"):  # without the paths of their interpreters
         shown["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
     return Action(

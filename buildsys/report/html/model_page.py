@@ -105,6 +105,7 @@ def render_model(page: ModelPage) -> str:
         by_batch=latency.by_batch(report),
         trends=[(one, chart) for one in page.history if (chart := _trend(one))],
         gate_tables=_filled(tables.gates(report)),
+        command_tables=_filled(tables.commands(report)),
         gpu_tables=_filled(tables.gpu_timings(report), tables.gpu_states(report)),
         graph_tables=_filled(
             tables.operators(report.graph), tables.modules(report.graph),

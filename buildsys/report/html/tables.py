@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
+from buildsys.report.commands import COLUMNS as COMMAND_COLUMNS
+from buildsys.report.commands import command_cells
 from buildsys.report.gates import COLUMNS, gate_cells
 from buildsys.report.ranking import COLUMNS as RANKING_COLUMNS
 from buildsys.report.ranking import ranking_cells, ranking_notes
@@ -36,6 +38,11 @@ class Table:
 def gates(report: Report) -> Table:
     """Return the gates of all engines."""
     return Table(COLUMNS, tuple(map(gate_cells, report.gates)), "Gates")
+
+
+def commands(report: Report) -> Table:
+    """Return the figures of all commands."""
+    return Table(COMMAND_COLUMNS, tuple(map(command_cells, report.commands)), "Commands")
 
 
 def ranking(report: Report) -> Table:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import tail_note
+from buildsys.report.commands import COLUMNS as COMMAND_COLUMNS
+from buildsys.report.commands import command_cells
 from buildsys.report.gates import COLUMNS, gate_cells
 from buildsys.report.markdown.elements import (
     code,
@@ -58,6 +60,11 @@ def _lines(report: Report) -> Lines:
     if report.gates:
         yield from section("## Gates")
         yield from table(COLUMNS, [[*map(escape, gate_cells(one))] for one in report.gates])
+    if report.commands:
+        yield from section("## Commands")
+        lines = [[*map(escape, command_cells(one))] for one in report.commands]
+        yield from table(COMMAND_COLUMNS, lines[:_MOST_ROWS])
+        yield from _further(len(lines), "figures")
     yield from _targets(report)
     if report.warnings:
         yield ""
@@ -68,6 +75,8 @@ def _lines(report: Report) -> Lines:
 
 def _engines(report: Report) -> Lines:
     """Yield the engines, with separate columns for built, verified and timed."""
+    if not report.source:  # it has commands only
+        return
     yield from section("## Engines")
     if not report.engines:
         yield "The manifest has no engines."

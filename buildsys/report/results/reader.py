@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_
 
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.calibrate import CalibrateResult
+from buildsys.report.results.command import CommandResult
 from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.export import ExportResult
@@ -41,6 +42,7 @@ STALE = "stale"  # passed in an earlier run, but no longer up to date
 RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
     "bench": BenchResult,
     "calibrate": CalibrateResult,
+    "command": CommandResult,
     "convert": ConvertResult,
     "engine": EngineResult,
     "export": ExportResult,

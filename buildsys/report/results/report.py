@@ -210,6 +210,20 @@ class OperatorLine:
 
 
 @dataclass(frozen=True)
+class CommandLine:
+    """One figure of a command."""
+
+    command: str
+    figure: str
+    value: float | None  # None: not finite
+    unit: str
+    interval: tuple[float, float] | None
+    least: float | None  # limits
+    most: float | None
+    passed: bool | None  # None: without a limit
+
+
+@dataclass(frozen=True)
 class FileLine:
     """A file with its digest."""
 
@@ -261,6 +275,7 @@ class Report:
     gates: tuple[GateLine, ...] = ()
     ranking: Ranking | None = None
     searches: tuple[SearchLine, ...] = ()
+    commands: tuple[CommandLine, ...] = ()
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -41,7 +41,9 @@ SMALL = "configs/models/small.yaml"
 # no gates: unit/execution/test_baselines.py and unit/plan/test_plan_gate.py test them;
 # no searches: unit/plan/test_plan_search.py and scenarios/stages/test_auto_precision.py do;
 # no programs: unit/plan/test_program_plan.py does
-STAGES = tuple(s for s in Stage.__args__ if s not in ("gate", "search", "program"))
+# no commands: unit/plan/test_command_plan.py and scenarios/stages/test_commands.py do
+_OTHERS = ("gate", "search", "program", "command")
+STAGES = tuple(s for s in Stage.__args__ if s not in _OTHERS)
 Patch = pytest.MonkeyPatch
 Keys = dict[str, dict[str, str]]  # target -> parts
 

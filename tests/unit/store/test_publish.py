@@ -500,3 +500,25 @@ def test_background_work_runs_in_order(background: Background) -> None:
     go.set()
     background.close()
     assert order == ["first", "second"]
+
+
+def test_a_file_makes_way_for_a_folder_and_a_folder_for_a_file(
+    publisher: Publisher, build: Path
+) -> None:
+    def publish_files(*names: str) -> None:
+        with publisher.staging("command:m:c") as tree:
+            for name in ("c.json", *names):
+                path = tree / "m/command" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(name)
+            sealed = publisher.digest_outputs(tree)
+            publisher.publish("command:m:c", tree, sealed, last="m/command/c.json")
+        found = (path for path in (build / "m").rglob("*") if path.is_file())
+        assert {path.relative_to(build / "m/command").as_posix() for path in found} == {
+            "c.json", *names,
+        }  # fmt: skip
+
+    publish_files("model")
+    publish_files("model/a/b", "model/c")
+    publish_files("model/a", "model/c")
+    publish_files("model")

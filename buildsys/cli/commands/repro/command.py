@@ -37,7 +37,7 @@ SCHEMA = "buildsys/repro/1"
 # stages whose files are artifacts, in build order
 STAGES = (
     "operators", "export", "program", "surgery", "simplify", "reference", "calibrate", "search",
-    "convert", "engine",
+    "convert", "engine", "command",
 )  # fmt: skip
 _MEASURING_STAGES = ("validate", "verify", "bench", "gate", "report")
 _DIFFERENT, _NOT_BUILT = 1, 2

@@ -1,0 +1,36 @@
+"""References in the fields of commands: ``{inputs.X}`` in arguments, ``{commands.X.Y}`` in inputs.
+
+Braces around anything but a dotted name are plain text, such as those of JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+FIGURES = "figures"
+INPUTS_FOLDER, TEMPORARY_FOLDER = "inputs", "tmp"  # in the working folder
+FIGURES_FILE = "figures.json"
+RESERVED = (INPUTS_FOLDER, TEMPORARY_FOLDER, FIGURES_FILE)  # not names of outputs
+LISTING = ".files"  # ends the name of a folder's listing, next to the folder
+RESULT_FILE, LOG_FILE = "command.json", "command.log"  # next to the outputs
+_REFERENCE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_.+-]*)?)\}")
+
+
+def references(argument: str) -> Iterator[str]:
+    """Yield the names in braces, such as ``inputs.model``."""
+    yield from _REFERENCE.findall(argument)
+
+
+def fill_in(argument: str, value: Callable[[str], str]) -> str:
+    """Return an argument with the values of its references."""
+    return _REFERENCE.sub(lambda found: value(found[1]), argument)
+
+
+def reference_of(text: str) -> tuple[str, str] | None:
+    """Return kind and name of an input that is no file: ``{engines.X}`` is (engines, X)."""
+    found = _REFERENCE.fullmatch(text)
+    if found is None:
+        return None
+    kind, _, name = found[1].partition(".")
+    return kind, name

@@ -1,0 +1,80 @@
+"""Commands: builders outside of this project, such as those of language models."""
+
+import shlex
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from buildsys.manifest.schema.base import VARIABLE_PATTERN, WORD_PATTERN, Name, Seconds, Spec
+
+_Word = Annotated[str, Field(pattern=WORD_PATTERN, max_length=100)]
+_Variable = Annotated[str, Field(pattern=VARIABLE_PATTERN)]
+
+
+def _split(value: object) -> object:
+    """Return the arguments of a command on one line. No shell reads it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ValueError(f"{error}; write a list of arguments") from None
+
+
+Arguments = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_split),
+    Field(min_length=1),
+    WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+]
+
+
+class FigureLimit(Spec):
+    """Limits of a figure that a command reports."""
+
+    min: float | None = Field(None, description="Least value.")
+    max: float | None = Field(None, description="Largest value.")
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> "FigureLimit":
+        if self.min is None and self.max is None:
+            raise ValueError("add min or max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is more than max {self.max:g}")
+        return self
+
+
+class CommandSpec(Spec):
+    """A program with declared inputs and outputs."""
+
+    name: Name = Field(description="Name of the command in targets and paths.")
+    run: Arguments = Field(
+        description="Program and arguments; {inputs.X}, {outputs.X} and {figures} are paths."
+    )
+    inputs: dict[_Word, str] = Field(
+        {},
+        description="Files and folders/ of the project, or {commands.X.Y}, {engines.X}, "
+        "{exported}, {simplified}, {golden.CASE}.",
+    )
+    outputs: dict[_Word, str] = Field(
+        {}, description="Files and folders/ that it writes, relative to its working folder."
+    )
+    limits: dict[str, FigureLimit] = Field({}, description="Limits of the reported figures.")
+    toolchain: Name | None = Field(
+        None, description="Toolchain of project.yaml with its programs and Python."
+    )
+    versions: tuple[Name, ...] = Field(
+        (), description="Python distributions that it uses; their versions are in the key."
+    )
+    probes: tuple[Arguments, ...] = Field(
+        (), description="Commands such as [trtexec, --version]; what they print is in the key."
+    )
+    env: dict[_Variable, str | None] = Field(
+        {}, description="Environment variables; null: as in the environment of the build."
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: it needs an NVIDIA GPU.")
+    measures: bool = Field(
+        False, description="It times something: it runs alone, and its results are not shared."
+    )
+    required: bool = Field(False, description="Fail the build if it cannot run here.")
+    timeout: Seconds | None = Field(None, gt=0, description="Limit, instead of timeout.command.")

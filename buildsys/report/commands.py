@@ -1,0 +1,79 @@
+"""Figures of a model's commands as lines of the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from buildsys.report import formatting as q
+from buildsys.report.results.command import CommandFigure, CommandResult
+from buildsys.report.results.reader import AnyResult, of_type
+from buildsys.report.results.report import CommandLine
+
+COLUMNS = ("command", "figure", "value>", "interval>", "limit>", "within the limit")
+_WITHIN = {True: "yes", False: "NO", None: q.NOTHING}
+_SHOWN = 3  # in one line
+
+
+def command_lines(results: Iterable[AnyResult]) -> tuple[CommandLine, ...]:
+    """Return a line per figure of every command."""
+    return tuple(
+        CommandLine(
+            command=result.variant,
+            figure=name,
+            value=figure.get("value"),
+            unit=figure.get("unit", ""),
+            interval=(ends[0], ends[1]) if len(ends) == 2 else None,
+            least=figure.get("min"),
+            most=figure.get("max"),
+            passed=figure.get("passed"),
+        )
+        for result in of_type(results, CommandResult)
+        for name, figure in result.content.get("figures", {}).items()
+        for ends in [figure.get("interval", [])]
+    )
+
+
+def command_cells(line: CommandLine) -> tuple[str, ...]:
+    """Return the cells of a line for ``COLUMNS``, without markup."""
+    limits = [f"≥ {number(line.least)}"] if line.least is not None else []
+    limits += [f"≤ {number(line.most)}"] if line.most is not None else []
+    return (
+        line.command,
+        line.figure,
+        _with_unit(line.value, line.unit),
+        q.interval(line.interval),
+        " and ".join(limits) or q.NOTHING,
+        _WITHIN[line.passed],
+    )
+
+
+def command_figure(result: CommandResult) -> str:
+    """Return the first figures of a command, else the size of its outputs."""
+    figures = [*result.get("figures", {}).items()]
+    if figures:
+        texts = [_figure_text(name, figure) for name, figure in figures[:_SHOWN]]
+        more = [f"and {len(figures) - _SHOWN} more"] if len(figures) > _SHOWN else []
+        return ", ".join((*texts, *more))
+    outputs = result.get("outputs", {}).values()
+    files = sum(each.get("files", 0) for each in outputs)
+    return f"{q.plural(files, 'file')}, {q.size(sum(each.get('bytes', 0) for each in outputs))}"
+
+
+def number(value: float | None) -> str:
+    """Return an integer with all digits, another number with significant ones."""
+    is_integer = value is not None and math.isfinite(value) and value == int(value)
+    return q.count(int(value)) if is_integer and value is not None else q.significant(value)
+
+
+def _figure_text(name: str, figure: CommandFigure) -> str:
+    value = figure.get("value")
+    half = 0.0
+    if value is not None and len(ends := figure.get("interval", [])) == 2:
+        half = max(ends[1] - value, value - ends[0])
+    unit = f" {figure['unit']}" if figure.get("unit") else ""
+    return f"{name} {number(value)}{f' ±{q.significant(half, 2)}' if half else ''}{unit}"
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return f"{number(value)} {unit}".rstrip() if value is not None else q.NOTHING

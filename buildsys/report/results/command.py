@@ -1,0 +1,35 @@
+"""The result file of the command stage."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from buildsys.report.results.header import ResultHeader
+
+
+class CommandFigure(TypedDict, total=False):
+    """A number that a command reports, with its limits."""
+
+    value: float
+    unit: str
+    interval: list[float]  # of the value, as the command gives it
+    min: float
+    max: float
+    passed: bool  # only with a limit
+
+
+class CommandOutput(TypedDict, total=False):
+    """An output file or folder."""
+
+    path: str
+    files: int
+    bytes: int
+
+
+class CommandResult(ResultHeader, total=False):
+    """Arguments, outputs and figures of a command."""
+
+    run: list[str]
+    program_seconds: float
+    outputs: dict[str, CommandOutput]
+    figures: dict[str, CommandFigure]

@@ -1,0 +1,111 @@
+"""Other programs: how they are found, their environment, and what their probes print."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from buildsys.errors import StageError
+from buildsys.system.devices import NONE, gpu_facts
+from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.text_cache import TextCache
+from buildsys.system.versions import ABSENT, tool_versions
+
+_PYTHON = ("python", "python3")  # of the toolchain, whatever is first on PATH
+# variables of a machine that let programs start; a result may only depend on declared ones
+_OF_THE_MACHINE = (
+    "PATH", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+)  # fmt: skip
+_TIMEOUT_S = 20
+_LONGEST_TEXT = 2000  # characters
+
+
+def interpreter_of(toolchain: Toolchain | None) -> Path:
+    """Return the Python interpreter of a toolchain, or our own."""
+    return toolchain.python if toolchain is not None else Path(sys.executable)
+
+
+def program_environment(
+    toolchain: Toolchain | None, base: Mapping[str, str], folder: Path
+) -> dict[str, str]:
+    """Return the environment of a program, with ``folder`` as its home and temporary folder.
+
+    The programs of the toolchain come first on PATH.
+    """
+    kept = {name: base[name] for name in _OF_THE_MACHINE if name in base}
+    own = str(interpreter_of(toolchain).parent)
+    path = os.pathsep.join(filter(None, (own, kept.get("PATH", os.defpath))))
+    added = toolchain.env if toolchain is not None else {}
+    return {**kept, "HOME": str(folder), "TMPDIR": str(folder), "PATH": path, **added}
+
+
+def find_program(
+    name: str, toolchain: Toolchain | None, environment: Mapping[str, str]
+) -> str | None:
+    """Return the path of a program, None if there is none. Paths with a slash stay as they are."""
+    if name in _PYTHON:
+        return str(interpreter_of(toolchain))
+    return name if "/" in name else shutil.which(name, path=environment.get("PATH"))
+
+
+def missing_requirement(
+    toolchain: Toolchain | None, distributions: Sequence[str], device: str
+) -> tuple[str, str] | None:
+    """Return what a program needs and this machine does not have, and the remedy."""
+    python = interpreter_of(toolchain)
+    if toolchain is not None and not python.exists():
+        problem = f"there is no {python}, the interpreter of the toolchain {toolchain.name}"
+        return problem, f"create it, or correct toolchains.{toolchain.name}.python"
+    found = tool_versions(distributions, toolchain)
+    if missing := [name for name in distributions if found[name] == ABSENT]:
+        where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
+        verb = "is" if len(missing) == 1 else "are"
+        problem = f"{' and '.join(missing)} {verb} not installed{where}"
+        return problem, f"{python} -m pip install {' '.join(missing)}"
+    if device == "cuda" and gpu_facts()["gpu.name"] == NONE:
+        return "there is no NVIDIA GPU here", "run it on a machine with one"
+    return None
+
+
+def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCache) -> str:
+    """Return what a command prints, such as ``trtexec --version``, or ``absent``.
+
+    It runs once per state of its program.
+    Raises: StageError: it does not answer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        environment = program_environment(toolchain, os.environ, Path(folder))
+        program = find_program(arguments[0], toolchain, environment)
+        if program is None or not os.path.isfile(program):  # noqa: PTH113
+            return ABSENT
+        found = os.stat(program)  # noqa: PTH116
+        state = [program, found.st_mtime_ns, found.st_size, found.st_ino, *arguments[1:]]
+        variables = sorted(toolchain.env.items()) if toolchain is not None else []
+        cached = f"probe/1:{json.dumps([state, variables])}"
+        known = texts.get(cached)
+        if known is not None:
+            return known
+        try:
+            done = subprocess.run(
+                [program, *arguments[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_TIMEOUT_S,
+                env=environment, cwd=folder, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            # without its text, a key would not identify the program
+            problem = f"{shlex.join(arguments)} did not answer within {_TIMEOUT_S} s"
+            raise StageError(problem, "try again when this machine is idle") from None
+        except OSError as error:
+            return f"cannot run: {error.strerror}"
+        failed = f"exit code {done.returncode}: " if done.returncode else ""
+        text = failed + done.stdout.strip()[:_LONGEST_TEXT]
+        texts.set(cached, text)
+        return text

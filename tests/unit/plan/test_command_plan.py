@@ -1,0 +1,116 @@
+"""Targets of commands: options, inputs, outputs and dependencies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildsys.execution.up_to_date_models import action_in, environment_of
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.plan.action import Action, FileRef
+from buildsys.plan.stage_table import plan_model
+
+BUILD = {
+    "name": "build",
+    "run": ("make", "{inputs.script}", "{outputs.model}"),
+    "inputs": {"script": "tools/make.py", "weights": "weights/", "list": "names.txt"},
+    "outputs": {"model": "model/", "log": "out/log.txt"},
+    "env": {"LEVEL": "1", "TOKEN": None},
+}
+SPEED = {
+    "name": "speed",
+    "run": ("time", "{inputs.model}", "{figures}"),
+    "inputs": {"model": "{commands.build.model}"},
+}
+NETWORK = {
+    "source": {"torchvision": "resnet18"},
+    "inputs": {"x": {"shape": ("batch", 3, 8, 8)}},
+    "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+    "engines": ({"backend": "onnxruntime", "name": "ort"},),
+}
+
+
+def plan(*commands: dict[str, Any], **sections: Any) -> dict[str, Action]:
+    manifest = {"model": "m", "commands": commands, **sections}
+    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
+    resolved["toolchains"] = {"other": {"python": "/opt/python", "env": {"A": "1"}}}
+    return {action.target: action for action in plan_model(resolved)}
+
+
+def test_a_model_of_commands_has_no_other_targets() -> None:
+    found = plan(BUILD, SPEED)
+    assert [*found] == ["command:m:build", "command:m:speed", "report:m"]
+    manifest = found["report:m"].options["manifest"]
+    assert "source" not in manifest
+    assert "timeout" not in manifest["commands"][0]
+    assert found["report:m"].after == ("command:m:build", "command:m:speed")
+
+
+def test_inputs_and_outputs() -> None:
+    build, speed = (plan(BUILD, SPEED)[f"command:m:{name}"] for name in ("build", "speed"))
+    assert build.sources == ("tools/make.py",)
+    assert build.reads == ("weights/", "names.txt", "$TOKEN")
+    assert build.options["env"] == {"LEVEL": "1"}
+    listing = FileRef("m/command/build/model.files", folder="m/command/build/model")
+    assert build.outputs == {
+        "output.model": listing,
+        "output.log": FileRef("m/command/build/out/log.txt"),
+        "result": FileRef("m/command/build/command.json"),
+    }
+    assert build.owns("m/command/build/model/a/b")
+    assert not build.owns("m/command/build/models")
+    assert (speed.inputs["input.model"].path, speed.inputs["input.model"].folder) == (
+        listing.path, listing.folder,
+    )  # fmt: skip
+    assert speed.after == (build.target,)
+    assert speed.options["listed"] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {"devices": ("cpu",), "measures": False, "exclusive": False, "alone_on_gpu": False}),
+        ({"measures": True}, {"devices": ("cpu", "cores"), "measures": True, "exclusive": True}),
+        (
+            {"measures": True, "device": "cuda"},
+            {"devices": ("cpu", "cores", "gpu"), "exclusive": False, "alone_on_gpu": True},
+        ),
+        ({"timeout": 5.0}, {"timeout_s": 5.0}),
+        ({"required": True}, {"required": True}),
+        ({"versions": ("numpy",)}, {"tools": ("python", "numpy")}),
+    ],
+)
+def test_devices_and_limits(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = plan(BUILD, {**SPEED, **fields}, timeout={"command": 60.0})["command:m:speed"]
+    for name, value in expected.items():
+        assert getattr(found, name) == value
+    assert plan(BUILD, timeout={"command": 60.0})["command:m:build"].timeout_s == 60.0
+
+
+def test_outputs_of_a_network() -> None:
+    inputs = {"g": "{simplified}", "e": "{engines.ort}", "x": "{golden.min}", "o": "{exported}"}
+    command = {"name": "c", "run": "x", "inputs": inputs, "outputs": {"y": "y"}}
+    found = plan(command, **NETWORK)
+    action = found["command:m:c"]
+    assert action.after == ("simplify:m", "engine:m:ort", "reference:m", "export:m")
+    assert action.order == ("verify:m:ort",)
+    paths = {role: ref.path for role, ref in action.inputs.items()}
+    assert paths["input.g"] == "m/simplify/model.onnx"
+    assert paths["input.g.data"] == "m/simplify/model.onnx.data"
+    assert paths["input.e"] == "m/engine/ort/engine.onnx"
+    assert paths["input.e.result"] == "m/engine/ort/engine.json"
+    assert paths["input.x"] == "m/reference/min.npz"
+    assert [*found][-2:] == ["command:m:c", "report:m"]
+    without = plan(**NETWORK)
+    others = [target for target in found if target not in ("command:m:c", "report:m")]
+    assert [found[target] for target in others] == [without[target] for target in others]
+
+
+def test_the_environment_of_a_command_survives_its_line_of_json() -> None:
+    command = {**BUILD, "toolchain": "other", "probes": (("tool", "--version"),)}
+    action = plan(command)["command:m:build"]
+    again, _ = action_in(environment_of(action))
+    assert again.probes == action.probes == (("tool", "--version"),)
+    assert again.toolchain == action.toolchain
+    assert hash((again.probes, again.toolchain))

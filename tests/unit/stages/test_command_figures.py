@@ -1,0 +1,101 @@
+"""Figures of commands: their form and their limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.errors import StageError
+from buildsys.report.commands import command_cells, command_figure, command_lines
+from buildsys.report.results.reader import read_results
+from buildsys.stages.command.figures import check_limits, read_figures
+from buildsys.workers.job import Job
+
+JOB = Job("command:m:c", "command", "m", "c", {}, {}, {}, Path())
+
+
+def checked(found: dict[str, Any], limits: dict[str, Any] | None = None) -> tuple[Any, str]:
+    return check_limits(found, limits or {}, JOB)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "did not write {figures}"),
+        ("", "are not JSON"),
+        ("[1]", "are not a map"),
+        ("{}", "are not a map"),
+        ('{"a": 1}', 'the figure "a" of the command c of m has no value'),
+        ('{"a": {"unit": "ms"}}', "has no value"),
+        ('{"a": {"value": 1, "units": "ms"}}', "has the unknown field units"),
+        ('{"a": {"value": "1"}}', 'value of the figure "a" of the command c of m is no number'),
+        ('{"a": {"value": true}}', "is no number"),
+        ('{"a": {"value": 1, "unit": 2}}', "is no text"),
+        ('{"": {"value": 1}}', "with the name ''"),
+        ('{"a\\n": {"value": 1}}', "with the name 'a\\n'"),
+        (json.dumps({str(n): {"value": n} for n in range(201)}), "more than 200 figures"),
+    ],
+)
+def test_figures_of_another_form(tmp_path: Path, text: str | None, problem: str) -> None:
+    file = tmp_path / "figures.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(StageError) as caught:
+        read_figures(file, JOB)
+    assert problem in caught.value.problem
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("figure", "limits", "failure"),
+    [
+        ({"value": 2, "max": 1}, {}, "a is 2, more than its limit 1"),
+        ({"value": 0.5, "min": 1, "unit": "%"}, {}, "a is 0.500 %, less than its limit 1 %"),
+        ({"value": 2, "max": 1}, {"max": 3}, ""),
+        ({"value": 2, "max": 3}, {"max": 1}, "a is 2, more than its limit 1"),
+        ({"value": 1, "max": 1, "min": 1}, {}, ""),
+        ({"value": float("nan")}, {}, "a is not a finite number"),
+        ({"value": float("inf"), "min": 1}, {}, "a is not a finite number"),
+    ],
+)
+def test_limits(figure: dict[str, Any], limits: dict[str, Any], failure: str) -> None:
+    found, text = checked({"a": figure}, {"a": limits} if limits else {})
+    assert text == failure
+    assert found["a"]["passed"] is not bool(failure)
+
+
+def test_several_failures_and_a_misspelled_limit() -> None:
+    _, text = checked({"a": {"value": 2, "max": 1}, "b": {"value": 2, "max": 1}})
+    assert text == "a is 2, more than its limit 1 (and 1 more)"
+    with pytest.raises(StageError) as caught:
+        checked({"latency": {"value": 1}}, {"latancy": {"max": 2}})
+    assert caught.value.hint == "did you mean latency?"
+
+
+def test_report_and_console_have_the_same_figures(tmp_path: Path) -> None:
+    found, _ = checked(
+        {
+            "time": {"value": 1.25, "unit": "ms", "low": 1.2, "high": 1.35},
+            "wrong": {"value": 0, "max": 0, "min": 0},
+            "rate": {"value": 12345.6, "unit": "tokens/s"},
+            "more": {"value": 1},
+        }
+    )
+    assert found["time"] == {"value": 1.25, "unit": "ms", "interval": [1.2, 1.35]}
+    result = {
+        "status": "passed", "stage": "command", "variant": "c", "target": "command:m:c",
+        "figures": found,
+    }  # fmt: skip
+    path = tmp_path / "command" / "c" / "command.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(result))
+    lines = command_lines(read_results({"command:m:c": path}))
+    assert command_cells(lines[0]) == ("c", "time", "1.25 ms", "1.20 to 1.35", "—", "—")
+    assert command_cells(lines[1]) == ("c", "wrong", "0", "—", "≥ 0 and ≤ 0", "yes")
+    text = "time 1.25 ±0.10 ms, wrong 0, rate 12,346 tokens/s, and 1 more"
+    assert command_figure(result) == text  # type: ignore[arg-type]
+    outputs = {"outputs": {"m": {"path": "m/", "files": 3, "bytes": 2000}}}
+    assert command_figure(outputs) == "3 files, 2.00 kB"  # type: ignore[arg-type]
