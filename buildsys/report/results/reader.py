@@ -95,6 +95,12 @@ def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
     """Return the results of ``inputs`` (target -> file), in their order."""
     folders = [str(path.parent) for path in inputs.values()]
     folder = os.path.commonpath(folders) if folders else ""
+    for target, path in inputs.items():
+        stage, _, name = (*target.split(":", 2), "", "")[:3]
+        if stage == "command":  # of a model that may have no other results
+            own = [str(each) for each in path.parents if f"{each}/".endswith(f"/{stage}/{name}/")]
+            folder = str(Path(own[0]).parents[1]) if own else folder
+            break
     return tuple(
         read_result(target, path, os.path.relpath(path, folder)) for target, path in inputs.items()
     )

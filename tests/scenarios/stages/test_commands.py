@@ -99,6 +99,8 @@ def test_commands_are_built_checked_reported_and_restored(project: ReadyProject)
     page = (project.root / "build/report/tiny.html").read_text()
     assert '<h2 id="commands">' in page
     assert '<h2 id="graph">' not in page
+    for name in ("command/build/command.log", "command/check/command.json"):
+        assert f'href="../tiny/{name}"' in page
     history = json.loads(project.doit("history", "--json", CHECK).out)
     assert history["builds"][0]["figures"]["figures"] == found
     assert not project.doit().ran
@@ -273,6 +275,7 @@ def test_a_folder_of_outputs_comes_from_a_shared_cache(project: ReadyProject) ->
 
 def test_a_requested_command_gets_the_files_of_folders(project: ReadyProject) -> None:
     assert project.doit(BUILD).code == 0
+    (project.root / "elsewhere").mkdir()
     asked = project.doit("request-action", CHECK, "--store", "elsewhere")
     assert asked.code == 0, asked.err
     done = project.doit("run-action", asked.out.split()[-1], "--store", "elsewhere")

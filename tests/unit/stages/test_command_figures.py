@@ -92,7 +92,9 @@ def test_report_and_console_have_the_same_figures(tmp_path: Path) -> None:
     path = tmp_path / "command" / "c" / "command.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(result))
-    lines = command_lines(read_results({"command:m:c": path}))
+    (read,) = read_results({"command:m:c": path})
+    assert (read.file, read.log) == ("command/c/command.json", "command/c/command.log")
+    lines = command_lines([read])
     assert command_cells(lines[0]) == ("c", "time", "1.25 ms", "1.20 to 1.35", "—", "—")
     assert command_cells(lines[1]) == ("c", "wrong", "0", "—", "≥ 0 and ≤ 0", "yes")
     text = "time 1.25 ±0.10 ms, wrong 0, rate 12,346 tokens/s, and 1 more"
