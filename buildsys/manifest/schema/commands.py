@@ -14,7 +14,7 @@ _Variable = Annotated[str, Field(pattern=VARIABLE_PATTERN)]
 def _split(value: object) -> object:
     """Return the arguments of a command on one line. No shell reads it."""
     if not isinstance(value, str):
-        return value
+        return tuple(value) if isinstance(value, list) else value
     try:
         return tuple(shlex.split(value))
     except ValueError as error:

@@ -171,6 +171,7 @@ def test_versions_of_distributions_and_programs_are_in_the_key(project: ReadyPro
 
 
 def test_a_figure_beyond_its_limit_fails(project: ReadyProject) -> None:
+    assert project.doit().code == 0
     write(project, "weights/c.txt", "0.75")
     failed = project.doit()
     assert failed.code == 1
@@ -238,9 +239,9 @@ def test_a_time_limit_and_an_interruption_end_all_processes(project: ReadyProjec
         os.kill(run.pid, number)
         run.communicate()
         wait_until(lambda: not _sleeping(project), f"the processes end after {number.name}")
-    assert not list((project.root / "build").rglob("started"))
     write(project, MODEL, text)
     assert project.doit(BUILD).passed == {BUILD}
+    assert not list((project.root / "build").rglob("started"))
 
 
 def _sleeping(project: ReadyProject) -> list[int]:

@@ -99,6 +99,12 @@ def test_references_between_commands(project):
     assert commands[1]["inputs"] == {"i": "{commands.first.model}"}
 
 
+def test_probes_are_lists_or_lines(project):
+    write(project, "{name: a, run: x, outputs: {m: m}, probes: [[x, --version], x -v]}")
+    (command,) = project.load().models["net"].data["commands"]
+    assert command["probes"] == [["x", "--version"], ["x", "-v"]]
+
+
 def test_one_line_is_split_without_a_shell(project):
     write(project, "{name: a, run: \"x 'a b' $HOME {outputs.m}\", outputs: {m: m}}")
     (command,) = project.load().models["net"].data["commands"]
