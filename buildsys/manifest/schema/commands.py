@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from buildsys.manifest.schema.base import VARIABLE_PATTERN, WORD_PATTERN, Name, Seconds, Spec
+from buildsys.manifest.schema.base import (
+    VARIABLE_PATTERN,
+    WORD_PATTERN,
+    Name,
+    NeedsSpec,
+    Seconds,
+    Spec,
+)
 
 _Word = Annotated[str, Field(pattern=WORD_PATTERN, max_length=100)]
 _Variable = Annotated[str, Field(pattern=VARIABLE_PATTERN)]
@@ -75,6 +82,9 @@ class CommandSpec(Spec):
     device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: it needs an NVIDIA GPU.")
     measures: bool = Field(
         False, description="It times something: it runs alone, and its results are not shared."
+    )
+    needs: NeedsSpec | None = Field(
+        None, description="Needs of this command, instead of those of the model."
     )
     required: bool = Field(False, description="Fail the build if it cannot run here.")
     timeout: Seconds | None = Field(None, gt=0, description="Limit, instead of timeout.command.")

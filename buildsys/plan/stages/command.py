@@ -71,7 +71,7 @@ def _plan_command(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str,
     }
     if spec["limits"]:
         options["limits"] = spec["limits"]
-    fields = model.fields("command", name)
+    fields = model.fields("command", name, spec)
     return Action(
         **{**fields, "timeout_s": spec["timeout"] or fields["timeout_s"]},
         options=options,

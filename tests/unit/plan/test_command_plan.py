@@ -8,7 +8,7 @@ import pytest
 
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action, FileRef, Needs
 from buildsys.plan.stage_table import plan_model
 
 BUILD = {
@@ -78,6 +78,7 @@ def test_inputs_and_outputs() -> None:
         ),
         ({"timeout": 5.0}, {"timeout_s": 5.0}),
         ({"required": True}, {"required": True}),
+        ({"needs": {"gpu": "H100"}}, {"needs": Needs(gpu="H100", gpu_count=1)}),
         ({"versions": ("numpy",)}, {"tools": ("python", "numpy")}),
     ],
 )
