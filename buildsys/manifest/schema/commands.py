@@ -60,8 +60,8 @@ class CommandSpec(Spec):
     )
     inputs: dict[_Word, str] = Field(
         {},
-        description="Files and folders/ of the project, or {commands.X.Y}, {engines.X}, "
-        "{exported}, {simplified}, {golden.CASE}.",
+        description="Files and folders/ of the project, or outputs of other targets such as "
+        "{simplified}.",
     )
     outputs: dict[_Word, str] = Field(
         {}, description="Files and folders/ that it writes, relative to its working folder."

@@ -30,7 +30,7 @@ def collect_outputs(job: Job, work: Path, hint: str) -> dict[str, CommandOutput]
             text = f'the command {job.variant} of {job.model} wrote no output "{label}"'
             raise StageError(f"{text}: {path} {problem}", joined(wrote, hint))
     if left_out := sorted(_undeclared(work, declared)):
-        job.progress(f"not declared, and removed: {first_names(left_out, _SHOWN)}")
+        job.progress(f"removed {first_names(left_out, _SHOWN)}, which no output declares")
     moved: dict[str, CommandOutput] = {}
     for label, path in declared.items():
         place = job.outputs[f"output.{label}"]

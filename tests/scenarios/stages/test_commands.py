@@ -85,7 +85,7 @@ def test_commands_are_built_checked_reported_and_restored(project: ReadyProject)
     assert (model / "data/sum.txt").read_text() == "3.0 2 1"
     assert not list((project.root / "build").rglob("scratch.txt"))
     assert "['inputs', 'tmp']" in log(project, "build")
-    assert "not declared, and removed: scratch.txt" in log(project, "build")
+    assert "removed scratch.txt, which no output declares" in log(project, "build")
     found = result(project, "check")["figures"]
     assert found == {
         "difference": {
