@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from buildsys.report import formatting as q
@@ -36,8 +35,8 @@ def command_lines(results: Iterable[AnyResult]) -> tuple[CommandLine, ...]:
 
 def command_cells(line: CommandLine) -> tuple[str, ...]:
     """Return the cells of a line for ``COLUMNS``, without markup."""
-    limits = [f"≥ {number(line.least)}"] if line.least is not None else []
-    limits += [f"≤ {number(line.most)}"] if line.most is not None else []
+    limits = [f"≥ {q.number(line.least)}"] if line.least is not None else []
+    limits += [f"≤ {q.number(line.most)}"] if line.most is not None else []
     return (
         line.command,
         line.figure,
@@ -60,20 +59,14 @@ def command_figure(result: CommandResult) -> str:
     return f"{q.plural(files, 'file')}, {q.size(sum(each.get('bytes', 0) for each in outputs))}"
 
 
-def number(value: float | None) -> str:
-    """Return an integer with all digits, another number with significant ones."""
-    is_integer = value is not None and math.isfinite(value) and value == int(value)
-    return q.count(int(value)) if is_integer and value is not None else q.significant(value)
-
-
 def _figure_text(name: str, figure: CommandFigure) -> str:
     value = figure.get("value")
     half = 0.0
     if value is not None and len(ends := figure.get("interval", [])) == 2:
         half = max(ends[1] - value, value - ends[0])
     unit = f" {figure['unit']}" if figure.get("unit") else ""
-    return f"{name} {number(value)}{f' ±{q.significant(half, 2)}' if half else ''}{unit}"
+    return f"{name} {q.number(value)}{f' ±{q.significant(half, 2)}' if half else ''}{unit}"
 
 
 def _with_unit(value: float | None, unit: str) -> str:
-    return f"{number(value)} {unit}".rstrip() if value is not None else q.NOTHING
+    return f"{q.number(value)} {unit}".rstrip() if value is not None else q.NOTHING

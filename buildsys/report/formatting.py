@@ -28,6 +28,13 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{0 if decimals < 0 else decimals if decimals < 9 else 9}f}"
 
 
+def number(value: float | None) -> str:
+    """Return an integer with all digits, another number with significant ones."""
+    if value is not None and math.isfinite(value) and value == int(value):
+        return f"{int(value):,}"
+    return significant(value)
+
+
 def interval(ends: Sequence[float] | None) -> str:
     """Return the ends of an interval: 2.08 to 2.13."""
     return " to ".join(map(significant, ends)) if ends and len(ends) == 2 else NOTHING

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.report.commands import number
+from buildsys.report.formatting import number
 from buildsys.report.results.command import CommandFigure
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 from buildsys.system.suggestions import nearest
