@@ -265,13 +265,16 @@ class Dispatcher:
         """Return why a job has no answer. Raises: StageError: the next one would have none."""
         lines = place.executor.log(handle).strip().splitlines()[-_LOG_LINES:]
         last = lines[-1] if lines else "it printed nothing"
+        said = state.reason or last
         if state.phase == LOST:
-            return f"the job was lost: {state.reason or last}"
+            return f"the job was lost: {said}"
+        if state.exit_code is None:  # its system ended it
+            raise StageError(f"the job ended: {said}")
+        problem = f"the job ended with exit code {state.exit_code}"
         if state.exit_code in _RETRIED:
-            return f"the job ended with exit code {state.exit_code}: {last}"
+            return f"{problem}: {said}"
         hint = "check that the executor's command runs buildsys of this version"
-        problem = f"the job ended with exit code {state.exit_code} and without an answer: {last}"
-        raise StageError(problem, hint)
+        raise StageError(f"{problem} and without an answer: {said}", hint)
 
     def _place(self, name: str) -> _Place:
         with self._guard:

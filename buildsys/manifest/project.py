@@ -117,16 +117,18 @@ class Project:
     def executors(self) -> dict[str, dict[str, Any]]:
         """Return name -> settings of the executors, in their order.
 
-        ``offers.memory`` is in bytes, ``remember`` in seconds; ``jobs`` is always there.
+        ``offers.memory`` is in bytes, times are in seconds; ``jobs`` is always there.
         """
         found: dict[str, dict[str, Any]] = {}
         for name, declared in (self._setting("executors") or {}).items():
             offers = dict(declared.get("offers") or {})
             if offers.get("memory") is not None:
                 offers["memory"] = parse_size(offers["memory"])
-            remember_s = parse_duration(declared.get("remember", _REMEMBER_S))
+            times = {"remember": declared.get("remember", _REMEMBER_S)}
+            times |= {one: declared[one] for one in ("deadline", "keep") if one in declared}
+            seconds = {one: parse_duration(value) for one, value in times.items()}
             jobs = declared.get("jobs", _JOBS)
-            found[name] = {**declared, "offers": offers, "remember": remember_s, "jobs": jobs}
+            found[name] = {**declared, "offers": offers, **seconds, "jobs": jobs}
         return found
 
     def _setting(self, name: str) -> Any:

@@ -17,6 +17,8 @@ QUEUED, RUNNING, ENDED, LOST = "queued", "running", "ended", "lost"
 LOCAL = "local"  # the kind of this machine
 _KINDS = {  # kind -> module with ``connect``
     "process": "buildsys.execution.executors.process",
+    "slurm": "buildsys.execution.executors.slurm",
+    "kubernetes": "buildsys.execution.executors.kubernetes",
 }
 
 
@@ -33,7 +35,7 @@ class JobState(NamedTuple):
     """What has become of a job."""
 
     phase: str  # queued | running | ended | lost
-    exit_code: int | None = None  # of an ended one
+    exit_code: int | None = None  # of an ended one, if its system did not end it
     machine: str = ""  # its name, once known
     reason: str = ""  # why it is queued, or was lost
 

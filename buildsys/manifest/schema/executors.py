@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.schema.base import VARIABLE_PATTERN, MachineSpec, OneOf, Seconds, Spec
+from buildsys.manifest.schema.base import (
+    OPTION_PATTERN,
+    VARIABLE_PATTERN,
+    MachineSpec,
+    OneOf,
+    Seconds,
+    Spec,
+)
 
 
 class ExecutorBase(Spec):
@@ -40,6 +47,62 @@ class ProcessExecutorSpec(ExecutorBase):
     )
 
 
+class SlurmExecutorSpec(ExecutorBase):
+    """Nodes of a Slurm cluster, through its commands on this machine."""
+
+    kind: Literal["slurm"] = Field(description="A Slurm cluster.")
+    command: tuple[str, ...] = Field(
+        ("buildsys",), min_length=1, description="Command that runs buildsys on a node."
+    )
+    partition: str | None = Field(None, min_length=1, description="Partition of the nodes.")
+    account: str | None = Field(None, min_length=1, description="Account to charge.")
+    qos: str | None = Field(None, min_length=1, description="Quality of service.")
+    gres: str | None = Field(
+        None, min_length=1, description="The GPUs in Slurm; default: gpu and the name in `needs`."
+    )
+    options: tuple[Annotated[str, Field(pattern=OPTION_PATTERN)], ...] = Field(
+        (), description="Further options of sbatch."
+    )
+    setup: tuple[str, ...] = Field(
+        (), description="Lines of bash before the command, such as [module load cuda]."
+    )
+    logs: str | None = Field(
+        None, min_length=1, description="Folder of logs that the nodes see under the same path."
+    )
+
+
+class KubernetesExecutorSpec(ExecutorBase):
+    """Jobs in a namespace of a Kubernetes cluster, through kubectl."""
+
+    kind: Literal["kubernetes"] = Field(description="A Kubernetes cluster.")
+    image: str = Field(min_length=1, description="Image with buildsys and the libraries.")
+    command: tuple[str, ...] = Field(
+        ("buildsys",), min_length=1, description="Command that runs buildsys in the image."
+    )
+    context: str | None = Field(None, min_length=1, description="Context of the kubeconfig.")
+    namespace: str | None = Field(None, min_length=1, description="Namespace of the Jobs.")
+    labels: dict[str, str] = Field(
+        {}, description="Labels of Jobs and Pods, such as kueue.x-k8s.io/queue-name: gpu."
+    )
+    node_selector: dict[str, str] = Field(
+        {}, description="Labels of the nodes, such as nvidia.com/gpu.product: NVIDIA-L4."
+    )
+    tolerations: tuple[dict[str, str | int], ...] = Field(
+        (), description="Tolerations of taints, as in the manifest of a Pod."
+    )
+    resources: dict[str, str | int] = Field(
+        {}, description="Requests of each Pod, such as {cpu: 4, memory: 16Gi}."
+    )
+    service_account: str | None = Field(None, min_length=1, description="Service account.")
+    image_pull_secrets: tuple[str, ...] = Field((), description="Secrets to pull the image.")
+    secrets: tuple[str, ...] = Field(
+        (), description="Secrets whose entries become environment variables."
+    )
+    deadline: Seconds = Field(86_400.0, ge=1, description="Time for a Job, with all waiting.")
+    keep: Seconds = Field(3600.0, ge=0, description="Time for ended Jobs to stay.")
+
+
 Executor = Annotated[
-    LocalExecutorSpec | ProcessExecutorSpec, OneOf(("local", "process"), field="kind")
+    LocalExecutorSpec | ProcessExecutorSpec | SlurmExecutorSpec | KubernetesExecutorSpec,
+    OneOf(("local", "process", "slurm", "kubernetes"), field="kind"),
 ]
