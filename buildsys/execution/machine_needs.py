@@ -72,10 +72,11 @@ def _in_words(gpu: Mapping[str, str]) -> str:
 
 def _fits(gpu: Mapping[str, str], needs: Needs) -> bool:
     wanted = needs.compute_capability
-    return _words(needs.gpu) <= _words(gpu["name"]) and wanted in ("", gpu["compute_capability"])
+    return words(needs.gpu) <= words(gpu["name"]) and wanted in ("", gpu["compute_capability"])
 
 
-def _words(name: str) -> set[str]:
+def words(name: str) -> set[str]:
+    """Return the words of a GPU's name."""
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
 _REMEMBER_S, _JOBS = 86_400.0, 8  # of executors
+_TIMES = ("deadline", "keep", "wait_for_nodes")  # of some executors
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
@@ -125,7 +126,7 @@ class Project:
             if offers.get("memory") is not None:
                 offers["memory"] = parse_size(offers["memory"])
             times = {"remember": declared.get("remember", _REMEMBER_S)}
-            times |= {one: declared[one] for one in ("deadline", "keep") if one in declared}
+            times |= {one: declared[one] for one in _TIMES if one in declared}
             seconds = {one: parse_duration(value) for one, value in times.items()}
             jobs = declared.get("jobs", _JOBS)
             found[name] = {**declared, "offers": offers, **seconds, "jobs": jobs}

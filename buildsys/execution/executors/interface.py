@@ -17,6 +17,7 @@ QUEUED, RUNNING, ENDED, LOST = "queued", "running", "ended", "lost"
 LOCAL = "local"  # the kind of this machine
 _KINDS = {  # kind -> module with ``connect``
     "process": "buildsys.execution.executors.process",
+    "ray": "buildsys.execution.executors.ray",
     "slurm": "buildsys.execution.executors.slurm",
     "kubernetes": "buildsys.execution.executors.kubernetes",
 }

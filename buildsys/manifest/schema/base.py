@@ -50,6 +50,7 @@ VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
 GPU_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ./-]*$"
 CAPABILITY_PATTERN = r"^[0-9]{1,2}\.[0-9]$"
 OPTION_PATTERN = r"^--?[A-Za-z][^\n]*$"
+ADDRESS_PATTERN = r"^(auto|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5})$"
 WEIGHTS_PATTERN = r"^[A-Za-z0-9_]+_Weights\.[A-Za-z0-9_]+$"
 PATTERN_WORDS = {  # the words of error messages
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
@@ -67,6 +68,7 @@ PATTERN_WORDS = {  # the words of error messages
     GPU_PATTERN: "words of a GPU's name such as H100 or RTX 6000",
     CAPABILITY_PATTERN: "a compute capability such as 9.0",
     OPTION_PATTERN: "an option that starts with a hyphen",
+    ADDRESS_PATTERN: "HOST:PORT or auto (not ray://, see docs/scale.md)",
     WEIGHTS_PATTERN: "weights of torchvision such as ResNet50_Weights.IMAGENET1K_V2",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]

@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from buildsys.manifest.schema.base import (
+    ADDRESS_PATTERN,
     OPTION_PATTERN,
     VARIABLE_PATTERN,
     MachineSpec,
+    Name,
     OneOf,
     Seconds,
     Spec,
@@ -102,7 +104,29 @@ class KubernetesExecutorSpec(ExecutorBase):
     keep: Seconds = Field(3600.0, ge=0, description="Time for ended Jobs to stay.")
 
 
+class RayExecutorSpec(ExecutorBase):
+    """A cluster of Ray. What the executor offers selects the nodes."""
+
+    kind: Literal["ray"] = Field(description="A cluster of Ray.")
+    address: str = Field(
+        "auto",
+        pattern=ADDRESS_PATTERN,
+        description="HOST:PORT of the cluster; auto: the one that this machine belongs to.",
+    )
+    cpus: float = Field(1.0, gt=0, le=10_000, description="CPUs that a target takes.")
+    resources: dict[Name, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="Custom resources that a target takes."
+    )
+    wait_for_nodes: Seconds = Field(
+        60.0, description="Time that a target waits while no node of the cluster can run it."
+    )
+
+
 Executor = Annotated[
-    LocalExecutorSpec | ProcessExecutorSpec | SlurmExecutorSpec | KubernetesExecutorSpec,
-    OneOf(("local", "process", "slurm", "kubernetes"), field="kind"),
+    LocalExecutorSpec
+    | ProcessExecutorSpec
+    | RayExecutorSpec
+    | SlurmExecutorSpec
+    | KubernetesExecutorSpec,
+    OneOf(("local", "process", "ray", "slurm", "kubernetes"), field="kind"),
 ]

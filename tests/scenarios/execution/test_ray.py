@@ -1,0 +1,200 @@
+"""Jobs on a real cluster of Ray: a head and two nodes on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("ray is not installed (pip install 'buildsys[ray]')", allow_module_level=True)
+
+from ray_cluster import RayCluster
+
+from buildsys.errors import TemporaryError
+from buildsys.execution.executors.interface import (
+    ENDED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    JobState,
+    RemoteJob,
+    connect,
+)
+from buildsys.execution.executors.ray import RayExecutor
+from buildsys.plan.action import NO_NEEDS, Needs
+from buildsys.system.processes import children_of
+
+LIMIT_S = 100.0  # on a busy machine
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    cluster = RayCluster()
+    try:
+        cluster.start_head()
+        cluster.start_node("one", {"buildsys": 1, "trt86": 1})
+        cluster.start_node("two", {"buildsys": 1, "trt10": 1})
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def executor(
+    cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RayExecutor]:
+    settings = {"kind": "ray", "address": cluster.address, "env": {"COLOUR": "red"}}
+    executor = connect("cluster", settings, tmp_path_factory.mktemp("project"))
+    assert isinstance(executor, RayExecutor)
+    yield executor
+    executor.close()
+
+
+class LongJob:
+    """A command that waits for ever, for its key in a pipe."""
+
+    def __init__(self, folder: Path, label: str) -> None:
+        self._pipe = folder / "key"
+        os.mkfifo(self._pipe)
+        (folder / "store").mkdir()
+        words = ("run-action", "0" * 64, "--store", str(folder / "store"))
+        arguments = (*words, "--key", str(self._pipe))
+        self.job = RemoteJob("long", arguments, Needs(labels=(label,)))
+
+        self._writer = -1  # open while the command runs
+
+    def has_started(self) -> bool:
+        with suppress(OSError):  # nobody reads
+            self._writer = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+        return self._writer >= 0
+
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._writer, 0)
+        if not poll.poll(0):  # somebody reads
+            return False
+        os.close(self._writer)
+        return True
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def state_of(executor: RayExecutor, handle: str) -> JobState:
+    return executor.poll([handle])[handle]
+
+
+def wait(executor: RayExecutor, handle: str, *phases: str) -> JobState:
+    until(lambda: state_of(executor, handle).phase in phases)
+    return state_of(executor, handle)
+
+
+def start(executor: RayExecutor, job: RemoteJob) -> str:
+    handle = executor.submit(job)
+    state = wait(executor, handle, RUNNING, ENDED, LOST)
+    assert state.phase == RUNNING, (state, executor.log(handle))
+    return handle
+
+
+def test_commands_run_on_the_nodes(executor: RayExecutor) -> None:
+    labels = ["trt86", "trt10", "trt86", "trt10"]
+    jobs = [RemoteJob("v", ("--version",), Needs(labels=(label,))) for label in labels]
+    handles = [executor.submit(job) for job in jobs]
+    states = [wait(executor, handle, ENDED, LOST) for handle in handles]
+    assert states == [JobState(ENDED, 0, name) for name in ("one", "two", "one", "two")]
+    assert all(executor.log(handle).startswith("buildsys ") for handle in handles)
+
+
+def test_a_problem_has_its_exit_code_and_message(executor: RayExecutor) -> None:
+    handle = executor.submit(RemoteJob("wrong", ("run-action", "abc"), NO_NEEDS))
+    assert wait(executor, handle, ENDED, LOST).exit_code == 3
+    assert "takes the digest of one request" in executor.log(handle)
+
+
+def test_a_cancelled_job_ends_with_its_processes(executor: RayExecutor, tmp_path: Path) -> None:
+    long = LongJob(tmp_path, "trt86")
+    handle = start(executor, long.job)
+    until(long.has_started)
+    waiting = executor.submit(RemoteJob("alone", ("--version",), long.job.needs, exclusive=True))
+    executor.cancel(waiting)
+    assert wait(executor, waiting, ENDED, LOST) == JobState(ENDED, 143)
+    executor.cancel(handle)
+    assert wait(executor, handle, ENDED, LOST) == JobState(ENDED, 143, "one")
+    until(long.has_ended)
+    executor.cancel(handle)  # stays as it is
+    assert state_of(executor, handle).exit_code == 143
+
+
+def test_a_need_of_no_node_is_named_and_given_up(cluster: RayCluster, tmp_path: Path) -> None:
+    settings = {"kind": "ray", "address": cluster.address, "wait_for_nodes": 4.0}
+    executor = connect("cluster", settings, tmp_path)
+    assert isinstance(executor, RayExecutor)
+    try:
+        handle = executor.submit(RemoteJob("gpu", ("--version",), Needs(gpu="L4", gpu_count=1)))
+        until(lambda: state_of(executor, handle).reason)
+        assert state_of(executor, handle) == JobState(QUEUED, reason="no node has 1 GPU")
+        assert wait(executor, handle, ENDED, LOST) == JobState(ENDED, 69)
+        assert "no node has 1 GPU" in executor.log(handle)
+    finally:
+        executor.close()
+
+
+def test_a_killed_driver_loses_its_jobs_and_the_next_one_starts_another(
+    executor: RayExecutor, tmp_path: Path
+) -> None:
+    long = LongJob(tmp_path, "trt86")
+    handle = start(executor, long.job)
+    until(long.has_started)
+    os.kill(executor._driver._process.pid, signal.SIGKILL)
+    state = wait(executor, handle, ENDED, LOST)
+    assert (state.phase, state.machine) == (LOST, "one")
+    assert state.reason.startswith("the connection to Ray was lost")
+    until(long.has_ended)
+    again = executor.submit(RemoteJob("v", ("--version",), NO_NEEDS))
+    assert wait(executor, again, ENDED, LOST).exit_code == 0
+
+
+def test_the_end_of_a_run_ends_its_jobs(cluster: RayCluster, tmp_path: Path) -> None:
+    executor = connect("cluster", {"kind": "ray", "address": cluster.address}, tmp_path)
+    assert isinstance(executor, RayExecutor)
+    long = LongJob(tmp_path, "trt86")
+    handle = start(executor, long.job)
+    until(long.has_started)
+    executor.close()
+    until(long.has_ended)
+    assert wait(executor, handle, LOST).phase == LOST
+    with pytest.raises(TemporaryError, match="the run was ended"):
+        executor.submit(long.job)
+
+
+def test_jobs_of_a_killed_node_are_lost(
+    cluster: RayCluster, executor: RayExecutor, tmp_path: Path
+) -> None:
+    long = LongJob(tmp_path, "trt10")
+    handle = start(executor, long.job)
+    until(long.has_started)
+    cluster.kill_node("two")
+    state = wait(executor, handle, ENDED, LOST)
+    assert state == JobState(LOST, machine="two", reason="the node two was lost")
+    until(long.has_ended)
+    again = executor.submit(RemoteJob("v", ("--version",), NO_NEEDS))
+    assert wait(executor, again, ENDED, LOST) == JobState(ENDED, 0, "one")
+
+
+def test_an_address_without_ray_is_a_temporary_problem(tmp_path: Path) -> None:
+    before = children_of(os.getpid())
+    with pytest.raises(TemporaryError, match=r"at 127\.0\.0\.1:9: Connection refused"):
+        connect("cluster", {"kind": "ray", "address": "127.0.0.1:9"}, tmp_path)
+    assert children_of(os.getpid()) <= before
