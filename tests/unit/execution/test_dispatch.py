@@ -1,0 +1,301 @@
+"""The dispatcher with an executor that follows a script."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildsys.errors import StageError, TemporaryError, WorkerDied
+from buildsys.execution.action_key import ActionKey
+from buildsys.execution.baselines import Baselines
+from buildsys.execution.dispatch import ATTEMPTS, Dispatcher
+from buildsys.execution.executors import watcher
+from buildsys.execution.executors.interface import (
+    ENDED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    JobExecutor,
+    JobState,
+    RemoteJob,
+)
+from buildsys.execution.executors.watcher import Watcher
+from buildsys.execution.job_answer import SCHEMA, Answer, encode_answer
+from buildsys.execution.remote_environments import RemoteEnvironments
+from buildsys.plan.action import Action, FileRef
+from buildsys.store.ledger import Ledger, OutputFile
+from buildsys.store.object_store import Store
+from buildsys.store.shared_cache import READ_WRITE, SharedCache
+from buildsys.store.signatures import NO_POLICY
+from buildsys.store.state_db import StateDb
+
+ACTION = Action(
+    target="engine:m:e", stage="engine", model="m", variant="e", options={"a": 1}, inputs={},
+    outputs={"result": FileRef("m/e/engine.json")}, executor="lab",
+)  # fmt: skip
+EXECUTORS = {"lab": {"kind": "scripted", "jobs": 2, "remember": 3600.0}}
+Step = Callable[["Scripted", RemoteJob], list[JobState]]
+
+
+class Scripted:
+    """Takes the next step of a script for each job; its states are polled one by one."""
+
+    def __init__(self, store: Path, *steps: Step) -> None:
+        self.store, self.steps = store, list(steps)
+        self.jobs: list[RemoteJob] = []
+        self.states: dict[str, list[JobState]] = {}
+        self.cancelled: list[str] = []
+
+    def submit(self, job: RemoteJob) -> str:
+        self.jobs.append(job)
+        handle = f"job-{len(self.jobs)}"
+        self.states[handle] = self.steps.pop(0)(self, job)
+        return handle
+
+    def poll(self, handles: Collection[str]) -> Mapping[str, JobState]:
+        return {
+            handle: states.pop(0) if len(states := self.states[handle]) > 1 else states[0]
+            for handle in handles
+        }
+
+    def cancel(self, handle: str) -> None:
+        self.cancelled.append(handle)
+
+    def log(self, handle: str) -> str:
+        return f"first line\nlast line of {handle}\n"
+
+    def close(self) -> None:
+        self.cancelled.append("all")
+
+    def write(self, job: RemoteJob, **fields: Any) -> None:
+        """Write an answer as run-action would."""
+        name = job.arguments[job.arguments.index("--answer") + 1]
+        given = {"status": "passed", "exit_code": 0, "machine": {"name": "lab1"}, **fields}
+        answer = Answer(SCHEMA, name, job.arguments[1], **given)
+        (self.store / "answers").mkdir(exist_ok=True)
+        (self.store / f"answers/{name}.json").write_bytes(encode_answer(answer, None))
+
+
+def ends(code: int = 0, **fields: Any) -> Step:
+    """Run, and leave an answer with these fields, if there are any."""
+
+    def step(executor: Scripted, job: RemoteJob) -> list[JobState]:
+        if fields:
+            executor.write(job, **fields)
+        waits = JobState(QUEUED, reason="Priority")
+        return [waits, JobState(RUNNING, machine="lab1"), JobState(ENDED, code)]
+
+    return step
+
+
+def is_lost(executor: Scripted, job: RemoteJob) -> list[JobState]:
+    del executor, job
+    return [JobState(LOST, reason="node lab1 was lost")]
+
+
+def goes_on(executor: Scripted, job: RemoteJob) -> list[JobState]:
+    del executor, job
+    return [JobState(RUNNING)]
+
+
+class Place:
+    """A dispatcher with its store; ``script`` sets what its executor does."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.shared = folder, folder / "shared"
+        for name in ("shared", "build", ".buildsys"):
+            (folder / name).mkdir()
+        self.db = StateDb(folder / ".buildsys/state.db")
+        self.events: list[dict[str, Any]] = []
+        self.executor = Scripted(self.shared)
+        monkeypatch.setattr("buildsys.execution.dispatch.connect", lambda *_: self.executor)
+        monkeypatch.setattr(watcher, "_LONGEST_S", 0.02)
+        store, cache = Store(folder / ".buildsys/store"), self._cache()
+        self.environments = RemoteEnvironments(EXECUTORS, self.db)
+        self.dispatcher = Dispatcher(
+            EXECUTORS, folder, folder / "build", shared=cache, url="s3://there/cache", store=store,
+            environments=self.environments, signing_key=None, trust=NO_POLICY,
+            baselines=Baselines(Ledger(self.db), folder, folder / ".buildsys"),
+        )  # fmt: skip
+
+    def _cache(self) -> SharedCache:
+        def fail(text: str) -> None:
+            raise AssertionError(text)
+
+        return SharedCache(str(self.shared), fail, mode=READ_WRITE, required=True)
+
+    def script(self, *steps: Step) -> None:
+        self.executor.steps = list(steps)
+
+    def build(self, action: Action = ACTION) -> Any:
+        key = ActionKey(action.target, lambda: {"config:a": "1"}, {}, ())
+        tree, log = self.folder / "tree", self.folder / "build/m/e/engine.log"
+        return self.dispatcher.build(
+            action, key, tree, log, on_event=self.events.append, rebuild=False
+        )
+
+    def add_object(self, content: bytes) -> OutputFile:
+        """Add a file to the shared cache, as another machine does."""
+        from blake3 import blake3
+
+        file = OutputFile(blake3(content).hexdigest(), len(content))
+        store = Store(self.folder / "other")
+        store.add(file, [content])
+        self._cache().push_objects([file], store)
+        return file
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    found = Place(tmp_path, monkeypatch)
+    yield found
+    found.dispatcher.close()
+    found.db.close()
+
+
+def test_outputs_figures_and_log_arrive(place: Place) -> None:
+    result, log = place.add_object(b'{"stage": "engine"}'), place.add_object(b"built\n")
+    place.script(
+        ends(files={"m/e/engine.json": result}, log=log, figures={"size": 7}, seconds=2.5, key="k",
+             reads={"read:x": "n.py:3"}, machine={"name": "lab1", "gpus": "NVIDIA H100"})
+    )  # fmt: skip
+    reply = place.build()
+    assert (reply.status, reply.seconds, reply.figures) == ("passed", 2.5, {"size": 7})
+    assert (reply.elsewhere.key, reply.elsewhere.reads) == ("k", {"read:x": "n.py:3"})
+    assert (place.folder / "tree/m/e/engine.json").read_bytes() == b'{"stage": "engine"}'
+    assert reply.log.read_text() == "# engine:m:e ran on lab1\nbuilt\n"
+    (job,) = place.executor.jobs
+    assert job.name == "engine-m-e"
+    assert job.arguments[0] == "run-action"
+    assert job.arguments[2:4] == ("--store", "s3://there/cache")
+    shown = [event.get("where") or event.get("holder") or event["event"] for event in place.events]
+    assert shown == ["lab (Priority)", "started", "lab1", "progress", "lab1 (NVIDIA H100)"]
+    assert list((place.shared / "answers").iterdir()) == []
+
+
+def test_lost_and_killed_jobs_are_tried_again(place: Place) -> None:
+    place.script(is_lost, ends(137), ends())
+    with pytest.raises(StageError, match="without an answer: last line of job-3"):
+        place.build()
+    assert len(place.executor.jobs) == 3
+    tried = [e["message"] for e in place.events if "trying again" in e.get("message", "")]
+    assert tried == [
+        "trying again: the job was lost: node lab1 was lost",
+        "trying again: the job ended with exit code 137: last line of job-2",
+    ]
+    names = {job.arguments[-1] for job in place.executor.jobs}
+    assert len(names) == 3  # an answer of a job that counts as lost is not taken for another's
+
+
+def test_attempts_are_limited(place: Place) -> None:
+    place.script(*[is_lost] * ATTEMPTS)
+    with pytest.raises(TemporaryError, match=r"3 attempts failed: .*node lab1 was lost"):
+        place.build()
+
+
+def test_a_temporary_problem_there_is_tried_again(place: Place) -> None:
+    place.script(
+        ends(75, status="error", exit_code=75, reason="the disk is full"), is_lost, is_lost
+    )
+    with pytest.raises(TemporaryError):
+        place.build()
+    assert len(place.executor.jobs) == 3
+
+
+@pytest.mark.parametrize(("code", "asked_again"), [(2, False), (3, True)])
+def test_a_failed_stage_is_not_tried_again(place: Place, code: int, asked_again: bool) -> None:
+    place.environments.remember("lab", {"question": {}})
+    place.script(ends(code, status="error", exit_code=code, reason="it broke", hint="mend it"))
+    with pytest.raises(StageError, match=re.escape("it broke (on lab1)")) as caught:
+        place.build()
+    assert caught.value.hint == "mend it"
+    known = RemoteEnvironments(EXECUTORS, place.db)._answers("lab")
+    assert (known == {}) is asked_again
+
+
+def test_a_failed_check_is_a_result(place: Place) -> None:
+    result = place.add_object(b"{}")
+    failed = {"status": "failed", "exit_code": 1, "reason": "y differs", "hint": "h"}
+    place.script(ends(1, files={"m/e/engine.json": result}, **failed))
+    reply = place.build()
+    assert (reply.status, reply.reason, reply.hint) == ("failed", "y differs", "h")
+
+
+def test_files_that_are_missing_or_damaged_are_refused(place: Place) -> None:
+    result = place.add_object(b"{}")
+    (stored,) = place.shared.glob(f"objects/*/{result.digest}*")
+    stored.chmod(0o644)
+    stored.write_bytes(b"[]")
+    place.script(ends(files={"m/e/engine.json": result}))
+    with pytest.raises((TemporaryError, AssertionError), match=r"digest|damaged"):
+        place.build()
+
+
+def test_machines_are_asked_once(place: Place) -> None:
+    asked = replace(ACTION, tools=("onnx",))
+    question = '[["onnx"],[],null,[],[]]'
+    place.script(ends(environments={question: {"tool:onnx": "1.0"}}))
+    others = [replace(ACTION, executor="other", tools=("torch",)), asked]
+    place.dispatcher.learn(asked, others, place.events.append)
+    place.dispatcher.learn(asked, others, place.events.append)
+    assert place.environments.of_action(asked) == {"tool:onnx": "1.0"}
+    assert RemoteEnvironments(EXECUTORS, place.db).of_action(asked) == {"tool:onnx": "1.0"}
+    (job,) = place.executor.jobs
+    assert job.arguments[0] == "describe-machine"
+    other = {"lab": {**EXECUTORS["lab"], "command": ["ssh", "x"]}}
+    unknown = RemoteEnvironments(other, place.db).of_action(asked)
+    assert unknown == {"machines:lab": "not known yet"}
+    more = {"lab": {**EXECUTORS["lab"], "jobs": 9}}
+    assert RemoteEnvironments(more, place.db).of_action(asked) == {"tool:onnx": "1.0"}
+
+
+def test_what_was_asked_long_ago_is_asked_again(place: Place) -> None:
+    place.environments.remember("lab", {"[[],[],null,[],[]]": {"tool:onnx": "1.0"}})
+    old = {"lab": {**EXECUTORS["lab"], "remember": 0.0}}
+    assert RemoteEnvironments(old, place.db).of_action(ACTION) == {"machines:lab": "not known yet"}
+
+
+def test_the_end_of_the_run_cancels_jobs(place: Place) -> None:
+    place.script(goes_on)
+    failures: list[Exception] = []
+
+    def build() -> None:
+        try:
+            place.build()
+        except WorkerDied as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    while not place.executor.states:
+        pass
+    place.dispatcher.stop()
+    thread.join(10)
+    assert place.executor.cancelled == ["job-1"]
+    assert "the run was ended" in str(failures[0])
+    with pytest.raises(WorkerDied):
+        place.build()
+
+
+class Unreachable(Scripted):
+    """An executor that cannot be polled."""
+
+    def poll(self, handles: Collection[str]) -> Mapping[str, JobState]:
+        raise TemporaryError("the cluster does not answer", "wait")
+
+
+def test_jobs_of_an_unreachable_system_are_lost_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_UNREACHABLE_S", 0.05)
+    executor: JobExecutor = Unreachable(tmp_path)
+    state = Watcher(executor).wait("job-1", lambda _: None)
+    assert state is not None
+    assert state.phase == LOST
+    assert "no answer for 0.05 s: the cluster does not answer" in state.reason
