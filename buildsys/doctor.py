@@ -1,10 +1,14 @@
-"""Check an engine: ``python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]``."""
+"""Check an engine: ``python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]``.
+
+``--trusted-key=KEY`` requires a signature of one of these keys, ``--revoked-key=KEY`` refuses one.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 
+from buildsys.errors import EngineError
 from buildsys.system.compatibility.check import can_run
 from buildsys.system.printable import printable, use_plain_symbols
 
@@ -14,13 +18,29 @@ def main(arguments: list[str]) -> int:
 
     Return 0 if the engine can run.
     """
-    prefix = "--project="
-    projects = [option.removeprefix(prefix) for option in arguments if option.startswith(prefix)]
+
+    def values(name: str) -> list[str]:
+        found = (each.partition("=") for each in arguments)
+        return [value for option, equals, value in found if option == name and equals]
+
+    projects, trusted = values("--project"), values("--trusted-key")
     engines = [argument for argument in arguments if not argument.startswith("-")]
     if len(engines) != 1:
-        sys.stderr.write("usage: python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]\n")
+        sys.stderr.write(
+            "usage: python -m buildsys.doctor ENGINE [--json] [--project=FOLDER]"
+            " [--trusted-key=KEY ...] [--revoked-key=KEY ...]\n"
+        )
         return 3
-    result = can_run(engines[0], project=projects[0] if projects else None)
+    try:
+        result = can_run(
+            engines[0],
+            project=projects[0] if projects else None,
+            trusted_keys=trusted or None,
+            revoked_keys=values("--revoked-key"),
+        )
+    except EngineError as error:
+        sys.stderr.write(printable(f"{error}\n"))
+        return 3
     text = json.dumps(result.as_json(), indent=2) if "--json" in arguments else str(result)
     use_plain_symbols(sys.stdout)
     sys.stdout.write(printable(f"{text}\n"))

@@ -42,6 +42,11 @@ def _check_file(root: Path, environment: Mapping[str, str], name: str) -> None:
         raise UsageError(f"{name}={environment[name]} is a folder", "name a file, or unset it")
 
 
+def _check_key(root: Path, environment: Mapping[str, str], name: str) -> None:
+    if not environment[name].lstrip().startswith("-----BEGIN "):
+        _check_file(root, environment, name)
+
+
 def _check_url(root: Path, environment: Mapping[str, str], name: str) -> None:
     text = environment[name]
     if "://" not in text and not _SCHEME.match(text):
@@ -130,9 +135,9 @@ VARIABLES = (
     ),
     Variable(
         "BUILDSYS_SIGNING_KEY",
-        "file",
-        "private key that signs shared results instead of `cache.signing_key`",
-        _check_file,
+        "file or PEM text",
+        "private key that signs engines and shared results instead of `cache.signing_key`",
+        _check_key,
     ),
     Variable("BUILDSYS_STORE", "folder", "store instead of `.buildsys/store`", _check_folder),
     Variable(

@@ -16,6 +16,7 @@ from buildsys.cli.commands.request_action import TIMEOUT_S, store_url
 from buildsys.cli.project_root import typed_path
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.job_answer import Answer, encode_answer, is_name
+from buildsys.manifest.project import key_source
 from buildsys.manifest.units import number_or_text, parse_duration
 from buildsys.store.record_file import DIGEST
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
@@ -56,7 +57,7 @@ def shared_cache(command: str, options: Options, known_hosts: Path) -> SharedCac
 def signing_key(options: Options) -> SigningKey | None:
     """Return the key that signs. Raises: UsageError: it is unusable."""
     file = options["key"] or os.environ.get("BUILDSYS_SIGNING_KEY", "")
-    key = SigningKey(typed_path(file).expanduser()) if file else None
+    key = SigningKey(key_source(file, typed_path("."))) if file else None
     try:
         _ = key and key.public_key  # before anything is built
     except StageError as error:

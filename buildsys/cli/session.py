@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from buildsys.execution.placement import Placer
     from buildsys.execution.remote_environments import RemoteEnvironments
     from buildsys.execution.stale_reasons import Reason
-    from buildsys.history.recorder import Recorder
+    from buildsys.history.recorder import Checkout, Recorder
     from buildsys.manifest.project import Project
     from buildsys.plan.action import Action
     from buildsys.store.signatures import TrustPolicy
@@ -135,7 +135,6 @@ class Session(TargetNames):
         from buildsys.execution.build_cache import store_folder
         from buildsys.execution.executor import Executor
         from buildsys.store.object_store import Store
-        from buildsys.store.signatures import SigningKey
         from buildsys.store.state_db import warn_on_stderr
 
         def notify(warning: str) -> None:
@@ -143,7 +142,12 @@ class Session(TargetNames):
 
         project, cores, remote = self.project, len(os.sched_getaffinity(0)), None
         settings = project.shared_cache()
-        key_file, trust = project.signing()[0], self._trust
+        signing, signer = project.signing(), None
+        if signing.key is not None:
+            from buildsys.execution.provenance import ProvenanceSigner
+            from buildsys.store.signatures import SigningKey
+
+            signer = ProvenanceSigner(SigningKey(signing.key), notify, lambda: self.checkout)
         if settings is not None:
             from buildsys.store.shared_cache import SharedCache
 
@@ -157,8 +161,8 @@ class Session(TargetNames):
             pool=self._pool,
             store=Store(store_folder(project.state)),
             remote=remote,
-            signing_key=SigningKey(key_file) if key_file else None,
-            trust=trust,
+            signer=signer,
+            trust=self._trust,
             timing_caches=project.timing_caches(),
             # more threads than cores spin against each other and make no progress
             threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
@@ -167,6 +171,7 @@ class Session(TargetNames):
             on_event=lambda target, event: self.on_event(target, event),
             notify=notify,
             make_recorder=self._make_recorder,
+            before_stage=signer.prepare if signer else lambda: None,
             keys_at=self._keys_at_revision,
             executors=project.executors(),
             dispatch=self._dispatcher,
@@ -206,7 +211,7 @@ class Session(TargetNames):
         from buildsys.store.signatures import SigningKey
         from buildsys.store.state_db import warn_on_stderr
 
-        project, key_file = self.project, self.project.signing()[0]
+        project, key = self.project, self.project.signing().key
         settings = project.shared_cache()
         if settings is None:
             hint = "set cache.remote in configs/project.yaml"
@@ -225,21 +230,30 @@ class Session(TargetNames):
             store=Store(store_folder(project.state)),
             environments=environments,
             baselines=baselines,
-            signing_key=SigningKey(key_file) if key_file else None,
+            signing_key=SigningKey(key) if key else None,
             trust=self._trust,
+            checkout=lambda: self.checkout,
         )
 
     def _make_recorder(self) -> Recorder:
-        from buildsys.cli.git_revision import read_checkout
         from buildsys.history.database import History, history_file
-        from buildsys.history.recorder import Recorder
+        from buildsys.history.recorder import Checkout, Recorder
 
-        project = self.project
+        history = History(history_file(self.project.state))
         return Recorder(
-            History(history_file(project.state)),
-            partial(read_checkout, project.root, (project.build, project.state)),
-            lambda model: project.models[model].text,
+            history,
+            lambda: self.checkout or Checkout(),
+            lambda model: self.project.models[model].text,
         )
+
+    @cached_property
+    def checkout(self) -> Checkout | None:
+        """The state of the project's git checkout, if it has one."""
+        from buildsys.cli.git_revision import read_checkout
+
+        with contextlib.suppress(UsageError, OSError):  # without git, or outside of a repository
+            return read_checkout(self.project.root, (self.project.build, self.project.state))
+        return None
 
     def _keys_at_revision(self, revision: str, target: str) -> frozenset[str]:
         """Return the keys of builds with a target's inputs at a revision."""
@@ -406,8 +420,8 @@ class Session(TargetNames):
     def _trust(self) -> TrustPolicy:
         from buildsys.store.signatures import TrustPolicy
 
-        _, trusted, unsigned = self.project.signing()
-        return TrustPolicy(trusted, unsigned)
+        signing = self.project.signing()
+        return TrustPolicy(signing.trusted, signing.unsigned, signing.revoked)
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the result file of a target, {} if unreadable.

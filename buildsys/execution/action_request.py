@@ -23,6 +23,7 @@ from buildsys.execution.action_key import ActionKey, listed_files
 from buildsys.execution.baselines import ENGINE, Baselines
 from buildsys.execution.recorded_reads import READ
 from buildsys.execution.stale_reasons import format_reasons, part_reasons
+from buildsys.history.recorder import Checkout
 from buildsys.plan.action import RESULT, Action
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import OutputFile
@@ -38,6 +39,7 @@ from buildsys.store.record_file import (
 from buildsys.store.shared_cache import SharedCache
 from buildsys.store.signatures import SigningKey, TrustPolicy
 from buildsys.system.interpreters.toolchain import override_variable
+from buildsys.system.signatures import SignatureError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -73,6 +75,7 @@ class ActionRequest:
     inputs: Mapping[str, OutputFile]  # path in the build folder -> object
     files: Mapping[str, OutputFile]  # path in the project -> object
     baseline: Baseline | None = None  # of a gate
+    source: Checkout | None = None  # of the project, for provenance
     signature: Mapping[str, str] | None = None
 
     @property
@@ -89,6 +92,7 @@ def make_request(
     store: Store,
     *,
     baselines: Baselines | None = None,
+    source: Checkout | None = None,
 ) -> ActionRequest:
     """Return an action's request; its files go into ``store``.
 
@@ -129,7 +133,9 @@ def make_request(
             inputs |= {named[role]: path for role, path in earlier.items()}
             baseline = Baseline(described, named)
         kept = stored(inputs), stored(files)
-    request = ActionRequest(SCHEMA, __version__, action, known.digest, parts, *kept, baseline)
+    request = ActionRequest(
+        SCHEMA, __version__, action, known.digest, parts, *kept, baseline, source
+    )
     decode_request(encode_request(request))  # what cannot be read must not be written
     return request
 
@@ -217,11 +223,12 @@ def load_request(shared: SharedCache, digest: str, trust: TrustPolicy) -> Action
         problem = f"the request {digest} was altered: it does not match its digest"
         raise UsageError(problem, f"remove it there, and {_REQUEST_AGAIN}")
     request = decode_request(content)
-    if trust.is_active and (
-        problem := trust.payload_problem(request.signature, _PAYLOAD_TYPE, _payload(request))
-    ):
-        hint = "sign requests with BUILDSYS_SIGNING_KEY or cache.signing_key"
-        raise UsageError(f"the request {digest} {problem}", hint)
+    try:
+        if trust.is_active:
+            trust.payload_signer(request.signature, _PAYLOAD_TYPE, _payload(request))
+    except SignatureError as error:
+        hint = error.remedy or "sign requests with BUILDSYS_SIGNING_KEY or cache.signing_key"
+        raise UsageError(f"the request {digest} {error.problem}", hint) from None
     return request
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from buildsys.errors import StageError
+from buildsys.errors import StageError, with_hint
 from buildsys.execution.action_key import ActionKey
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
@@ -21,9 +21,11 @@ from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
 from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import shown
-from buildsys.store.signatures import BUILT_HERE, MISMATCH, NO_POLICY, WARN, SigningKey, TrustPolicy
+from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
+from buildsys.system.signatures import SignatureError
 
 if TYPE_CHECKING:
+    from buildsys.execution.provenance import ProvenanceSigner
     from buildsys.store.shared_cache import SharedCache
 
 
@@ -38,7 +40,7 @@ class BuildCache:
         remote: SharedCache | None,
         notify: Callable[[str], None],
         *,
-        signing_key: SigningKey | None = None,
+        signer: ProvenanceSigner | None = None,
         trust: TrustPolicy = NO_POLICY,
     ) -> None:
         self._build = build
@@ -46,7 +48,7 @@ class BuildCache:
         self._ledger = ledger
         self._remote = remote
         self._notify = notify
-        self._signing_key = signing_key
+        self._signer = signer
         self._trust = trust
         self._warned: set[str] = set()
         # target -> key and record of the last look into the shared cache
@@ -157,27 +159,29 @@ class BuildCache:
         """Return the public key of a record's verified signature, or ""."""
         if not record.origin:
             return BUILT_HERE
-        trusted = self._trust.is_active and not self._trust.problem(record)
-        return record.signature["key"] if trusted and record.signature else ""
+        with suppress(SignatureError):
+            return self._trust.signer(record) if self._trust.is_active else ""
+        return ""
 
     def _share(self, record: ActionRecord) -> None:
         assert self._remote is not None
-        if self._signing_key is not None and self._remote.is_writable:
-            try:
-                record = replace(record, signature=self._signing_key.sign(record))
-            except StageError as error:
-                self._warn("signing", f"cannot sign results: {error}; nothing is shared")
+        if self._signer is not None and self._remote.is_writable:
+            signed = self._signer.sign_record(record)
+            if signed is None:  # it has warned
                 return
+            record = signed
         self._remote.push(record, self._store)
 
     def _is_trusted(self, found: ActionRecord) -> bool:
         if not found.origin or not self._trust.is_active:
             return True
-        problem = self._trust.problem(found)
-        if not problem:
+        try:
+            self._trust.signer(found)
             return True
-        used = self._trust.unsigned == WARN and problem != MISMATCH
-        text = f"the shared record of {found.target} {problem}"
+        except SignatureError as error:
+            problem = error
+        used = self._trust.tolerates(problem)
+        text = f"the shared record of {found.target} {with_hint(problem.problem, problem.remedy)}"
         self._warn(f"trust {found.target}", f"{text}; {'used anyway' if used else 'ignored'}")
         return used
 

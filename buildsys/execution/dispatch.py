@@ -37,6 +37,7 @@ from buildsys.execution.executors.interface import (
 from buildsys.execution.executors.watcher import Watcher
 from buildsys.execution.job_answer import ERROR, Answer, check_files, decode_answer, new_name
 from buildsys.execution.remote_environments import RemoteEnvironments
+from buildsys.history.recorder import Checkout
 from buildsys.plan.action import NO_NEEDS, Action
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
@@ -82,12 +83,13 @@ class Dispatcher:
         baselines: Baselines,
         signing_key: SigningKey | None,
         trust: TrustPolicy,
+        checkout: Callable[[], Checkout | None] = lambda: None,
     ) -> None:
         self._settings = executors
         self._project, self._build = project, build
         self._shared, self._url, self._store = shared, url, store
         self._environments, self._baselines = environments, baselines
-        self._signing_key, self._trust = signing_key, trust
+        self._signing_key, self._trust, self._checkout = signing_key, trust, checkout
         self._places: dict[str, _Place] = {}
         self._guard = threading.Lock()
         self._asking: dict[str, threading.Lock] = {name: threading.Lock() for name in executors}
@@ -159,7 +161,13 @@ class Dispatcher:
         """Request an action's target; return the answer of its machine."""
         with self._store.lock(shared=True):
             request = make_request(
-                action, key, self._project, self._build, self._store, baselines=self._baselines
+                action,
+                key,
+                self._project,
+                self._build,
+                self._store,
+                baselines=self._baselines,
+                source=self._checkout(),
             )
             if self._signing_key is not None:
                 request = sign_request(request, self._signing_key)
@@ -225,7 +233,7 @@ class Dispatcher:
                 answer_name = new_name()
                 arguments = (*words, "--store", place.url, "--answer", answer_name)
                 if action is not None and self._signing_key is not None:
-                    keys = sorted(self._trust.trusted)
+                    keys = sorted(self._trust.keys.trusted - self._trust.keys.revoked)
                     arguments += tuple(f"--trusted-key={key}" for key in keys)
                 handle = place.executor.submit(RemoteJob(job_name, arguments, needs, exclusive))
                 state = self._wait(place, name, handle, on_event)

@@ -36,15 +36,16 @@ from buildsys.store.ledger import ActionRecord, HistoryEntry, Ledger, OutputFile
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
-from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, key_name
+from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, signed_by
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.text_cache import TextCache
 
 if TYPE_CHECKING:
     from buildsys.execution.dispatch import Dispatcher
+    from buildsys.execution.provenance import ProvenanceSigner
     from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
-    from buildsys.store.signatures import SigningKey, TrustPolicy
+    from buildsys.store.signatures import TrustPolicy
     from buildsys.workers.client.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
@@ -79,7 +80,7 @@ class Executor:
         pool: WorkerPool,
         store: Store,
         remote: SharedCache | None = None,
-        signing_key: SigningKey | None = None,
+        signer: ProvenanceSigner | None = None,
         trust: TrustPolicy = NO_POLICY,
         timing_caches: Path | None = None,
         threads: int = 0,
@@ -95,9 +96,7 @@ class Executor:
         executors: Executors = NO_EXECUTORS,
         dispatch: MakeDispatcher | None = None,
     ) -> None:
-        self._project = project_root
-        self._build = build
-        self._actions = actions
+        self._project, self._build, self._actions = project_root, build, actions
         self._on_event, self._before_stage = on_event, before_stage
         self._store, self._state = store, state
         self._db = StateDb(state / "state.db", notify)
@@ -110,9 +109,9 @@ class Executor:
         self._runs = RunRecords(self.ledger, build, self._background, make_recorder)
         self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
         self._cache = BuildCache(
-            build, store, self.ledger, remote, notify, signing_key=signing_key, trust=trust
+            build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
-        self._signers = RestoredSigners(self._db)
+        self._signer, self._signers = signer, RestoredSigners(self._db)
         self._baselines = baselines or Baselines(self.ledger, project_root, state, keys_at)
         self.here = LocalRuns(
             project_root, build, state, pool, store, self._locks, self.ledger, self._baselines,
@@ -269,8 +268,7 @@ class Executor:
             )
         with suppress(OSError):  # the outputs are complete without a log
             text = f"# {action.target} was restored from the store; built {record.started}"
-            text += f"; signed by {key_name(signer)}" if signer not in ("", BUILT_HERE) else ""
-            self._log(action).write_text(f"{text}\n", encoding="utf-8")
+            self._log(action).write_text(f"{text}{signed_by(signer)}\n", encoding="utf-8")
         self._signers.add(record, signer)
         self._runs.add_build(action, key, record, why, record.figures, restored=True)
         return record
@@ -313,7 +311,9 @@ class Executor:
                         return self._publish(action, key, tree, reply, started, why)
                     whole, changed = self._after_run(action, key, reply)
                     if not changed:
-                        self._report_reads(action, whole, tree, started, why)
+                        self._report_reads(action, whole, tree, started, why, reply)
+                        if self._signer is not None and reply.status == ledger.PASSED:
+                            self._signer.sign_engine(action, whole, tree, started)
                         return self._publish(action, whole, tree, reply, started, why)
             key = now
         text = f"{changed or 'an input'} was written repeatedly while {target} read it"
@@ -331,20 +331,20 @@ class Executor:
         return whole, ""
 
     def _report_reads(
-        self, action: Action, key: ActionKey, tree: Path, started: str, why: str
+        self, action: Action, key: ActionKey, tree: Path, started: str, why: str, reply: JobReply
     ) -> None:
         """Add reads outside the key to the warnings of the result.
 
         Raises: StageError: the manifest forbids them.
         """
-        if not (reads := key.undeclared):
-            return
-        if action.strict_reads:
+        reads = key.undeclared
+        if reads and action.strict_reads:
             error = forbidden(reads)
             run = HistoryEntry(action.target, key.digest, "error", started, 0.0, str(error), why)
             self._runs.add(action, key, run)
             raise error
-        add_warnings(tree / action.outputs[RESULT].path, reads)
+        if reads and reply.elsewhere is None:  # else added there, before the result was signed
+            add_warnings(tree / action.outputs[RESULT].path, reads)
 
     def _publish(
         self, action: Action, key: ActionKey, tree: Path, reply: JobReply, started: str, why: str

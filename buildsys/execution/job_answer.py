@@ -20,6 +20,7 @@ from buildsys.plan.action import RESULT, Action
 from buildsys.store.ledger import FAILED, NOISY, PASSED, UNAVAILABLE, OutputFile
 from buildsys.store.record_file import MAX_SHARED_BYTES, check_name, output_file, shown
 from buildsys.store.signatures import SigningKey, TrustPolicy
+from buildsys.system.signatures import SignatureError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -99,11 +100,13 @@ def decode_answer(content: bytes, name: str, request: str, trust: TrustPolicy) -
     except (ValueError, TypeError, RecursionError) as error:
         reason = f": {error}" if type(error) is ValueError else ""
         raise StageError(f"the answer {name} cannot be used{reason}", _SAME) from None
-    if trust.is_active and (
-        problem := trust.payload_problem(answer.signature, _PAYLOAD_TYPE, _payload(answer))
-    ):
-        hint = "set BUILDSYS_SIGNING_KEY there to the file of a trusted key"
-        raise StageError(f"the answer of {answer.machine.get('name', 'a machine')} {problem}", hint)
+    try:
+        if trust.is_active:
+            trust.payload_signer(answer.signature, _PAYLOAD_TYPE, _payload(answer))
+    except SignatureError as error:
+        hint = error.remedy or "set BUILDSYS_SIGNING_KEY there to the file of a trusted key"
+        problem = f"the answer of {answer.machine.get('name', 'a machine')} {error.problem}"
+        raise StageError(problem, hint) from None
     return answer
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
@@ -50,6 +50,21 @@ class ResolvedModel:
         return self._trace()
 
 
+class Signing(NamedTuple):
+    """Keys for signing and checking, and the treatment of unsigned results."""
+
+    key: Path | str | None  # a file, or its content
+    trusted: tuple[str, ...]
+    revoked: tuple[str, ...]
+    unsigned: str
+
+
+def key_source(value: str, folder: Path) -> Path | str:
+    """Return a private key as the path of its file, or as the PEM text that it is."""
+    text = value.strip()
+    return f"{text}\n" if text.startswith("-----BEGIN ") else folder / Path(value).expanduser()
+
+
 @dataclass(frozen=True)
 class Project:
     """The folders and settings of a project, and its models by name."""
@@ -68,7 +83,7 @@ class Project:
         A folder is relative to ``root``. BUILDSYS_REMOTE overrides it; empty means none.
         """
         settings = self._setting("cache") or {}
-        url = os.environ.get("BUILDSYS_REMOTE", settings.get("remote", ""))
+        url = os.environ.get("BUILDSYS_REMOTE", settings.get("remote"))
         if not url:
             return None
         if "://" not in url:
@@ -78,15 +93,16 @@ class Project:
             cache["timeout_s"] = parse_duration(settings["timeout"])
         return cache
 
-    def signing(self) -> tuple[Path | None, tuple[str, ...], str]:
-        """Return signing key, trusted keys, and the treatment of unsigned records.
-
-        BUILDSYS_SIGNING_KEY overrides the key.
-        """
+    def signing(self) -> Signing:
+        """Return the settings of signatures. BUILDSYS_SIGNING_KEY overrides the key."""
         settings = self._setting("cache") or {}
         file = os.environ.get("BUILDSYS_SIGNING_KEY") or settings.get("signing_key")
-        key = self.root / Path(str(file)).expanduser() if file else None
-        return key, tuple(settings.get("trusted_keys", ())), settings.get("unsigned", "refuse")
+        return Signing(
+            key_source(str(file), self.root) if file else None,
+            tuple(settings.get("trusted_keys", ())),
+            tuple(settings.get("revoked_keys", ())),
+            settings.get("unsigned", "refuse"),
+        )
 
     def store_limit(self) -> int | None:
         """Return the size limit of the store in bytes, or None.

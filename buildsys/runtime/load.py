@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ def load_engine(
     project: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
     concurrency: int | None = None,
+    trusted_keys: Iterable[str] | None = None,
+    revoked_keys: Iterable[str] = (),
 ) -> Engine:
     """Load a built engine to run it in this process.
 
     ``engine`` is an engine file or its folder, with its ``engine.json``. It is checked by
-    ``can_run`` first; ``digest`` and ``project`` are for that check, and plugins in Python are
-    loaded from the engine's folder or below ``project``.
+    ``can_run`` first; ``digest``, ``project``, ``trusted_keys`` and ``revoked_keys`` are for that
+    check, and plugins in Python are loaded from the engine's folder or below ``project``.
     ``options`` replace recorded options that do not change results: ``intra_op_threads`` (0: one
     per core), ``inter_op_threads``, ``spinning`` and ``session_config`` of ONNX Runtime,
     ``cuda_graphs`` of TensorRT, ``runtime_cache`` of TensorRT-RTX, ``threads``, ``streams``,
@@ -51,7 +53,13 @@ def load_engine(
     """
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
         raise EngineError(f"concurrency is {concurrency!r}", "pass a number from 1 on, or None")
-    result = can_run(engine, digest=digest, project=project)
+    result = can_run(
+        engine,
+        digest=digest,
+        project=project,
+        trusted_keys=trusted_keys,
+        revoked_keys=revoked_keys,
+    )
     if not result:
         first, *others = result.reasons
         more = f" (and {len(others)} more, which can_run lists)" if others else ""

@@ -70,7 +70,7 @@ class ActionRecord:
     figures: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
     origin: str = ""  # "shared" if it came from a shared cache
-    signature: Mapping[str, str] | None = None  # of the machine that shared it
+    signature: Mapping[str, Any] | None = None  # envelope of the machine that shared it
 
     @property
     def files(self) -> dict[str, OutputFile]:

@@ -20,6 +20,7 @@ MAX_SHARED_BYTES = 8 << 20  # 250 times the largest record of the test projects
 _MAX_LOCAL_BYTES = 64 << 20
 _SCHEMA = 1
 _SCHEMA_WITH_ORIGIN = 2  # with the fields `origin` and `signature`
+_SCHEMA_WITH_ENVELOPE = 3  # the signature is an envelope, no longer a key and a value
 _ADDED = ("origin", "signature")
 _FIELDS = frozenset(field.name for field in fields(ActionRecord))
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -84,7 +85,7 @@ def decode_record(content: bytes, target: str, key: str) -> ActionRecord:
     schema = stored.pop("schema", None)
     if type(schema) is not int:
         raise RecordError("is not an action record: it has no schema")
-    if schema > _SCHEMA_WITH_ORIGIN:
+    if schema > _SCHEMA_WITH_ENVELOPE:
         raise RecordError("was written by a newer buildsys", newer=True)
     if stored.keys() - _FIELDS:
         raise RecordError("is not an action record: it has unknown fields")
@@ -137,12 +138,23 @@ def _checked(stored: dict[str, Any]) -> ActionRecord:
     if not isinstance(stored.get("figures", {}), dict) or _is_deep(stored.get("figures")):
         raise ValueError("its figures are invalid")
     signature = stored.get("signature")
-    if signature is not None and not (
-        isinstance(signature, dict)
-        and all(isinstance(value, str) and len(value) < 200 for value in signature.values())
-    ):
+    if signature is not None and not _is_signature(signature):
         raise ValueError("its signature is invalid")
     return ActionRecord(**{**stored, "outputs": files, "seconds": float(seconds)})
+
+
+def _is_signature(found: Any) -> bool:
+    """Return True for an envelope, or for the key and value of earlier versions."""
+    if not isinstance(found, dict):
+        return False
+    if "payload" not in found:
+        return all(isinstance(value, str) and len(value) < 200 for value in found.values())
+    signatures = found.get("signatures")
+    texts = [value for name, value in found.items() if name != "signatures"]
+    if not isinstance(signatures, list) or not all(isinstance(one, dict) for one in signatures):
+        return False
+    texts += [value for one in signatures for value in one.values()]
+    return all(isinstance(text, str) for text in texts)
 
 
 def check_name(name: str) -> None:
@@ -200,7 +212,9 @@ def _body(record: ActionRecord) -> bytes:
         for name in _ADDED:
             del content[name]
         return _to_bytes({"schema": _SCHEMA, **content})
-    return _to_bytes({"schema": _SCHEMA_WITH_ORIGIN, **content})
+    is_envelope = record.signature is not None and "payload" in record.signature
+    schema = _SCHEMA_WITH_ENVELOPE if is_envelope else _SCHEMA_WITH_ORIGIN
+    return _to_bytes({"schema": schema, **content})
 
 
 def _to_bytes(content: dict[str, Any]) -> bytes:

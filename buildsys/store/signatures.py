@@ -1,54 +1,71 @@
-"""Ed25519 signatures of shared action records.
+"""Private keys, and signatures of shared action records.
 
-A record is signed in DSSE's encoding (github.com/secure-systems-lab/dsse), over its canonical
-bytes: target, key with all parts, outputs with digests and sizes, status, figures. A public key is
-written as ``ed25519:`` and 32 bytes in base64, and named by its first digits.
+The signature of a record is the envelope of a statement with the digest of the record's canonical
+bytes: target, key with all parts, outputs with digests and sizes, status, figures. Records of
+earlier versions are signed without a statement, over these bytes.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import StageError
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.record_file import signed_bytes
+from buildsys.system.files import read_limited
+from buildsys.system.signatures import (
+    BROKEN,
+    INSTALL,
+    PAYLOAD_TYPE,
+    PREFIX,
+    UNSIGNED,
+    UNTRUSTED,
+    SignatureError,
+    TrustedKeys,
+    byproduct_digest,
+    encoded,
+    key_name,
+    open_envelope,
+)
 from buildsys.system.text_cache import TextCache
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-PREFIX = "ed25519:"
-MISMATCH = "does not match its signature"
 BUILT_HERE = "built here"
 REFUSE, WARN, ACCEPT = "refuse", "warn", "accept"
-_PAYLOAD_TYPE = "application/vnd.buildsys.action-record+json"
-_INSTALL = "pip install 'buildsys[signing]'"
+_RECORD_TYPE = "application/vnd.buildsys.action-record+json"
+RECORD = "record"  # the byproduct of a statement about a record
+_MAX_KEY_BYTES = 64 << 10
+_OTHERS = 0o027  # may read, or write it together with the group
 
 
 class SigningKey:
-    """A private key in a PEM file, read on first use."""
+    """A private key in a PEM file, or the text of one; read on first use."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, source: Path | str) -> None:
+        self._source = source
 
-    def sign(self, record: ActionRecord) -> dict[str, str]:
-        """Return the signature of a record.
+    def sign_statement(self, payload: bytes) -> dict[str, str]:
+        """Return the signature of an in-toto statement by public key.
 
         Raises: StageError: the key cannot be used.
         """
-        return self.sign_payload(_PAYLOAD_TYPE, signed_bytes(record))
+        signed = self.sign_payload(PAYLOAD_TYPE, payload)
+        return {signed["key"]: signed["value"]}
 
     def sign_payload(self, payload_type: str, payload: bytes) -> dict[str, str]:
         """Return the signature of some bytes.
 
         Raises: StageError: the key cannot be used.
         """
-        signature = self._key.sign(_encoded(payload_type, payload))
+        signature = self._key.sign(encoded(payload_type, payload))
         return {"key": self.public_key, "value": base64.b64encode(signature).decode("ascii")}
 
     @property
@@ -59,67 +76,91 @@ class SigningKey:
     @cached_property
     def _key(self) -> Ed25519PrivateKey:
         try:
+            from cryptography.exceptions import UnsupportedAlgorithm
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
         except ImportError as error:
-            raise StageError("cryptography is not installed", _INSTALL) from error
+            raise StageError("cryptography is not installed", INSTALL) from error
+        name = "the key" if isinstance(self._source, str) else str(self._source)
         try:
-            key = load_pem_private_key(self._file.read_bytes(), None)
-        except OSError as error:
+            key = load_pem_private_key(self._read(), None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: a password
             raise StageError(
-                f"cannot read {self._file}: {error.strerror}", "check the path of the key"
-            ) from error
-        except (ValueError, TypeError) as error:  # TypeError: it has a password
-            raise StageError(
-                f"{self._file} is not a PEM file without a password",
+                f"{name} is not a PEM file without a password",
                 "make one with `doit cache keygen FILE`",
             ) from error
         if not isinstance(key, Ed25519PrivateKey):
-            raise StageError(f"{self._file} is not an ed25519 key", "`doit cache keygen` makes one")
+            raise StageError(f"{name} is not an ed25519 key", "`doit cache keygen` makes one")
         return key
+
+    def _read(self) -> bytes:
+        """Return the PEM text. Raises: StageError: unreadable, or readable by other users."""
+        if isinstance(self._source, str):
+            return self._source.encode()
+        try:
+            mode = self._source.stat().st_mode
+            content = read_limited(self._source, _MAX_KEY_BYTES)
+        except OSError as error:
+            raise StageError(
+                f"cannot read {self._source}: {error.strerror}", "check the path of the key"
+            ) from error
+        if mode & _OTHERS:
+            problem = f"{self._source} is a private key that other users can read or replace"
+            raise StageError(f"{problem} (mode {mode & 0o777:o})", f"chmod 600 {self._source}")
+        return content
 
 
 class TrustPolicy:
     """The keys trusted by a project, and its treatment of other records."""
 
-    def __init__(self, trusted: Iterable[str] = (), unsigned: str = REFUSE) -> None:
-        self.trusted = frozenset(trusted)
+    def __init__(
+        self,
+        trusted: Iterable[str] = (),
+        unsigned: str = REFUSE,
+        revoked: Iterable[str] = (),
+    ) -> None:
+        self.keys = TrustedKeys(frozenset(trusted), frozenset(revoked))
         self.unsigned = unsigned
 
     @property
     def is_active(self) -> bool:
         """True if signatures are checked at all."""
-        return bool(self.trusted) and self.unsigned != ACCEPT
+        return bool(self.keys.trusted) and self.unsigned != ACCEPT
+
+    def trusts(self, key: str) -> bool:
+        """Return True for a key that is trusted and not revoked."""
+        return key in self.keys.trusted - self.keys.revoked
 
     def __repr__(self) -> str:
         """Return the policy as a part of the token of up-to-date models."""
-        return f"{self.unsigned}: {sorted(self.trusted)}" if self.is_active else ""
+        trusted, revoked = sorted(self.keys.trusted), sorted(self.keys.revoked)
+        return f"{self.unsigned}: {trusted} - {revoked}" if self.is_active else ""
 
-    def problem(self, record: ActionRecord) -> str:
-        """Return the reason not to trust a record, or ""."""
-        return self.payload_problem(record.signature, _PAYLOAD_TYPE, signed_bytes(record))
+    def signer(self, record: ActionRecord) -> str:
+        """Return the trusted key that signed a record. Raises: SignatureError: there is none."""
+        content, signature = signed_bytes(record), record.signature
+        if signature is None or "payload" not in signature:
+            return self.payload_signer(signature, _RECORD_TYPE, content)
+        statement, signer = open_envelope(signature, self.keys)
+        if byproduct_digest(statement, RECORD) != hashlib.sha256(content).hexdigest():
+            raise SignatureError(BROKEN, "was altered after it was signed")
+        return signer
 
-    def payload_problem(
-        self, signature: Mapping[str, str] | None, payload_type: str, payload: bytes
+    def payload_signer(
+        self, signature: Mapping[str, Any] | None, payload_type: str, payload: bytes
     ) -> str:
-        """Return the reason not to trust some bytes, or ""."""
-        if signature is None:
-            return "is not signed"
-        key = signature.get("key", "")
-        if key not in self.trusted:
-            return "is not signed by a trusted key"
-        try:
-            from cryptography.exceptions import InvalidSignature
-            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-        except ImportError:
-            return f"cannot be verified without cryptography ({_INSTALL})"
-        try:
-            public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key[len(PREFIX) :]))
-            value = base64.b64decode(signature.get("value", ""), validate=True)
-            public.verify(value, _encoded(payload_type, payload))
-        except (InvalidSignature, ValueError):
-            return MISMATCH
-        return ""
+        """Return the trusted key that signed some bytes.
+
+        Raises: SignatureError: there is none.
+        """
+        signatures = []
+        if signature is not None:
+            signatures = [(str(signature.get("key", "")), signature.get("value", ""))]
+        return self.keys.verify(signatures, payload_type, payload)
+
+    def tolerates(self, problem: SignatureError) -> bool:
+        """Return True for results that are used with a warning."""
+        return self.unsigned == WARN and problem.kind in (UNSIGNED, UNTRUSTED)
 
 
 NO_POLICY = TrustPolicy()
@@ -142,10 +183,17 @@ class RestoredSigners:
 
     def are_trusted(self, target: str, key: str, policy: TrustPolicy) -> bool:
         """Return False for outputs of untrusted signers."""
-        if not policy.is_active or policy.unsigned == WARN:
+        if not policy.is_active:
             return True
         signer = self._texts.get(_restored_name(target, key))
-        return signer in (None, BUILT_HERE) or signer in policy.trusted
+        if signer in (None, BUILT_HERE) or policy.trusts(signer):
+            return True
+        return policy.unsigned == WARN and signer not in policy.keys.revoked
+
+
+def signed_by(signer: str) -> str:
+    """Return the end of a sentence that names a signer, "" without one."""
+    return "" if signer in ("", BUILT_HERE) else f"; signed by {key_name(signer)}"
 
 
 def _restored_name(target: str, key: str) -> str:
@@ -161,7 +209,7 @@ def generate_key(file: Path) -> str:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise StageError("cryptography is not installed", _INSTALL) from error
+        raise StageError("cryptography is not installed", INSTALL) from error
     key = Ed25519PrivateKey.generate()
     content = key.private_bytes(
         serialization.Encoding.PEM,
@@ -180,14 +228,3 @@ def generate_key(file: Path) -> str:
 def public_key_text(key: Ed25519PrivateKey) -> str:
     """Return the public key of a private one, as ``trusted_keys`` has it."""
     return PREFIX + base64.b64encode(key.public_key().public_bytes_raw()).decode("ascii")
-
-
-def key_name(key: str) -> str:
-    """Return the first digits of a public key, for people."""
-    return key[: len(PREFIX) + 8]
-
-
-def _encoded(payload_type: str, payload: bytes) -> bytes:
-    """Return DSSE's pre-authentication encoding."""
-    header = f"DSSEv1 {len(payload_type)} {payload_type} {len(payload)} "
-    return header.encode("ascii") + payload

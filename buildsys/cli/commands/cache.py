@@ -77,9 +77,9 @@ def _generate_key(names: Sequence[str], options: Options) -> int:
     document = {"schema": SCHEMA, "file": str(file), "public_key": public}
     lines = [
         f"{file}: a private key; keep it secret, and out of the repository",
-        "in configs/project.yaml, of machines that share results:",
+        "in configs/project.yaml, of machines that build:",
         f"  cache: {{signing_key: {file}}}",
-        "of those that use them:",
+        "of those that use the results:",
         f"  cache: {{trusted_keys: ['{public}']}}",
     ]
     print_answer(options, document, lines)

@@ -48,11 +48,12 @@ class RequestAction(ProjectCommand):
         key = session.read_only_checker().examine(action).key
         if key is None:
             raise StageError(f"{action.target} has a file that cannot be read", "check its files")
-        project, key_file = session.project, session.project.signing()[0]
+        project, key_file = session.project, session.project.signing().key
         shared = _shared_cache(project, options["store"])
         store = Store(store_folder(project.state))
         with store.lock(shared=True):
-            request = make_request(action, key, project.root, project.build, store)
+            folders = project.root, project.build
+            request = make_request(action, key, *folders, store, source=session.checkout)
             if key_file is not None:
                 request = sign_request(request, SigningKey(key_file))
             content = encode_request(request)

@@ -56,6 +56,7 @@ from buildsys.execution.executor import Executor
 from buildsys.execution.job_answer import ERROR, Answer
 from buildsys.execution.job_answer import SCHEMA as ANSWER_SCHEMA
 from buildsys.execution.outcome import Outcome
+from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.plan.action import RESULT, Action
 from buildsys.report.formatting import duration
 from buildsys.store.file_digests import hash_file
@@ -65,7 +66,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import remove_abandoned, temporary_folder
 from buildsys.store.shared_cache import SharedCache
 from buildsys.store.signatures import SigningKey, TrustPolicy
-from buildsys.store.state_db import StateDb
+from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.files import read_end
 from buildsys.system.interpreters.toolchain import OVERRIDE_PREFIX
 from buildsys.workers.client.pool import JobReply, WorkerPool
@@ -217,6 +218,15 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
     project, action = run.project, run.request.action
     target = action.target
     timing_caches = os.environ.get("BUILDSYS_TIMING_CACHES")
+    signer = None
+    if run.key is not None:
+        signer = ProvenanceSigner(run.key, warn_on_stderr, lambda: run.request.source)
+
+    def before_stage() -> None:
+        run.shared.check_writable()
+        if signer is not None:
+            signer.prepare()
+
     # all requests share their servers: another folder would start new ones
     facts = StateDb(run.private / FACTS)
     with closing(facts), closing(_ObservedPool(run.private)) as pool:
@@ -228,10 +238,10 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             pool=pool,
             store=run.store,
             remote=run.shared,
-            signing_key=run.key,
+            signer=signer,
             trust=run.trust,
             timing_caches=Path(timing_caches or run.private / "timing_caches").absolute(),
-            before_stage=run.shared.check_writable,
+            before_stage=before_stage,
             locks=run.private / "locks",
             texts=facts,
             baselines=RequestedBaselines(run.request, project / BUILD),

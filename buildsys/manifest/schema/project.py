@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from buildsys.manifest.schema.base import VARIABLE_PATTERN, Bytes, Name, PublicKey, Seconds, Spec
 from buildsys.manifest.schema.executors import Executor
@@ -11,8 +11,10 @@ from buildsys.manifest.schema.executors import Executor
 class CacheSpec(Spec):
     """A cache of built outputs, shared between people and machines."""
 
-    remote: str = Field(
-        min_length=1, description="Folder or URL: sftp://host/dir, s3://bucket/dir."
+    remote: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder or URL: sftp://host/dir, s3://bucket/dir; null: only keys are set.",
     )
     mode: Literal["read-only", "read-write"] = Field(
         "read-only", description="read-write adds results of this machine."
@@ -21,14 +23,25 @@ class CacheSpec(Spec):
         30.0, gt=0, description="Time per target before the run continues without the cache."
     )
     signing_key: str | None = Field(
-        None, min_length=1, description="PEM file of the ed25519 key that signs shared results."
+        None,
+        min_length=1,
+        description="PEM file of the ed25519 key that signs engines and shared results.",
     )
     trusted_keys: tuple[PublicKey, ...] = Field(
         (), description="Public keys whose results are used; empty means all results."
     )
+    revoked_keys: tuple[PublicKey, ...] = Field(
+        (), description="Public keys that are not trusted any more, wherever else they are named."
+    )
     unsigned: Literal["refuse", "warn", "accept"] = Field(
         "refuse", description="Treatment of results without a trusted signature."
     )
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> "CacheSpec":
+        if self.revoked_keys and not self.trusted_keys:
+            raise ValueError("revoked_keys has no effect without trusted_keys")
+        return self
 
 
 class StoreSpec(Spec):

@@ -7,12 +7,13 @@ run; its text gives the reasons and remedies. Standard library only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from buildsys.errors import EngineError
 from buildsys.system.backend_registry import (
     describe_backend,
     find_package,
@@ -34,6 +35,8 @@ from buildsys.system.compatibility.rules import (
     machine_reasons,
     plugin_reasons,
 )
+from buildsys.system.compatibility.signed_record import signer_of
+from buildsys.system.signatures import TrustedKeys, key_name
 
 SCHEMA = "buildsys/doctor/1"
 _ENGINE = "engine.engine"  # the usual name
@@ -47,6 +50,7 @@ class CompatibilityResult:
     built: str  # a summary: library, version, precision, GPU
     reasons: tuple[Reason, ...]
     notes: tuple[str, ...] = ()  # worth knowing, but no obstacle
+    signed_by: str = ""  # the trusted key, if signatures were checked
 
     def __bool__(self) -> bool:
         """Return True if the engine can run."""
@@ -55,7 +59,8 @@ class CompatibilityResult:
     def __str__(self) -> str:
         """Return the result with one line per reason."""
         head = f"{self.engine}: {self.built}" if self.built else self.engine
-        lines = [head, "it can run here" if self else "it cannot run here:"]
+        signed = f", and is signed by {key_name(self.signed_by)}" if self.signed_by else ""
+        lines = [head, f"it can run here{signed}" if self else "it cannot run here:"]
         lines += [f"  - {reason}" for reason in self.reasons]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -64,7 +69,8 @@ class CompatibilityResult:
         """Return the result for programs."""
         facts = {"schema": SCHEMA, "engine": self.engine, "built": self.built, "runs": bool(self)}
         reasons = [asdict(reason) for reason in self.reasons]
-        return {**facts, "reasons": reasons, "notes": list(self.notes)}
+        signed = {"signed_by": self.signed_by} if self.signed_by else {}
+        return {**facts, **signed, "reasons": reasons, "notes": list(self.notes)}
 
 
 def engine_file(engine: str | os.PathLike[str]) -> Path:
@@ -87,15 +93,22 @@ def can_run(
     *,
     digest: bool = True,
     project: str | os.PathLike[str] | None = None,
+    trusted_keys: Iterable[str] | None = None,
+    revoked_keys: Iterable[str] = (),
 ) -> CompatibilityResult:
     """Check an engine's compatibility with this machine without deserializing it.
 
     ``engine`` is an engine file or its folder, with its ``engine.json``. With ``digest`` the files
     are compared with their recorded SHA-256 (about 1 GB/s). Files of plugins that are not yet
     registered are looked for in the engine's folder and below ``project``.
+    With ``trusted_keys``, one of them must have signed the engine, and digests are always compared;
+    ``revoked_keys`` are not trusted whatever ``trusted_keys`` says. Nothing is loaded before that.
     Never raises for a bad engine: that is a result.
+
+    Raises: EngineError: a key is not a public key.
     """
     path, name = engine_file(engine), str(engine)
+    keys = _keys(trusted_keys, revoked_keys)
     try:
         if not path.is_file():
             # the record may say that no engine could be built
@@ -110,15 +123,59 @@ def can_run(
             built = f"{_title(header.backend)} {header.version}" if header.backend else unknown
             facts = tuple(_check_without_record(path, header, record))
             return CompatibilityResult(name, built.rstrip(), facts)
+        signer = ""
+        if keys is not None:
+            signer, problems = _signature(path, header, record, keys)
+            if problems:  # nothing in the record can be relied on
+                return CompatibilityResult(name, "", problems)
+            digest = False  # compared already
         reasons = (
             *find_damage(path, record, header, digest=digest),
             *machine_reasons(record),
             *plugin_reasons(record, path, None if project is None else Path(project)),
         )
-        return CompatibilityResult(name, _describe(record), reasons, tuple(engine_notes(record)))
+        notes = tuple(engine_notes(record))
+        return CompatibilityResult(name, _describe(record), reasons, notes, signer)
     except OSError as error:
         problem = f"{error.filename or path} cannot be read: {error.strerror or error}"
         return CompatibilityResult(name, "", (Reason("file", problem, ""),))
+
+
+def check_signature(
+    engine: str | os.PathLike[str], keys: TrustedKeys
+) -> tuple[str, tuple[Reason, ...]]:
+    """Return the trusted key that signed an engine and all its files, or the reasons against it."""
+    path = engine_file(engine)
+    try:
+        record = read_record(path)
+        if isinstance(record, Reason):
+            return "", (record,)
+        return _signature(path, read_header(path), record, keys)
+    except OSError as error:
+        problem = f"{error.filename or path} cannot be read: {error.strerror or error}"
+        return "", (Reason("file", problem, ""),)
+
+
+def _signature(
+    path: Path, header: Header, record: Record, keys: TrustedKeys
+) -> tuple[str, tuple[Reason, ...]]:
+    signer = signer_of(record, keys)
+    if isinstance(signer, Reason):
+        return "", (signer,)
+    damage = tuple(find_damage(path, record, header, digest=True))
+    return ("", damage) if damage else (signer, ())
+
+
+def _keys(trusted: Iterable[str] | None, revoked: Iterable[str]) -> TrustedKeys | None:
+    """Return checked keys, None without a check. Raises: EngineError: one is malformed."""
+    try:
+        keys = TrustedKeys.of(() if trusted is None else trusted, revoked)
+    except (ValueError, TypeError) as error:
+        hint = "pass a list of keys as `doit cache keygen` prints them, ed25519: and 44 characters"
+        raise EngineError(f"wrong keys: {error}", hint) from None
+    if trusted is None and keys.revoked:
+        raise EngineError("revoked_keys has no effect without trusted_keys", "pass trusted_keys")
+    return None if trusted is None else keys
 
 
 def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[Reason]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from blake3 import blake3
+from command_answers import commit, git
 from doit_server import ForkedDoit
 from project_folder import Ran, finish, wait_until
 from ready_project import VALUES, ReadyProject, content_of, workers_in
@@ -251,10 +253,17 @@ def test_a_failed_check_is_an_exit_code(machines: Machines) -> None:
     assert machines.run(digest).code == 1  # nothing was shared
 
 
+def signature_of(record: Path) -> Any:
+    return json.loads(record.read_bytes().partition(b"\n")[2])["signature"]
+
+
 def test_only_signed_requests_run_with_trusted_keys(machines: Machines, tmp_path: Path) -> None:
+    git(machines.project.root, "init", "-q")
+    commit(machines.project.root, "zero")
+    head = git(machines.project.root, "rev-parse", "HEAD").strip()
     ours, theirs = tmp_path / "ours.pem", tmp_path / "theirs.pem"
     public = generate_key(ours)
-    generate_key(theirs)
+    generated = generate_key(theirs)
     trusting = ("--trusted-key", public)
     for variables in ({}, {"BUILDSYS_SIGNING_KEY": str(theirs)}):
         refused = machines.run(machines.request("export:a", **variables), *trusting)
@@ -264,7 +273,11 @@ def test_only_signed_requests_run_with_trusted_keys(machines: Machines, tmp_path
     built = machines.answer(digest, *trusting, "--key", str(theirs))
     assert (built[0], built[1]["status"]) == (0, "passed")
     (record,) = machines.store.glob("actions/*/*.json")
-    assert json.loads(record.read_bytes().partition(b"\n")[2])["signature"]["key"] != public
+    (signature,) = signature_of(record)["signatures"]
+    assert signature["keyid"] == generated
+    payload = json.loads(base64.b64decode(signature_of(record)["payload"]))
+    source, *_ = payload["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source["digest"] == {"gitCommit": head}
     again = machines.answer(digest, *trusting)  # theirs is not trusted
     assert (again[0], again[1]["status"]) == (0, "passed")
     assert machines.run(digest, "--key", str(tmp_path / "none.pem")).code == 3

@@ -19,6 +19,7 @@ from buildsys.execution.freshness import Explanation, Freshness, explain
 from buildsys.execution.outcome import Outcome
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason
 from buildsys.execution.up_to_date_models import PlannedModel
+from buildsys.manifest.project import Signing
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.store.ledger import HistoryEntry
@@ -131,7 +132,7 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, Scri
         state=root / ".buildsys",
         models={name: _resolved(spec) for name, spec in resolved.items()},
         broken={},
-        signing=lambda: (None, (), "refuse"),
+        signing=lambda: Signing(None, (), (), "refuse"),
         store_limit=lambda: None,
         executors=dict,
     )

@@ -20,6 +20,7 @@ from checkouts import Checkout
 from document_mutations import STRANGE, damaged, mutated, seeds
 from tiny_project import ALL, ENGINE, EXPORT, make_checker, make_executor
 
+from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.store.ledger import Ledger
 from buildsys.store.signatures import NO_POLICY, SigningKey, TrustPolicy, generate_key
 from buildsys.store.state_db import ReadOnlyStateDb
@@ -58,7 +59,7 @@ def fuzz_shared_records(
     """Restore from a shared cache with changed records, with and without signatures."""
     key = tmp_path / "key.pem"
     trust = TrustPolicy([generate_key(key)])
-    Checkout(clone("one"), shared, signing_key=SigningKey(key)).build(*TARGETS)
+    Checkout(clone("one"), shared, signer=ProvenanceSigner(SigningKey(key), print)).build(*TARGETS)
     expected = contents(tmp_path / "one")
     assert len(expected) == len(CONTENTS)
     records = {path: path.read_bytes() for path in shared.glob("actions/*/*.json")}

@@ -112,7 +112,7 @@ def test_a_missing_field_is_refused(field: str) -> None:
 
 
 def test_a_newer_record_is_recognized() -> None:
-    for schema, newer in ((3, True), (True, False)):
+    for schema, newer in ((4, True), (True, False)):
         with pytest.raises(RecordError) as found:
             decoded(schema=schema, future=1)
         assert found.value.newer is newer
@@ -216,6 +216,10 @@ LONG = "/".join(["a" * 255] * 3)
         refused("its signature is invalid", signature="x"),
         refused("its signature is invalid", signature={"a": "1", "b": 1}),
         refused("its signature is invalid", signature={"key": "x" * 200}),
+        refused("its signature is invalid", signature={"payload": 1, "signatures": []}),
+        refused("its signature is invalid", signature={"payload": "x", "signatures": ["x"]}),
+        refused("its signature is invalid", signature={"payload": "x", "signatures": [{"a": 1}]}),
+        refused("its signature is invalid", signature={"payload": "x" * 300}),
     ],
 )
 def test_invalid_fields_are_refused(changes: dict[str, Any], problem: str) -> None:

@@ -18,9 +18,10 @@ from checkouts import Checkout, restored
 from tiny_project import EXPORT, MODEL
 
 from buildsys.errors import StageError
+from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.store.ledger import ActionRecord, OutputFile
-from buildsys.store.record_file import decode_record, encode_record
+from buildsys.store.record_file import decode_record, encode_record, signed_bytes
 from buildsys.store.signatures import (
     ACCEPT,
     REFUSE,
@@ -29,7 +30,15 @@ from buildsys.store.signatures import (
     TrustPolicy,
     generate_key,
 )
+from buildsys.store.state_db import warn_on_stderr
+from buildsys.system.signatures import (
+    SignatureError,
+    TrustedKeys,
+    make_envelope,
+    open_envelope,
+)
 
+OTHER = "ed25519:" + "A" * 43 + "="
 Clone = Callable[[str], Path]
 RECORD = ActionRecord(
     EXPORT,
@@ -49,17 +58,38 @@ def keys(tmp_path: Path) -> tuple[Path, str]:
     return tmp_path / "key.pem", generate_key(tmp_path / "key.pem")
 
 
-def signed(record: ActionRecord, key: Path) -> ActionRecord:
-    return replace(record, signature=SigningKey(key).sign(record))
+def signed(record: ActionRecord, key: Path, *, earlier: bool = False) -> ActionRecord:
+    """Return a record as it is signed now, or as earlier versions signed it."""
+    if earlier:
+        kind = "application/vnd.buildsys.action-record+json"
+        signature = SigningKey(key).sign_payload(kind, signed_bytes(record))
+        return replace(record, signature=signature)
+    found = signer(key).sign_record(record)
+    assert found is not None
+    return found
 
 
-def test_a_signature_holds_after_a_round_trip(keys: tuple[Path, str]) -> None:
+def problem(policy: TrustPolicy, record: ActionRecord) -> str:
+    with pytest.raises(SignatureError) as refused:
+        policy.signer(record)
+    return refused.value.problem
+
+
+def signer(file: Path) -> ProvenanceSigner:
+    return ProvenanceSigner(SigningKey(file), warn_on_stderr)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_signature_holds_after_a_round_trip(keys: tuple[Path, str], earlier: bool) -> None:
     file, public = keys
-    read = decode_record(encode_record(signed(RECORD, file)), EXPORT, "a" * 64)
-    assert TrustPolicy([public]).problem(read) == ""
-    assert TrustPolicy([public]).problem(replace(read, origin="shared")) == ""
+    content = encode_record(signed(RECORD, file, earlier=earlier))
+    assert json.loads(content.partition(b"\n")[2])["schema"] == (2 if earlier else 3)
+    read = decode_record(content, EXPORT, "a" * 64)
+    assert TrustPolicy([public]).signer(read) == public
+    assert TrustPolicy([public]).signer(replace(read, origin="shared")) == public
 
 
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize(
     "change",
     [
@@ -75,30 +105,59 @@ def test_a_signature_holds_after_a_round_trip(keys: tuple[Path, str]) -> None:
         {"reason": "x"},
     ],
 )
-def test_a_changed_field_does_not_match(keys: tuple[Path, str], change: dict[str, Any]) -> None:
+def test_a_changed_field_does_not_match(
+    keys: tuple[Path, str], change: dict[str, Any], earlier: bool
+) -> None:
     file, public = keys
-    changed = replace(signed(RECORD, file), **change)
-    assert TrustPolicy([public]).problem(changed) == "does not match its signature"
+    changed = replace(signed(RECORD, file, earlier=earlier), **change)
+    expected = "does not match its signature" if earlier else "was altered after it was signed"
+    assert problem(TrustPolicy([public]), changed) == expected
+
+
+def test_the_signature_of_a_record_is_its_provenance(keys: tuple[Path, str]) -> None:
+    file, public = keys
+    envelope = signed(RECORD, file).signature
+    statement, signer = open_envelope(envelope, TrustedKeys.of([public]))
+    assert signer == public
+    assert statement["subject"] == [{"name": MODEL, "digest": {"blake3": "d" * 64}}]
+    definition = statement["predicate"]["buildDefinition"]
+    assert definition["externalParameters"] == {"target": EXPORT, "options": {"x": "1"}}
+
+
+def test_a_signature_of_another_statement_does_not_count(keys: tuple[Path, str]) -> None:
+    """An engine's envelope is of the same key and type, and says nothing about a record."""
+    file, public = keys
+    statement, _ = open_envelope(signed(RECORD, file).signature, TrustedKeys.of([public]))
+    statement["predicate"]["runDetails"]["byproducts"][0]["name"] = "engine.json"
+    payload = json.dumps(statement).encode()
+    envelope = make_envelope(payload, SigningKey(file).sign_statement(payload))
+    found = problem(TrustPolicy([public]), replace(RECORD, signature=envelope))
+    assert found == "has a signed statement that buildsys did not make"
 
 
 def test_other_signatures_are_not_trusted(keys: tuple[Path, str], tmp_path: Path) -> None:
     _, public = keys
     other = generate_key(tmp_path / "other.pem")
     policy = TrustPolicy([public])
-    assert policy.problem(RECORD) == "is not signed"
+    assert problem(policy, RECORD) == "is not signed"
     foreign = signed(RECORD, tmp_path / "other.pem")
-    assert policy.problem(foreign) == "is not signed by a trusted key"
+    assert problem(policy, foreign) == "is not signed by a trusted key"
+    before = signed(RECORD, tmp_path / "other.pem", earlier=True)
+    assert problem(policy, before) == "is not signed by a trusted key"
     assert foreign.signature is not None
+    assert before.signature is not None
+    (other_signature,) = foreign.signature["signatures"]
     for signature in (
-        {**foreign.signature, "key": public},  # of another key under a trusted name
+        {**foreign.signature, "signatures": [{**other_signature, "keyid": public}]},
+        {**before.signature, "key": public},  # of another key under a trusted name
         {"key": public, "value": "????"},
         {"key": public, "value": ""},
         {"key": public},
     ):
         forged = replace(RECORD, signature=signature)
-        assert policy.problem(forged) == "does not match its signature"
-    assert policy.problem(replace(RECORD, signature={})) == "is not signed by a trusted key"
-    assert TrustPolicy([public, other]).problem(foreign) == ""
+        assert problem(policy, forged) == "does not match its signature"
+    assert problem(policy, replace(RECORD, signature={})) == "is not signed by a trusted key"
+    assert TrustPolicy([public, other]).signer(foreign) == other
 
 
 def test_a_key_is_private_and_never_overwritten(keys: tuple[Path, str]) -> None:
@@ -111,10 +170,49 @@ def test_a_key_is_private_and_never_overwritten(keys: tuple[Path, str]) -> None:
 
 def test_an_unusable_key_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"cannot read .*no\.pem: No such file"):
-        SigningKey(tmp_path / "no.pem").sign(RECORD)
+        _ = SigningKey(tmp_path / "no.pem").public_key
     (tmp_path / "text.pem").write_text("text")
+    (tmp_path / "text.pem").chmod(0o600)
     with pytest.raises(StageError, match="is not a PEM file without a password"):
-        SigningKey(tmp_path / "text.pem").sign(RECORD)
+        _ = SigningKey(tmp_path / "text.pem").public_key
+    with pytest.raises(StageError, match="the key is not a PEM file"):
+        _ = SigningKey("-----BEGIN nothing").public_key
+    make = ["openssl", "genpkey", "-algorithm", "x25519", "-out", str(tmp_path / "other.pem")]
+    subprocess.run(make, check=True, capture_output=True)
+    (tmp_path / "other.pem").chmod(0o600)
+    with pytest.raises(StageError, match=r"other\.pem is not an ed25519 key"):
+        _ = SigningKey(tmp_path / "other.pem").public_key
+
+
+def test_a_key_of_openssl_is_used_from_its_file_and_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "ours.pem"
+    make = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(file)]
+    subprocess.run(make, check=True, capture_output=True)
+    file.chmod(0o600)
+    assert SigningKey(file).sign_statement(b"") == SigningKey(file.read_text()).sign_statement(b"")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o602])
+def test_a_key_that_others_can_read_or_replace_is_not_used(
+    keys: tuple[Path, str], mode: int
+) -> None:
+    file, _ = keys
+    file.chmod(mode)
+    with pytest.raises(StageError, match=f"mode {mode:o}") as refused:
+        _ = SigningKey(file).public_key
+    assert refused.value.hint == f"chmod 600 {file}"
+    file.chmod(0o640)  # a group of its own, as Kubernetes mounts secrets
+    assert SigningKey(file).public_key == keys[1]
+
+
+def test_a_revoked_key_is_never_trusted(keys: tuple[Path, str]) -> None:
+    file, public = keys
+    for unsigned in (REFUSE, WARN):
+        policy = TrustPolicy([public], unsigned, revoked=[public])
+        with pytest.raises(SignatureError) as refused:
+            policy.signer(signed(RECORD, file))
+        assert refused.value.problem == f"is signed by the revoked key {public[:16]}"
+        assert not policy.tolerates(refused.value)
 
 
 def test_signatures_need_their_library_only_when_used() -> None:
@@ -129,14 +227,16 @@ def test_without_the_library_nothing_is_trusted(
     file, public = keys
     record = signed(RECORD, file)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-    assert "pip install 'buildsys[signing]'" in TrustPolicy([public]).problem(record)
+    with pytest.raises(SignatureError) as refused:
+        TrustPolicy([public]).signer(record)
+    assert refused.value.remedy == "pip install 'buildsys[signing]'"
 
 
 # --- builds with a shared cache ---
 
 
 def share(clone: Clone, shared: Path, key: Path | None) -> None:
-    one = Checkout(clone("one"), shared, signing_key=SigningKey(key) if key else None)
+    one = Checkout(clone("one"), shared, signer=signer(key) if key else None)
     one.build(EXPORT)
     assert one.warnings == []
 
@@ -203,12 +303,27 @@ def test_a_trusted_record_is_restored_and_names_its_signer(
     shutil.rmtree(root / "build")  # restored from the local store, which keeps the signature
     assert restored(Checkout(root, shared, trust=trust).build(EXPORT)) == [EXPORT]
     shutil.rmtree(root / "build")
-    other = TrustPolicy(["ed25519:" + "A" * 43 + "="])  # the key is revoked
-    assert restored(Checkout(root, shared, trust=other).build(EXPORT)) == []
+    assert restored(Checkout(root, shared, trust=TrustPolicy([OTHER])).build(EXPORT)) == []
+
+
+@pytest.mark.parametrize("unsigned", [REFUSE, WARN])
+def test_results_of_a_revoked_key_are_stale(
+    clone: Clone, shared: Path, keys: tuple[Path, str], unsigned: str
+) -> None:
+    file, public = keys
+    share(clone, shared, file)
+    root = clone("two")
+    trust = TrustPolicy([public], unsigned)
+    assert restored(Checkout(root, shared, trust=trust).build(EXPORT)) == [EXPORT]
+    revoked = TrustPolicy([public, OTHER], unsigned, revoked=[public])
+    two = Checkout(root, shared, trust=revoked)
+    assert not two.executor.is_fresh(EXPORT)
+    assert restored(two.build(EXPORT)) == []
+    assert f"is signed by the revoked key {public[:16]}; ignored" in two.warnings[0]
 
 
 def test_results_of_this_machine_need_no_signature(clone: Clone, shared: Path) -> None:
-    root, trust = clone("one"), TrustPolicy(["ed25519:" + "A" * 43 + "="])
+    root, trust = clone("one"), TrustPolicy([OTHER])
     Checkout(root, shared, trust=trust).build(EXPORT)
     assert Checkout(root, shared, trust=trust).executor.is_fresh(EXPORT)
     shutil.rmtree(root / "build")
@@ -216,8 +331,10 @@ def test_results_of_this_machine_need_no_signature(clone: Clone, shared: Path) -
 
 
 def test_without_a_usable_key_nothing_is_shared(clone: Clone, shared: Path, tmp_path: Path) -> None:
-    one = Checkout(clone("one"), shared, signing_key=SigningKey(tmp_path / "no.pem"))
-    one.build()
-    (warning,) = one.warnings
+    warnings: list[str] = []
+    signer = ProvenanceSigner(SigningKey(tmp_path / "no.pem"), warnings.append)
+    Checkout(clone("one"), shared, signer=signer).build()
+    (warning,) = warnings
     assert warning.startswith("cannot sign results: cannot read")
+    assert warning.endswith("engines stay unsigned, and nothing is shared")
     assert not list(shared.glob("actions/*/*"))

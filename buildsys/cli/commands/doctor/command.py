@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import buildsys
-from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, program_of
+from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json, program_of
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
     DIFFERS,
@@ -34,7 +34,7 @@ from buildsys.cli.commands.doctor.machine import (
 from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.model_filter import ModelFilter, filter_options
-from buildsys.errors import ManifestErrors
+from buildsys.errors import ManifestErrors, UsageError
 from buildsys.execution.freshness import is_strict
 from buildsys.manifest.project import Project, empty_project, load_project
 from buildsys.report.formatting import plural
@@ -58,15 +58,33 @@ class Doctor(ProjectCommand):
         "and has passed its checks; if not, list all reasons and remedies (exit code 1)\n"
         "without ENGINE, other software than in buildsys.lock is an error as well"
     )
-    options = (JSON, *filter_options())
+    options = (
+        JSON,
+        option(
+            "trusted_key",
+            "ENGINE must be signed by this key (repeatable); default: cache.trusted_keys",
+            type=list,
+            default=[],
+        ),
+        option(
+            "revoked_key",
+            "this key is not trusted (repeatable), like those of cache.revoked_keys",
+            type=list,
+            default=[],
+        ),
+        *filter_options(),
+    )
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Return 1 if a needed part is broken, or an engine unusable."""
         only = ModelFilter.of(options)
+        keys = {name: options[f"{name}_key"] for name in ("trusted", "revoked")}
+        if any(keys.values()) and not (names or only):
+            raise UsageError("keys are for engines", "name an engine: doctor ENGINE")
         if names or only:
             from buildsys.cli.commands.doctor.engines import check_engines
 
-            return check_engines(root, names, only, as_json=options["json"])
+            return check_engines(root, names, only, **keys, as_json=options["json"])
         return check_machine(root, as_json=options["json"], program=program_of(self))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +24,13 @@ from buildsys.execution.stale_reasons import FAILED, summarize_reasons
 from buildsys.manifest.project import empty_project
 from buildsys.plan.action import Action
 from buildsys.store.ledger import UNAVAILABLE
+from buildsys.store.signatures import ACCEPT, WARN, SigningKey
+from buildsys.system.compatibility.check import check_signature
+from buildsys.system.compatibility.engine_files import Reason as Damage
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import describe_exit, run_python
 from buildsys.system.program_name import command_line
+from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
@@ -37,16 +43,25 @@ _SHOWN_ENGINES = 12
 Reason = dict[str, str]  # kind, problem, remedy
 
 
-def check_engines(root: Path, names: Sequence[str], only: ModelFilter, *, as_json: bool) -> int:
+def check_engines(
+    root: Path,
+    names: Sequence[str],
+    only: ModelFilter,
+    *,
+    trusted: Sequence[str] = (),
+    revoked: Sequence[str] = (),
+    as_json: bool,
+) -> int:
     """Print the state of engines; return 0 if all are usable.
 
     A name is a file, a folder, or a target name: the engines of its targets are checked. A file or
-    folder that an engine of this project is built into stands for its target.
+    folder that an engine of this project is built into stands for its target. With ``trusted``
+    keys, one of them must have signed each engine; ``revoked`` ones never count.
 
-    Raises: UsageError: a name is none of these. ManifestErrors: the manifests are wrong.
-    StageError: an interpreter does not answer.
+    Raises: UsageError: a name is none of these, or a key no public key. ManifestErrors: the
+    manifests are wrong. StageError: an interpreter does not answer.
     """
-    checker = _EngineChecker(root)
+    checker = _EngineChecker(root, trusted, revoked)
     names = checker.matching(names, only) if only else names
     found = [checker.check(engine) for name in names for engine in checker.find(name)]
     if as_json:
@@ -68,8 +83,26 @@ class _Engine(NamedTuple):
 class _EngineChecker:
     """Checks of engines, loading the project only for its own engines."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self, root: Path, trusted: Sequence[str] = (), revoked: Sequence[str] = ()
+    ) -> None:
         self._root = root
+        self._must_be_signed = bool(trusted)
+        self._policy = empty_project(root).signing()
+        try:
+            never = [*self._policy.revoked, *revoked]
+            self._keys = TrustedKeys.of(trusted or self._policy.trusted, never)
+        except ValueError as error:
+            hint = "`doit cache keygen FILE` prints public keys, ed25519: and 44 characters"
+            raise UsageError(str(error), hint) from None
+        if never and not self._keys.trusted:
+            raise UsageError(
+                "revoked keys have no effect without trusted ones", "add --trusted-key"
+            )
+        if not trusted and self._policy.key is not None:  # own results need no other key
+            with suppress(StageError):
+                own = SigningKey(self._policy.key).public_key
+                self._keys = replace(self._keys, trusted=self._keys.trusted | {own})
 
     @cached_property
     def _session(self) -> Session:
@@ -127,9 +160,35 @@ class _EngineChecker:
         path = project.build / action.outputs["engine"].path
         return _Engine(action.target, path, toolchain, action)
 
+    def _signature(self, engine: _Engine) -> tuple[str, tuple[Damage, ...], str]:
+        """Return the signer of an engine, the reasons against it, and a note.
+
+        Without ``--trusted-key``, engines that this project built need no signature, and
+        ``unsigned`` of the project says how others are treated.
+        """
+        configured = bool(self._policy.trusted) and self._policy.unsigned != ACCEPT
+        if not (self._must_be_signed or configured) or not engine.path.parent.is_dir():
+            return "", (), ""
+        signer, problems = check_signature(engine.path, self._keys)
+        kind = problems[0].kind if problems else ""
+        tolerated = {UNSIGNED, UNTRUSTED} if self._policy.unsigned == WARN else set()
+        tolerated |= {UNSIGNED} if engine.action is not None else set()
+        if kind in tolerated and not self._must_be_signed:
+            return "", (), problems[0].problem
+        if engine.action is not None:  # an engine is signed when it is built
+            again = f"doit -a -s {engine.action.target}"
+            problems = tuple(replace(problem, remedy=again) for problem in problems)
+        return signer, problems, ""
+
     def check(self, engine: _Engine) -> dict[str, Any]:
         """Return the ability of an engine to run here, and its freshness."""
-        found = _check_in_process(engine, self._root)
+        signer, problems, note = self._signature(engine)
+        if problems:  # nothing may load its library
+            found = _refusal(engine, [asdict(problem) for problem in problems])
+        else:
+            found = _check_in_process(engine, self._root)
+            found |= {"signed_by": signer} if signer else {}
+            found["notes"] = [*found["notes"], *([note] if note else [])]
         reasons: list[Reason] = []
         if engine.action is not None and engine.path.parent.is_dir():
             reasons = list(project_reasons(self._session, engine.action))
@@ -201,21 +260,21 @@ def _check_in_process(engine: _Engine, root: Path) -> dict[str, Any]:
 
 
 def _refused(engine: _Engine, problem: str, remedy: str, kind: str = "library") -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "engine": engine.shown,
-        "built": "",
-        "runs": False,
-        "reasons": [{"kind": kind, "problem": problem, "remedy": remedy}],
-        "notes": [],
-    }
+    return _refusal(engine, [{"kind": kind, "problem": problem, "remedy": remedy}])
+
+
+def _refusal(engine: _Engine, reasons: Sequence[Reason]) -> dict[str, Any]:
+    facts = {"schema": SCHEMA, "engine": engine.shown, "built": "", "runs": False}
+    return {**facts, "reasons": list(reasons), "notes": []}
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
     ours = [reason for reason in found["reasons"] if reason["kind"] in (STALE, CHECK)]
     others = [reason for reason in found["reasons"] if reason["kind"] not in (STALE, CHECK)]
     lines = [f"{found['engine']}: {found['built']}".removesuffix(": ")]
-    lines += ["it can run here" if found["runs"] else "it cannot run here:", *_listed(others)]
+    signed = f", and is signed by {key_name(found['signed_by'])}" if "signed_by" in found else ""
+    lines += [f"it can run here{signed}" if found["runs"] else "it cannot run here:"]
+    lines += _listed(others)
     if found["current"]:
         lines.append("it matches its manifest and has passed its checks")
     if ours:

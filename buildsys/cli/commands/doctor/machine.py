@@ -18,16 +18,18 @@ from typing import Any
 import buildsys
 from buildsys.cli.environment_lock import FILE as LOCK_FILE
 from buildsys.cli.environment_lock import current_environment, differences, read_lock
-from buildsys.errors import UsageError
+from buildsys.errors import StageError, UsageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
 from buildsys.report.formatting import plural, size
+from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend
 from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.program_name import command_line
+from buildsys.system.signatures import key_name
 from buildsys.system.urls import mask_secrets
 from buildsys.system.versions import installed_versions, normalized
 
@@ -339,11 +341,18 @@ def check_folders(project: Project) -> Iterator[Check]:
             yield Check("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
         else:
             yield Check("folder", name, OK, text, facts=facts)
-    remote = project.shared_cache()
+    remote, keys = project.shared_cache(), project.signing()
+    if keys.key is not None:
+        try:
+            text = f"results are signed with {key_name(SigningKey(keys.key).public_key)}"
+            yield Check("signing", "key", OK, text)
+        except StageError as error:
+            yield Check("signing", "key", MISSING, error.problem, error.hint)
     if remote is not None:
         remote["url"] = mask_secrets(remote["url"])
-        _, trusted, unsigned = project.signing()
-        signed = f", {plural(len(trusted), 'trusted key')}, unsigned: {unsigned}" if trusted else ""
+        signed = ""
+        if keys.trusted:
+            signed = f", {plural(len(keys.trusted), 'trusted key')}, unsigned: {keys.unsigned}"
         text = f"{remote['url']}, {remote['mode']}{signed}"
         yield Check("folder", "shared cache", OK, text, facts=remote)
 

@@ -1,0 +1,89 @@
+"""Signed engines, from the key to the check on another machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_answers import commit, git
+from ready_project import ReadyProject
+
+from buildsys import EngineError, can_run, load_engine
+from buildsys.store.signatures import generate_key
+
+OTHER = "ed25519:" + "A" * 43 + "="
+FOLDER = "build/a/engine/ort"
+
+
+def record(project: ReadyProject) -> Any:
+    return json.loads((project.root / FOLDER / "engine.json").read_text())
+
+
+def test_an_engine_is_signed_checked_and_refused(ready: ReadyProject, tmp_path: Path) -> None:
+    git(ready.root, "init", "-q")
+    commit(ready.root, "zero")
+    key = tmp_path / "key.pem"
+    public = generate_key(key)
+    ready.environment["BUILDSYS_SIGNING_KEY"] = key.read_text()
+    ran = ready.doit("engine:a:ort")
+    assert (ran.code, ran.err) == (0, "")
+    statement = json.loads(base64.b64decode(record(ready)["attestation"]["payload"]))
+    assert str(tmp_path) not in json.dumps(statement)
+    definition = statement["predicate"]["buildDefinition"]
+    source, *others = definition["resolvedDependencies"]
+    head = git(ready.root, "rev-parse", "HEAD").strip()
+    assert source["digest"] == {"gitCommit": head}
+    assert source["annotations"] == {"folder": ".", "uncommitted": False}
+    assert any(one.get("uri", "").startswith("pkg:pypi/onnxruntime@") for one in others)
+
+    deployed = tmp_path / "deployed"
+    shutil.copytree(ready.root / FOLDER, deployed)
+    result = can_run(deployed, trusted_keys=[public])
+    assert result, str(result)
+    assert result.signed_by == public
+    with load_engine(deployed, trusted_keys=[public]) as engine:
+        assert engine.inputs
+    with pytest.raises(EngineError, match="is signed by the revoked key"):
+        load_engine(deployed, trusted_keys=[public], revoked_keys=[public])
+
+    doctor = ready.doit("doctor", str(deployed), "--trusted-key", public)
+    assert doctor.code == 0
+    assert f"it can run here, and is signed by {public[:16]}" in doctor.out
+    del ready.environment["BUILDSYS_SIGNING_KEY"]
+    settings = ready.root / "configs/project.yaml"
+    settings.write_text(f"cache: {{trusted_keys: ['{OTHER}']}}\n")
+    for name in (str(deployed), "a:ort"):
+        refused = ready.doit("doctor", name)
+        assert refused.code == 1
+        assert f"is not signed by a trusted key, but by {public[:16]}" in refused.out
+    settings.write_text(f"cache: {{trusted_keys: ['{public}']}}\n")
+    assert "is signed by" in ready.doit("doctor", str(deployed)).out
+    revoking = f"trusted_keys: ['{public}'], revoked_keys: ['{public}']"
+    settings.write_text(f"cache: {{{revoking}}}\n")
+    document = json.loads(ready.doit("doctor", "--json", str(deployed)).out)
+    assert [one["kind"] for one in document["engines"][0]["reasons"]] == ["revoked"]
+
+
+def test_an_engine_of_the_project_may_be_unsigned(ready: ReadyProject, tmp_path: Path) -> None:
+    assert ready.doit("engine:a:ort", "validate:a", "verify:a:ort").code == 0
+    assert "attestation" not in record(ready)
+    shutil.copytree(ready.root / FOLDER, tmp_path / "deployed")
+    settings = ready.root / "configs/project.yaml"
+    settings.write_text(f"cache: {{trusted_keys: ['{OTHER}']}}\n")
+    ours = ready.doit("doctor", "a:ort")
+    assert (ours.code, "note: engine.json is not signed" in ours.out) == (0, True)
+    assert ready.doit("doctor", str(tmp_path / "deployed")).code == 1
+    assert ready.doit("doctor", "a:ort", "--trusted-key", OTHER).code == 1
+    settings.write_text(f"cache: {{trusted_keys: ['{OTHER}'], unsigned: warn}}\n")
+    assert ready.doit("doctor", str(tmp_path / "deployed")).code == 0
+    for words in (("doctor", "--trusted-key", OTHER), ("doctor", "a:ort", "--trusted-key", "me")):
+        wrong = ready.doit(*words)
+        assert (wrong.code, wrong.err.count("\n")) == (3, 1)
+    settings.write_text(f"cache: {{revoked_keys: ['{OTHER}']}}\n")
+    refused = ready.doit("list")
+    assert refused.code == 3
+    assert "revoked_keys has no effect without trusted_keys" in refused.err
