@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ from buildsys.system.processes import package_environment
 from buildsys.workers.protocol import Message, encode
 
 _LOG_LENGTH = 64 << 10
+_LOG_PREFIX = re.compile(r"^(\[[^\]]*\] |\([^)]*\) )*([\w.]+:\d+: )?")  # time, process, place
+_REASON_LENGTH = 300
 _CONNECT_LIMIT_S = 120.0  # a busy head takes its time
 _RECONNECT_S = 90.0  # a head that restarts
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
@@ -224,9 +227,10 @@ class _Driver:
             self._on_event({"job": handle, "event": "lost", "reason": reason})
 
     def _last_words(self) -> str:
-        """Return the last line of the log of Ray that names a problem."""
+        """Return the first sentence of the last line of Ray's log."""
         lines = read_end(self._log, _LOG_LENGTH).strip().splitlines()
-        return lines[-1][-300:] if lines else "the driver ended"
+        text = _LOG_PREFIX.sub("", lines[-1]) if lines else "the driver ended"
+        return text.partition(". ")[0][:_REASON_LENGTH]
 
 
 def connect(name: str, settings: Mapping[str, Any], project: Path) -> RayExecutor:
