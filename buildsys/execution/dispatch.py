@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,7 +39,7 @@ from buildsys.execution.executors.watcher import Watcher
 from buildsys.execution.job_answer import ERROR, Answer, check_files, decode_answer, new_name
 from buildsys.execution.remote_environments import RemoteEnvironments
 from buildsys.history.recorder import Checkout
-from buildsys.plan.action import NO_NEEDS, Action
+from buildsys.plan.action import NO_NEEDS, Action, Needs
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
@@ -50,6 +51,7 @@ ATTEMPTS = 3
 _MISMATCH = 3  # exit code of run-action on a machine with another environment
 _RETRIED = (75, 130, 137, 143)  # temporary problem, interrupted, killed
 _LOG_LINES = 20
+_START_S = 300.0  # before and after a stage, so that its own time limit comes first
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
 
@@ -111,7 +113,10 @@ class Dispatcher:
             with self._store.lock(shared=True):
                 digest = self._push(questions, [])
             words = ("describe-machine", digest)
-            answer = self._perform(name, f"describe-{name}", words, digest, on_event)
+            # a scheduler shows a job only the GPUs that it asked for
+            needs = max((one.needs for one in there), key=attrgetter("gpu_count"))
+            needs = needs._replace(exclusive=False, time_s=0.0)
+            answer = self._perform(name, f"describe-{name}", words, digest, on_event, needs=needs)
             if answer.status == ERROR:
                 raise StageError(f"{name}: {answer.reason}", answer.hint)
             self._environments.remember(name, answer.environments)
@@ -222,10 +227,14 @@ class Dispatcher:
         request: str,
         on_event: OnEvent,
         action: Action | None = None,
+        needs: Needs = NO_NEEDS,
     ) -> Answer:
         """Run a command of buildsys on a machine; return its answer."""
         place = self._place(name)
-        needs = action.needs if action else NO_NEEDS
+        if action is not None:
+            needs = action.needs
+            if not needs.time_s and action.timeout_s:
+                needs = needs._replace(time_s=action.timeout_s + _START_S)
         exclusive = action is not None and (action.measures or needs.exclusive)
         problem = ""
         with _holding(place.slots, partial(on_event, _waiting(name))):
