@@ -71,10 +71,10 @@ class RemoteEnvironments:
 
 def question_of(action: Action) -> str:
     """Return what decides the environment of an action, as JSON."""
-    wanted = (
+    wanted = [
         action.tools, action.peer_tools, action.toolchain, action.devices, action.environment,
-        action.probes,
-    )  # fmt: skip
+    ]  # fmt: skip
+    wanted += [action.probes] if action.probes else []
     return json.dumps(wanted, separators=(",", ":"))
 
 
@@ -87,14 +87,15 @@ def answer_questions(questions: Iterable[str], environment: EnvironmentParts) ->
 
 
 def _action_of(question: str) -> Action:
-    tools, peer_tools, toolchain, devices, environment, probes = json.loads(question)
+    tools, peer_tools, toolchain, devices, environment, *probes = json.loads(question)
     if toolchain is not None:
         name, python, env = toolchain
         toolchain = ToolchainRef(name, python, tuple((key, value) for key, value in env))
     return Action(
         target="", stage="", model="", variant="", options={}, inputs={}, outputs={},
         tools=tuple(tools), peer_tools=tuple(peer_tools), toolchain=toolchain,
-        devices=tuple(devices), environment=tuple(environment), probes=tuple(map(tuple, probes)),
+        devices=tuple(devices), environment=tuple(environment),
+        probes=tuple(tuple(each) for found in probes for each in found),
     )  # fmt: skip
 
 

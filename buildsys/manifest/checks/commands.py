@@ -67,7 +67,7 @@ def _inputs(view: ManifestView, path: FieldPath, earlier: dict[str, dict[str, An
             if other not in earlier:
                 hint = suggest(other, earlier, what="earlier commands") or "name an earlier command"
                 yield view.problem(at, f'no earlier command is named "{other or of}"', hint)
-            elif output not in (outputs := view_outputs(earlier[other])):
+            elif output not in (outputs := _outputs_of(earlier[other])):
                 hint = suggest(output, outputs, what="its outputs")
                 yield view.problem(at, f'the command "{other}" has no output "{output}"', hint)
         elif kind == "engines" and of:
@@ -88,7 +88,7 @@ def _inputs(view: ManifestView, path: FieldPath, earlier: dict[str, dict[str, An
             yield view.problem(at, f"unknown reference {show_value(text)}", hint)
 
 
-def view_outputs(command: dict[str, Any]) -> dict[str, Any]:
+def _outputs_of(command: dict[str, Any]) -> dict[str, Any]:
     """Return the outputs of a command, {} if they are refused."""
     outputs = command.get("outputs")
     return outputs if isinstance(outputs, dict) else {}
