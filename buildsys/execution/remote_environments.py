@@ -71,7 +71,7 @@ class RemoteEnvironments:
 
 def question_of(action: Action) -> str:
     """Return what decides the environment of an action, as JSON."""
-    wanted = [
+    wanted: list[object] = [
         action.tools, action.peer_tools, action.toolchain, action.devices, action.environment,
     ]  # fmt: skip
     wanted += [action.probes] if action.probes else []
