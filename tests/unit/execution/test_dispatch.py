@@ -27,7 +27,7 @@ from buildsys.execution.executors.interface import (
 )
 from buildsys.execution.executors.watcher import Watcher
 from buildsys.execution.job_answer import SCHEMA, Answer, encode_answer
-from buildsys.execution.remote_environments import RemoteEnvironments
+from buildsys.execution.remote_environments import RemoteEnvironments, question_of
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.store.object_store import Store
@@ -239,7 +239,7 @@ def test_files_that_are_missing_or_damaged_are_refused(place: Place) -> None:
 
 def test_machines_are_asked_once(place: Place) -> None:
     asked = replace(ACTION, tools=("onnx",))
-    question = '[["onnx"],[],null,[],[]]'
+    question = question_of(asked)
     place.script(ends(environments={question: {"tool:onnx": "1.0"}}))
     others = [replace(ACTION, executor="other", tools=("torch",)), asked]
     place.dispatcher.learn(asked, others, place.events.append)
@@ -256,7 +256,7 @@ def test_machines_are_asked_once(place: Place) -> None:
 
 
 def test_what_was_asked_long_ago_is_asked_again(place: Place) -> None:
-    place.environments.remember("lab", {"[[],[],null,[],[]]": {"tool:onnx": "1.0"}})
+    place.environments.remember("lab", {question_of(ACTION): {"tool:onnx": "1.0"}})
     old = {"lab": {**EXECUTORS["lab"], "remember": 0.0}}
     assert RemoteEnvironments(old, place.db).of_action(ACTION) == {"machines:lab": "not known yet"}
 
