@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import json
@@ -11,32 +10,21 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from buildsys.cli.target_names import TargetNames, models_named_by
-from buildsys.errors import BuildsysError, ManifestErrors, StageError, UsageError, with_hint
-from buildsys.execution.builder_versions import builder_versions
+from buildsys.cli.open_project import OpenProject
+from buildsys.cli.target_names import models_named_by
+from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
 from buildsys.manifest.project import empty_project, load_project
-from buildsys.plan.project_plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
-    from buildsys.execution.baselines import Baselines
-    from buildsys.execution.dispatch import Dispatcher
-    from buildsys.execution.executor import Executor
     from buildsys.execution.freshness import Explanation, FreshnessChecker
     from buildsys.execution.outcome import Outcome
-    from buildsys.execution.placement import Placer
-    from buildsys.execution.remote_environments import RemoteEnvironments
     from buildsys.execution.stale_reasons import Reason
-    from buildsys.history.recorder import Checkout, Recorder
     from buildsys.manifest.project import Project
-    from buildsys.plan.action import Action
-    from buildsys.store.signatures import TrustPolicy
-    from buildsys.workers.client.pool import WorkerPool
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
@@ -53,7 +41,7 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-class Session(TargetNames):
+class Session(OpenProject):
     """Targets of a project, and their executor.
 
     Models are planned when they are first needed. All methods may be called from the threads of
@@ -61,18 +49,12 @@ class Session(TargetNames):
     """
 
     # options of the run, known before the project is loaded
-    jobs: ClassVar[int] = 1  # ``doit -n``
     always: ClassVar[bool] = False  # ``doit -a``
     began: ClassVar[float] = 0.0  # monotonic clock
 
     def __init__(self, project: Project) -> None:
-        versions = builder_versions(project.root, project.state)
-        self.placer = _placer(project.executors())
-        super().__init__(project, ProjectPlan(project.models, versions, self._executor_of))
+        super().__init__(project)
         self.finished: dict[str, Outcome] = {}  # in this process, failed targets as well
-        # (target, event) from any thread: progress, the stale reason, or waiting for a process
-        self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
-        self.on_warning: Callable[[str], None] | None = None  # None: print it on stderr
         self.exit_code = 0  # of the worst failure so far
         self.seconds: float | None = None  # of the run, as the console shows it
         self.interrupted = 0  # the exit code, once a signal has arrived
@@ -121,152 +103,6 @@ class Session(TargetNames):
             if left_out:
                 warn_on_stderr(f"broken and left out: {left_out}; `doit list` shows the errors")
             return cls(project)
-
-    @cached_property
-    def _pool(self) -> WorkerPool:
-        from buildsys.workers.client.pool import WorkerPool
-
-        atexit.register(self.close)  # another reporter (`doit -r json`) does not close it
-        return WorkerPool(self.project.state)
-
-    @cached_property
-    def executor(self) -> Executor:
-        """The executor of this project; it starts nothing before a stage runs."""
-        from buildsys.execution.build_cache import store_folder
-        from buildsys.execution.executor import Executor
-        from buildsys.store.object_store import Store
-        from buildsys.store.state_db import warn_on_stderr
-
-        def notify(warning: str) -> None:
-            (self.on_warning or warn_on_stderr)(warning)
-
-        project, cores, remote = self.project, len(os.sched_getaffinity(0)), None
-        settings = project.shared_cache()
-        signing, signer = project.signing(), None
-        if signing.key is not None:
-            from buildsys.execution.provenance import ProvenanceSigner
-            from buildsys.store.signatures import SigningKey
-
-            signer = ProvenanceSigner(SigningKey(signing.key), notify, lambda: self.checkout)
-        if settings is not None:
-            from buildsys.store.shared_cache import SharedCache
-
-            known_hosts = project.state / "known_hosts"
-            remote = SharedCache(notify=notify, known_hosts=known_hosts, **settings)
-        return Executor(
-            project.root,
-            project.build,
-            project.state,
-            self.actions,
-            pool=self._pool,
-            store=Store(store_folder(project.state)),
-            remote=remote,
-            signer=signer,
-            trust=self._trust,
-            timing_caches=project.timing_caches(),
-            # more threads than cores spin against each other and make no progress
-            threads=0 if self.jobs <= 1 else max(1, cores // self.jobs),
-            # with executors there are more threads than targets at a time here
-            jobs=self.jobs if self.jobs > 1 or self.placer else 0,
-            on_event=lambda target, event: self.on_event(target, event),
-            notify=notify,
-            make_recorder=self._make_recorder,
-            before_stage=signer.prepare if signer else lambda: None,
-            keys_at=self._keys_at_revision,
-            executors=project.executors(),
-            dispatch=self._dispatcher,
-        )
-
-    @property
-    def _executor_of(self) -> Callable[[Action], str] | None:
-        placer = self.placer
-        return (lambda action: placer.place(action).executor) if placer else None
-
-    @cached_property
-    def remote_jobs(self) -> int:
-        """The number of targets that executors run at a time."""
-        found = self.project.executors().values()
-        return sum(each["jobs"] for each in found if each["kind"] != "local")
-
-    def check_places(self, targets: Iterable[str]) -> None:
-        """Check that each target has a place to run.
-
-        Raises: UsageError: no place has what it needs.
-        """
-        if self.placer is None:
-            return
-        for target in targets:
-            place = self.placer.place(self.actions[target])
-            if place.obstacles:
-                problem = f"nothing can run {target}: {'; '.join(place.obstacles)}"
-                hint = "correct its `needs`, or add an executor to configs/project.yaml"
-                raise UsageError(problem, hint)
-
-    def _dispatcher(self, environments: RemoteEnvironments, baselines: Baselines) -> Dispatcher:
-        """Return the dispatcher for the executors. Raises: UsageError: they share no cache."""
-        from buildsys.execution.build_cache import store_folder
-        from buildsys.execution.dispatch import Dispatcher
-        from buildsys.store.object_store import Store
-        from buildsys.store.shared_cache import READ_WRITE, SharedCache
-        from buildsys.store.signatures import SigningKey
-        from buildsys.store.state_db import warn_on_stderr
-
-        project, key = self.project, self.project.signing().key
-        settings = project.shared_cache()
-        if settings is None:
-            hint = "set cache.remote in configs/project.yaml"
-            raise StageError("executors need a shared cache, which their machines reach", hint)
-        settings |= {"mode": READ_WRITE, "timeout_s": max(600.0, settings.get("timeout_s", 0.0))}
-        known_hosts = project.state / "known_hosts"
-        shared = SharedCache(
-            notify=warn_on_stderr, known_hosts=known_hosts, required=True, **settings
-        )
-        return Dispatcher(
-            project.executors(),
-            project.root,
-            project.build,
-            shared=shared,
-            url=settings["url"],
-            store=Store(store_folder(project.state)),
-            environments=environments,
-            baselines=baselines,
-            signing_key=SigningKey(key) if key else None,
-            trust=self._trust,
-            checkout=lambda: self.checkout,
-        )
-
-    def _make_recorder(self) -> Recorder:
-        from buildsys.history.database import History, history_file
-        from buildsys.history.recorder import Checkout, Recorder
-
-        history = History(history_file(self.project.state))
-        return Recorder(
-            history,
-            lambda: self.checkout or Checkout(),
-            lambda model: self.project.models[model].text,
-        )
-
-    @cached_property
-    def checkout(self) -> Checkout | None:
-        """The state of the project's git checkout, if it has one."""
-        from buildsys.cli.git_revision import read_checkout
-
-        with contextlib.suppress(UsageError, OSError):  # without git, or outside of a repository
-            return read_checkout(self.project.root, (self.project.build, self.project.state))
-        return None
-
-    def _keys_at_revision(self, revision: str, target: str) -> frozenset[str]:
-        """Return the keys of builds with a target's inputs at a revision."""
-        from buildsys.cli.git_revision import builds_of, recorded_builds
-        from buildsys.execution.build_cache import store_folder
-        from buildsys.store.object_store import Store
-
-        records = recorded_builds(self.executor.ledger, Store(store_folder(self.project.state)))
-        try:
-            found = builds_of(self.project, revision, target, records)
-        except (BuildsysError, OSError):  # its manifests are wrong, or there is no space
-            return frozenset()
-        return frozenset(record.key for record in found or ())
 
     def is_fresh(self, target: str) -> bool:
         """Return True if a target is up to date.
@@ -414,14 +250,7 @@ class Session(TargetNames):
 
         project = self.project
         executors = project.executors()
-        return read_only_checker(project.root, project.build, project.state, self._trust, executors)
-
-    @cached_property
-    def _trust(self) -> TrustPolicy:
-        from buildsys.store.signatures import TrustPolicy
-
-        signing = self.project.signing()
-        return TrustPolicy(signing.trusted, signing.unsigned, signing.revoked)
+        return read_only_checker(project.root, project.build, project.state, self.trust, executors)
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the result file of a target, {} if unreadable.
@@ -467,19 +296,6 @@ class Session(TargetNames):
 
     def close(self) -> None:
         """Stop the workers, and wait a moment for interrupted threads."""
-        if "_pool" in vars(self):
-            self._pool.close()
-        if "executor" in vars(self):
-            self.executor.close()
+        super().close()
         with self._idle:
             self._idle.wait_for(lambda: not self._busy, timeout=_CLOSE_LIMIT_S)
-
-
-def _placer(executors: Mapping[str, Mapping[str, Any]]) -> Placer | None:
-    """Return what places targets on executors, None without any."""
-    if not executors:
-        return None
-    from buildsys.execution.machine_needs import lacking
-    from buildsys.execution.placement import Placer
-
-    return Placer(executors, lacking)

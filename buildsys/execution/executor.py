@@ -22,7 +22,7 @@ from buildsys.execution.freshness import (
     explain,
     is_required,
 )
-from buildsys.execution.local_runs import LocalRuns
+from buildsys.execution.local_runs import LocalRuns, key_after_run
 from buildsys.execution.outcome import Outcome
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
 from buildsys.execution.remote_environments import NO_EXECUTORS, Executors, RemoteEnvironments
@@ -98,7 +98,6 @@ class Executor:
     ) -> None:
         self._project, self._build, self._actions = project_root, build, actions
         self._on_event, self._before_stage = on_event, before_stage
-        self._store, self._state = store, state
         self._db = StateDb(state / "state.db", notify)
         texts = pool.texts = texts or self._db
         self._digests = DigestCache(self._db)
@@ -309,7 +308,7 @@ class Executor:
                 if now.files == key.files:
                     if reply.status == ledger.FAILED:  # never up to date, whatever it read
                         return self._publish(action, key, tree, reply, started, why)
-                    whole, changed = self._after_run(action, key, reply)
+                    whole, changed = key_after_run(self._keys, action, key, reply)
                     if not changed:
                         self._report_reads(action, whole, tree, started, why, reply)
                         if self._signer is not None and reply.status == ledger.PASSED:
@@ -318,17 +317,6 @@ class Executor:
             key = now
         text = f"{changed or 'an input'} was written repeatedly while {target} read it"
         raise StageError(text, "run it again")
-
-    def _after_run(self, action: Action, key: ActionKey, reply: JobReply) -> tuple[ActionKey, str]:
-        """Return the key with the reads of a run, and any file changed meanwhile."""
-        if reply.elsewhere is None:
-            return self._keys.after_run(action, key, reply.reads)
-        whole = self._keys.with_reads(action, key, reply.elsewhere.reads)
-        if reply.elsewhere.key not in ("", whole.digest):
-            where = reply.elsewhere.machine.get("name", action.executor)
-            problem = f"{action.target} read other values on {where} than it would read here"
-            raise StageError(problem, "declare what it reads in `reads` of its manifest")
-        return whole, ""
 
     def _report_reads(
         self, action: Action, key: ActionKey, tree: Path, started: str, why: str, reply: JobReply

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildsys.errors import BuildsysError, CheckFailed, Unavailable
-from buildsys.execution.action_key import ActionKey
+from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
+from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import Baselines
 from buildsys.plan.action import RESULT, Action
 from buildsys.store.ledger import FAILED, UNAVAILABLE, Ledger
@@ -105,3 +105,21 @@ class LocalRuns:
         baseline, files = self.baselines.fetch(action, key.parts, self.store, folder)
         earlier = {f"baseline.{role}": path for role, path in files.items()}
         return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
+
+
+def key_after_run(
+    keys: KeyBuilder, action: Action, key: ActionKey, reply: JobReply
+) -> tuple[ActionKey, str]:
+    """Return a key with the reads of a run, and any file changed meanwhile.
+
+    Raises: StageError: another machine has read other values than this one would.
+    """
+    elsewhere = reply.elsewhere
+    if elsewhere is None:
+        return keys.after_run(action, key, reply.reads)
+    whole = keys.with_reads(action, key, elsewhere.reads)
+    if elsewhere.key not in ("", whole.digest):
+        where = elsewhere.machine.get("name", action.executor)
+        problem = f"{action.target} read other values on {where} than it would read here"
+        raise StageError(problem, "declare what it reads in `reads` of its manifest")
+    return whole, ""

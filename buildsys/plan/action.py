@@ -45,6 +45,16 @@ class Needs(NamedTuple):
 NO_NEEDS = Needs()
 
 
+def needs_of(declared: Mapping[str, Any] | None) -> Needs:
+    """Return the needs in a manifest."""
+    if declared is None:
+        return NO_NEEDS
+    found = {name: value for name, value in declared.items() if value is not None}
+    has_gpu = "gpu" in found or "compute_capability" in found
+    found |= {"labels": tuple(found["labels"]), "time_s": found.pop("time", 0.0)}
+    return Needs(gpu_count=found.pop("count", int(has_gpu)), **found)
+
+
 class BaselineRef(NamedTuple):
     """The search for an engine's earlier build, during key creation."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.manifest.shape_cases import example_dims
-from buildsys.plan.action import NO_NEEDS, FileRef, Needs
+from buildsys.plan.action import FileRef, needs_of
 from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators
 from buildsys.plan.engine_typing import (
     EngineSpec,
@@ -186,13 +186,12 @@ class ModelPlan:
         self, stage: str, variant: str = "", engine: EngineSpec | None = None
     ) -> dict[str, Any]:
         """Return the name, needs and time limit of an action."""
-        needs = (engine or {}).get("needs") or self.spec.get("needs")
         return {
             "target": ":".join((stage, self.name, variant)).rstrip(":"),
             "stage": stage,
             "model": self.name,
             "variant": variant,
-            "needs": _needs(needs) if needs else NO_NEEDS,
+            "needs": needs_of((engine or {}).get("needs") or self.spec.get("needs")),
             "timeout_s": self.spec["timeout"].get(stage),
         }
 
@@ -333,14 +332,6 @@ class EnginePlan:
             return {}
         inputs = model.final.inputs.items()
         return {"cases": names, "shapes": {name: tensor["shape"] for name, tensor in inputs}}
-
-
-def _needs(declared: Mapping[str, Any]) -> Needs:
-    """Return the needs in a manifest."""
-    found = {name: value for name, value in declared.items() if value is not None}
-    has_gpu = "gpu" in found or "compute_capability" in found
-    found |= {"labels": tuple(found["labels"]), "time_s": found.pop("time", 0.0)}
-    return Needs(gpu_count=found.pop("count", int(has_gpu)), **found)
 
 
 def _without_calibration(spec: Spec, engine: EngineSpec) -> dict[str, Any]:

@@ -44,6 +44,7 @@ _FILES = ("json", "yaml", "yml", "py", "onnx", "data", "safetensors", "db", "tom
 _OTHER_OPTIONS = {
     "--detach": "git", "--tags": "git", "--revision": "hf", "--no-deps": "pip",
     "--force-reinstall": "pip", "--use_xnnpack": "onnxruntime", "--project": "buildsys.doctor",
+    "--address": "ray start", "--num-cpus": "ray start", "--resources": "ray start",
 }  # fmt: skip
 _OTHER_WORDS = {BUILDSYS, DOIT, "configs", "exec", "opt", "out", "profile"}
 _ENGLISH = {"a", "float32", "it", "its", "not", "the", "there"}  # around a colon of a sentence
