@@ -82,8 +82,7 @@ class ActionKey:
 class KeyBuilder:
     """Builds action keys; those of gates need ``baselines``.
 
-    ``elsewhere`` knows the libraries and devices of other machines.
-
+    ``elsewhere`` knows the libraries and devices of other machines, ``own_digests`` our own code.
     Files are examined at every call; libraries, devices and our own code once per instance, with
     the first key whose parts are used. ``texts`` caches facts about file contents.
     """
@@ -96,12 +95,13 @@ class KeyBuilder:
         texts: TextCache,
         baselines: Baselines | None = None,
         elsewhere: RemoteEnvironments | None = None,
+        own_digests: DigestCache | None = None,
     ) -> None:
         self._baselines = baselines
         self._elsewhere = elsewhere
         self._project = str(project)
         self._build = str(build)
-        self._digests = digests
+        self._digests, self._own_digests = digests, own_digests or digests
         self._texts = texts
         self._listings = FolderListings()
         self._values = ReadValues(str(project), digests, {str(build)})
@@ -214,7 +214,7 @@ class KeyBuilder:
                 return label.partition(":")[2]
         # the modules need not be followed again: with equal contents they import the same
         pinned = self._code_of(action.code)
-        found = self._digests.digests(map(_module_file, pinned))
+        found = self._own_digests.digests(map(_module_file, pinned))
         changed = (name for name, d in pinned.items() if _digest(found[_module_file(name)]) != d)
         return next(changed, "")
 
@@ -318,7 +318,7 @@ class KeyBuilder:
     @cached_property
     def _loaded_code(self) -> tuple[Files, str]:
         """Our own modules and their digest, taken before any worker starts."""
-        files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
+        files, prefix = self._own_digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
         code = [(path[prefix:], _digest(found)) for path, found in files.items()]
         return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
 

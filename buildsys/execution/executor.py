@@ -38,7 +38,6 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import Background, Publisher
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, signed_by
 from buildsys.store.state_db import StateDb, warn_on_stderr
-from buildsys.system.text_cache import TextCache
 
 if TYPE_CHECKING:
     from buildsys.execution.dispatch import Dispatcher
@@ -67,7 +66,7 @@ class Executor:
     not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins,
     ``dispatch`` before the first target on one of the ``executors`` of project.yaml.
     ``locks`` is a folder for several projects that must not disturb each other's benchmarks,
-    ``texts`` their cache of facts about libraries and sources.
+    ``facts`` their database of facts about libraries and sources.
     """
 
     def __init__(
@@ -92,14 +91,14 @@ class Executor:
         keys_at: KeysAtRevision = lambda *_: frozenset(),
         baselines: Baselines | None = None,
         locks: Path | None = None,
-        texts: TextCache | None = None,
+        facts: StateDb | None = None,
         executors: Executors = NO_EXECUTORS,
         dispatch: MakeDispatcher | None = None,
     ) -> None:
         self._project, self._build, self._actions = project_root, build, actions
         self._on_event, self._before_stage = on_event, before_stage
         self._db = StateDb(state / "state.db", notify)
-        texts = pool.texts = texts or self._db
+        facts = pool.texts = facts or self._db
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
         self._stopped = False
@@ -119,8 +118,9 @@ class Executor:
         self._environments = RemoteEnvironments(executors, self._db)
         self._dispatch = dispatch
         self._keys = KeyBuilder(
-            project_root, build, self._digests, texts, self._baselines, self._environments
-        )
+            project_root, build, self._digests, facts, self._baselines, self._environments,
+            DigestCache(facts),
+        )  # fmt: skip
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)
         self._forecaster = FreshnessChecker(*checked, store, trust)

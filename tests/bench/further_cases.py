@@ -99,11 +99,11 @@ def measure(model: str, rounds: int, folder: Path) -> Mapping[str, Any]:
 
 
 def main() -> None:
+    options = parse_options(__doc__ or "", models=("resnet18", "token_scorer"), rounds=5)
     if SETTINGS not in os.environ:
         with workspace(keep=False) as folder:
             variables = server_environment(folder, environment())
             sys.exit(subprocess.run([sys.executable, *sys.argv], env=variables).returncode)
-    options = parse_options(__doc__ or "", models=("resnet18", "token_scorer"), rounds=5)
     for name in (*TORCH.preload, "onnxruntime", "onnxsim"):
         importlib.import_module(name)
     with workspace(keep=options.keep) as folder:

@@ -243,7 +243,7 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             timing_caches=Path(timing_caches or run.private / "timing_caches").absolute(),
             before_stage=before_stage,
             locks=run.private / "locks",
-            texts=facts,
+            facts=facts,
             baselines=RequestedBaselines(run.request, project / BUILD),
         )
         try:

@@ -536,7 +536,7 @@ def test_every_field_of_an_action_is_classified() -> None:
         "devices",
         "environment",
     }
-    in_key |= {"toolchain", "packages", "peer_tools", "reads", "baseline"}
+    in_key |= {"toolchain", "packages", "peer_tools", "probes", "reads", "baseline"}
     elsewhere = {
         "stage",
         "model",
@@ -549,6 +549,8 @@ def test_every_field_of_an_action_is_classified() -> None:
         "doc",
     }
     elsewhere |= {"strict_reads", "measures", "exclusive", "alone_on_gpu", "refits"}
+    # what the machine lacks, and the libraries of the executor's machines, are in the key
+    elsewhere |= {"needs", "executor"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere
 
 
