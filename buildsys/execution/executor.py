@@ -102,7 +102,7 @@ class Executor:
         self._digests = DigestCache(self._db)
         self.ledger = Ledger(self._db)
         self._stopped = False
-        self._locks = Locks(locks or state / "locks")
+        self._locks, self._shares_locks = Locks(locks or state / "locks"), locks is not None
         self._background = Background()
         self._runs = RunRecords(self.ledger, build, self._background, make_recorder)
         self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
@@ -379,7 +379,11 @@ class Executor:
         self._signers.add(record, BUILT_HERE)
         self._runs.add_build(action, key, record, why, figures, machine=machine)
         names = key.without_reads().digest if key.reads else ""
-        self._background.submit(partial(self._cache.keep, action, record, names))
+        keep = partial(self._cache.keep, action, record, names)
+        if self._shares_locks:  # who waits for this target looks for it in the shared cache
+            keep()
+        else:
+            self._background.submit(keep)
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return Outcome.recorded(record)
