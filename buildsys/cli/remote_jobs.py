@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -115,7 +114,9 @@ def end_with_stdin(options: Options) -> None:
     """Let this process end when its standard input closes, if the options say so."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1 << 10):
+        while os.read(
+            0, 1 << 10
+        ):  # Python would wait for a lock of sys.stdin at its end, and abort
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

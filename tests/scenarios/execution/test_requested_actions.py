@@ -6,6 +6,8 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -310,3 +312,24 @@ def test_only_lists_of_questions_are_answered(machines: Machines) -> None:
         refused = ask(content)
         assert (refused.code, refused.out) == (3, ""), content
         assert "is not a list of questions" in refused.err
+
+
+def test_an_attached_command_ends_with_its_standard_input(machines: Machines) -> None:
+    digest = machines.request("export:a")
+    command = [sys.executable, "-m", "buildsys", "run-action", digest, "--attached"]
+    command += ["--store", str(machines.store)]
+    variables = {**machines.project.environment, "TMPDIR": str(machines.elsewhere)}
+
+    def start() -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=variables)
+
+    with start() as done:
+        out, error = done.stdout, done.stderr
+        assert out is not None and error is not None
+        assert (done.wait(60), error.read()) == (0, b"")
+        assert b"export:a was built" in out.read()
+    with start() as ended:
+        assert ended.stdin is not None
+        ended.stdin.close()
+        assert ended.wait(60) in (143, -signal.SIGTERM)
