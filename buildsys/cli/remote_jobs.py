@@ -114,9 +114,8 @@ def end_with_stdin(options: Options) -> None:
     """Let this process end when its standard input closes, if the options say so."""
 
     def watch() -> None:
-        while os.read(
-            0, 1 << 10
-        ):  # Python would wait for a lock of sys.stdin at its end, and abort
+        # not sys.stdin: at its end, Python would wait for the lock of this thread, and abort
+        while os.read(0, 1 << 10):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
