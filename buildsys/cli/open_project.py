@@ -1,4 +1,4 @@
-"""A project with its executor, which is made when it is first needed."""
+"""A project with its executor, made on first use."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class OpenProject(TargetNames):
 
     @cached_property
     def remote_jobs(self) -> int:
-        """The number of targets that executors run at a time."""
+        """The number of targets on executors at a time."""
         found = self.project.executors().values()
         return sum(each["jobs"] for each in found if each["kind"] != "local")
 
     def check_places(self, targets: Iterable[str]) -> None:
-        """Check that each target has a place to run.
+        """Check the targets' places.
 
         Raises: UsageError: no place has what it needs.
         """
@@ -129,7 +129,7 @@ class OpenProject(TargetNames):
 
     @cached_property
     def trust(self) -> TrustPolicy:
-        """The keys that the project trusts."""
+        """The project's trusted keys."""
         from buildsys.store.signatures import TrustPolicy
 
         signing = self.project.signing()

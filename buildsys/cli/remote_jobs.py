@@ -1,4 +1,4 @@
-"""What the commands for other machines have in common: store, keys and answers."""
+"""Store, keys and answers of the commands for other machines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shared_cache(command: str, options: Options, known_hosts: Path) -> SharedCac
 
 
 def signing_key(options: Options) -> SigningKey | None:
-    """Return the key that signs. Raises: UsageError: it is unusable."""
+    """Return the signing key. Raises: UsageError: it is unusable."""
     file = options["key"] or os.environ.get("BUILDSYS_SIGNING_KEY", "")
     key = SigningKey(key_source(file, typed_path("."))) if file else None
     try:
@@ -88,7 +88,7 @@ def request_digest(command: str, names: Sequence[str], made_by: str) -> str:
 
 
 def answer_name(options: Options) -> str:
-    """Return the name of the answer to write, "" for none. Raises: UsageError."""
+    """Return the answer's name, "" for none. Raises: UsageError."""
     name: str = options["answer"]
     if name and not is_name(name):
         raise UsageError(f"--answer {name} is not a name", "write 32 hexadecimal digits")
@@ -111,7 +111,7 @@ def this_machine() -> dict[str, str]:
 
 
 def end_with_stdin(options: Options) -> None:
-    """Let this process end when its standard input closes, if the options say so."""
+    """End this process with its standard input, if so requested."""
 
     def watch() -> None:
         # not sys.stdin: at its end, Python would wait for the lock of this thread, and abort

@@ -110,7 +110,7 @@ class KeyBuilder:
 
     @property
     def executors(self) -> str:
-        """A text that changes with the executors of the project."""
+        """The identity of the project's executors."""
         return self._elsewhere.identity if self._elsewhere else ""
 
     def build(self, action: Action, reads: Reads | None = None) -> ActionKey:
@@ -324,7 +324,7 @@ class KeyBuilder:
 
 
 def listed_files(ref: FileRef, build: Path) -> list[str]:
-    """Return the files of a folder by its listing, as paths in the build folder.
+    """Return a folder's listed files, as paths in the build folder.
 
     A listing may come from another machine: names outside of the folder are left out.
     """

@@ -58,7 +58,7 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class _Place:
-    """An executor that is connected."""
+    """A connected executor."""
 
     executor: JobExecutor
     watcher: Watcher
@@ -98,7 +98,7 @@ class Dispatcher:
         self._is_stopped = False
 
     def learn(self, action: Action, others: Iterable[Action], on_event: OnEvent) -> None:
-        """Ask the machines of an action's executor for their libraries, unless they are known.
+        """Ask an executor's machines for their libraries, unless known.
 
         ``others`` are asked about at the same time.
         Raises: StageError, TemporaryError.
@@ -131,7 +131,7 @@ class Dispatcher:
         on_event: OnEvent,
         rebuild: bool,
     ) -> JobReply:
-        """Run the stage of an action on another machine, with outputs in ``tree``.
+        """Run a stage on another machine, with outputs in ``tree``.
 
         ``rebuild``: even if the shared cache has its outputs.
 
@@ -188,7 +188,7 @@ class Dispatcher:
         )
 
     def _write_log(self, log: Path, title: str, file: OutputFile) -> None:
-        """Write the log of a stage, which is worth no failure."""
+        """Write the log of a stage, if possible."""
         with suppress(StageError, OSError), TemporaryDirectory() as folder:
             self._fetch({"log": file}, Path(folder))
             log.write_bytes(title.encode() + Path(folder, "log").read_bytes())
@@ -279,7 +279,7 @@ class Dispatcher:
         return state
 
     def _problem(self, place: _Place, handle: str, state: JobState) -> str:
-        """Return why a job has no answer. Raises: StageError: the next one would have none."""
+        """Return why a job has no answer. Raises: StageError: none will."""
         lines = place.executor.log(handle).strip().splitlines()[-_LOG_LINES:]
         last = lines[-1] if lines else "it printed nothing"
         said = state.reason or last

@@ -114,7 +114,7 @@ _SAME = "install the same version of buildsys on all machines"
 
 
 def check_files(answer: Answer, action: Action) -> None:
-    """Check that an answer has an action's files, and no others.
+    """Check an answer for files of other targets.
 
     Only a failed check may have more, next to its result. Raises: StageError.
     """

@@ -110,7 +110,7 @@ class LocalRuns:
 def key_after_run(
     keys: KeyBuilder, action: Action, key: ActionKey, reply: JobReply
 ) -> tuple[ActionKey, str]:
-    """Return a key with the reads of a run, and any file changed meanwhile.
+    """Return a key with a run's reads, and any changed file.
 
     Raises: StageError: another machine has read other values than this one would.
     """

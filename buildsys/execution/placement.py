@@ -23,7 +23,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class Placer:
-    """Finds the first place that has what a target needs.
+    """Finds the first place with all needs of a target.
 
     ``executors`` are those of project.yaml in their order. This machine comes first unless it is
     among them; ``lacking_here`` returns what it lacks.
@@ -60,7 +60,7 @@ class Placer:
 
 
 def _lacking(settings: Mapping[str, Any], needs: Needs) -> str:
-    """Return what the machines of an executor lack, by its settings in project.yaml."""
+    """Return what an executor's machines lack, by its settings."""
     offers = settings.get("offers") or {}
     gpu, capability = offers.get("gpu", ""), offers.get("compute_capability", "")
     count = offers.get("count", int(bool(gpu or capability)))

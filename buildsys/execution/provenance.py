@@ -180,7 +180,7 @@ def _source(checkout: Checkout | None) -> Iterator[Descriptor]:
 
 
 def _files(kinds: Mapping[str, Mapping[str, str]]) -> Iterator[Descriptor]:
-    """Yield the files that a target was built from."""
+    """Yield the source files of a target."""
     for kind in _FILES:
         for name, value in kinds.get(kind, {}).items():
             digest = value.partition(" ")[0]

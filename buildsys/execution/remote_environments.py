@@ -35,7 +35,7 @@ class RemoteEnvironments:
 
     @property
     def identity(self) -> str:
-        """A text that changes with the executors."""
+        """The identity of the executors, for comparison."""
         return repr(sorted(self._names.values())) if self._names else ""
 
     def of_action(self, action: Action) -> Parts:
@@ -44,7 +44,7 @@ class RemoteEnvironments:
         return {f"{UNKNOWN}{action.executor}": NOT_ASKED} if known is None else known
 
     def unanswered(self, executor: str, actions: Iterable[Action]) -> list[str]:
-        """Return the questions to an executor that nobody has answered."""
+        """Return the unanswered questions to an executor."""
         known = self._answers(executor)
         return sorted({question_of(action) for action in actions} - known.keys())
 

@@ -75,7 +75,7 @@ class RunRecords:
         restored: bool = False,
         machine: Mapping[str, str] = _NONE,
     ) -> None:
-        """Add a build, up to date from now on; ``machine`` is the other one that made it."""
+        """Add a build, up to date from now on."""
         self._ledger.add(record, restored=restored, why=why, reads=key.reads)
         started, how = (utc_now(), RESTORED) if restored else (record.started, _RAN)
         ended = record.status, started, record.seconds, record.reason, why

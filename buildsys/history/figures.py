@@ -179,7 +179,7 @@ def _gate(result: GateResult) -> Figures:
 
 
 def _command(result: CommandResult) -> Figures:
-    """Return the reported numbers by name, with their units, and the size of the outputs."""
+    """Return reported numbers with their units, and the outputs' size."""
     sizes = [output.get("bytes", 0) for output in result.get("outputs", {}).values()]
     return {"figures": result.get("figures") or None, "bytes": sum(sizes) if sizes else None}
 

@@ -28,7 +28,7 @@ def fill_in(argument: str, value: Callable[[str], str]) -> str:
 
 
 def reference_of(text: str) -> tuple[str, str] | None:
-    """Return kind and name of an input that is no file: ``{engines.X}`` is (engines, X)."""
+    """Split a reference: ``{engines.X}`` is (engines, X); None for a file."""
     found = _REFERENCE.fullmatch(text)
     if found is None:
         return None

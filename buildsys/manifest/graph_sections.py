@@ -1,4 +1,4 @@
-"""Sections of a manifest that some kinds of models do not have."""
+"""Sections absent from some kinds of models."""
 
 GRAPH_SECTIONS = (  # about the ONNX graph, which a network defined by hand does not have
     "export", "symbolics", "translations", "surgery", "simplify", "convert", "calibration",

@@ -48,7 +48,7 @@ def command_cells(line: CommandLine) -> tuple[str, ...]:
 
 
 def command_figure(result: CommandResult) -> str:
-    """Return the first figures of a command, else the size of its outputs."""
+    """Return a command's first figures, else its outputs' size."""
     figures = [*result.get("figures", {}).items()]
     if figures:
         texts = [_figure_text(name, figure) for name, figure in figures[:_SHOWN]]

@@ -144,7 +144,7 @@ def _checked(stored: dict[str, Any]) -> ActionRecord:
 
 
 def _is_signature(found: Any) -> bool:
-    """Return True for an envelope, or for the key and value of earlier versions."""
+    """Return True for an envelope, or a signature of earlier versions."""
     if not isinstance(found, dict):
         return False
     if "payload" not in found:

@@ -47,7 +47,7 @@ _OTHERS = 0o027  # may read, or write it together with the group
 
 
 class SigningKey:
-    """A private key in a PEM file, or the text of one; read on first use."""
+    """A private key as PEM file or text, read on first use."""
 
     def __init__(self, source: Path | str) -> None:
         self._source = source
@@ -128,7 +128,7 @@ class TrustPolicy:
         return bool(self.keys.trusted) and self.unsigned != ACCEPT
 
     def trusts(self, key: str) -> bool:
-        """Return True for a key that is trusted and not revoked."""
+        """Return True for a trusted, unrevoked key."""
         return key in self.keys.trusted - self.keys.revoked
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class TrustPolicy:
         return f"{self.unsigned}: {trusted} - {revoked}" if self.is_active else ""
 
     def signer(self, record: ActionRecord) -> str:
-        """Return the trusted key that signed a record. Raises: SignatureError: there is none."""
+        """Return a record's trusted signer. Raises: SignatureError: it has none."""
         content, signature = signed_bytes(record), record.signature
         if signature is None or "payload" not in signature:
             return self.payload_signer(signature, _RECORD_TYPE, content)
@@ -149,7 +149,7 @@ class TrustPolicy:
     def payload_signer(
         self, signature: Mapping[str, Any] | None, payload_type: str, payload: bytes
     ) -> str:
-        """Return the trusted key that signed some bytes.
+        """Return the trusted signer of some bytes.
 
         Raises: SignatureError: there is none.
         """
@@ -159,7 +159,7 @@ class TrustPolicy:
         return self.keys.verify(signatures, payload_type, payload)
 
     def tolerates(self, problem: SignatureError) -> bool:
-        """Return True for results that are used with a warning."""
+        """Return True for results usable with a warning."""
         return self.unsigned == WARN and problem.kind in (UNSIGNED, UNTRUSTED)
 
 
@@ -192,7 +192,7 @@ class RestoredSigners:
 
 
 def signed_by(signer: str) -> str:
-    """Return the end of a sentence that names a signer, "" without one."""
+    """Return the end of a sentence with a signer, or ""."""
     return "" if signer in ("", BUILT_HERE) else f"; signed by {key_name(signer)}"
 
 

@@ -27,7 +27,7 @@ _MAX_SIGNATURES = 16
 
 
 class SignatureError(Exception):
-    """A reason not to trust something, as the end of a sentence about it."""
+    """A reason for distrust, as the end of a sentence."""
 
     def __init__(self, kind: str, problem: str, remedy: str = "") -> None:
         super().__init__(problem)
@@ -38,7 +38,7 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """Keys whose signatures count; those of revoked keys never do."""
+    """Trusted and revoked keys."""
 
     trusted: frozenset[str] = frozenset()
     revoked: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class TrustedKeys:
     def verify(
         self, signatures: Iterable[tuple[str, str]], payload_type: str, payload: bytes
     ) -> str:
-        """Return the first trusted key with a valid signature; ``signatures`` name their keys.
+        """Return the first trusted key with a valid signature.
 
         Signatures of other keys do not matter. Raises: SignatureError: there is none.
         """
@@ -107,7 +107,7 @@ def make_envelope(payload: bytes, signatures: Mapping[str, str]) -> dict[str, An
 
 
 def open_envelope(envelope: object, keys: TrustedKeys) -> tuple[dict[str, Any], str]:
-    """Return the provenance statement in an envelope, and the trusted key that signed it.
+    """Return an envelope's provenance statement and its trusted signer.
 
     Raises: SignatureError: it is not signed by a trusted key, or no such statement.
     """

@@ -117,7 +117,7 @@ def print_plan(
 
 
 def print_places(session: Session, explained: Sequence[Explanation], *, as_json: bool) -> int:
-    """Print where the targets of the next run would run; return 3 if one has no place."""
+    """Print the places of the next run; return 3 without one."""
     placer = session.placer or Placer({}, lacking)
     steps = [one.target for one in explained if one.state != FRESH]
     places = {target: placer.place(session.actions[target]) for target in steps}

@@ -138,7 +138,7 @@ class _Run:
 
 
 class _ObservedPool(WorkerPool):
-    """A pool that keeps the reply of its only job."""
+    """A pool with the reply of its only job."""
 
     reply: JobReply | None = None
     failure: StageError | None = None
@@ -265,7 +265,7 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
 
 
 def _recorded(executor: Executor, target: str) -> dict[str, Any]:
-    """Return what the ledger knows of the target, as fields of an answer."""
+    """Return the ledger's facts about the target, as answer fields."""
     record = executor.ledger.lookup(target)
     found: dict[str, Any] = {"files": dict.fromkeys(executor.ledger.owned(target))}
     if record is not None:
@@ -291,7 +291,7 @@ def _said(pool: _ObservedPool) -> dict[str, Any]:
 
 
 def _stored_files(run: _Run) -> dict[str, Any]:
-    """Add the target's files and its log to the store; return them as fields of an answer."""
+    """Store the target's files and log; return them as answer fields."""
     build, action = run.project / BUILD, run.request.action
     log = _log(run.project, action)
     found = {name: _stored(run.store, build / name) for name in run.made.get("files", ())}

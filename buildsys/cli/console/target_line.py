@@ -41,7 +41,7 @@ class TargetLine:
         return self.status in ENDED and not self.recorded
 
     def with_place(self, figure: str) -> str:
-        """Return a key figure with the other machine that it comes from."""
+        """Return a key figure with its machine."""
         return ", on ".join(filter(None, (figure, self.where))) if self.where else figure
 
     @property

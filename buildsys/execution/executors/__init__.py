@@ -1,1 +1,1 @@
-"""Executors: systems that run jobs on other machines."""
+"""Executors: systems for jobs on other machines."""

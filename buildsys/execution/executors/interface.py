@@ -42,7 +42,7 @@ class JobState(NamedTuple):
 
 
 class JobExecutor(Protocol):
-    """A system that runs jobs. Its methods may be called from several threads.
+    """A system for jobs. Thread-safe.
 
     All raise TemporaryError if the system cannot be reached.
     """
@@ -61,13 +61,13 @@ class JobExecutor(Protocol):
         """
 
     def cancel(self, handle: str) -> None:
-        """End a job with all its processes. An ended job stays as it is."""
+        """End a job with all its processes, unless it has ended."""
 
     def log(self, handle: str) -> str:
         """Return what a job has printed so far, "" if that is unknown."""
 
     def close(self) -> None:
-        """End all jobs that have not ended, and the connection."""
+        """End all unfinished jobs and the connection."""
 
 
 def connect(name: str, settings: Mapping[str, Any], project: Path) -> JobExecutor:

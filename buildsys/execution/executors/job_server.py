@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """End the process of a job without the teardown of modules, which would copy their pages."""
+    """End a job's process without copying pages in a teardown."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -50,7 +50,7 @@ class KubernetesExecutor:
         self._polled = 0.0
 
     def check_rights(self) -> None:
-        """Check that the user may create Jobs.
+        """Check the user's permission to create Jobs.
 
         Raises: StageError, TemporaryError.
         """
@@ -63,7 +63,7 @@ class KubernetesExecutor:
             raise _error("auth", done.stderr)
 
     def submit(self, job: RemoteJob) -> str:
-        """Create a Job, in one request with others that are submitted meanwhile."""
+        """Create a Job, in one request with others submitted meanwhile."""
         return self._waves.submit("", job)
 
     def poll(self, handles: Collection[str]) -> Mapping[str, JobState]:
@@ -94,7 +94,7 @@ class KubernetesExecutor:
             return ""
 
     def close(self) -> None:
-        """Delete all Jobs that have not ended."""
+        """Delete all unfinished Jobs."""
         self._delete(self._started - self._final.keys())
 
     def _start(self, _: str, jobs: Sequence[RemoteJob]) -> list[str | StageError]:
@@ -147,7 +147,7 @@ class KubernetesExecutor:
 
 
 def job_name(job: RemoteJob) -> str:
-    """Return a new name for a Job: at most 63 lowercase letters, digits and hyphens."""
+    """Return a Job's new name of at most 63 characters."""
     words = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-") or "job"
     return f"{words[:_NAME_LETTERS].rstrip('-')}-{secrets.token_hex(4)}"
 

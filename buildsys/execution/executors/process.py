@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine: buildsys itself, or a command such as ``ssh gpu1 buildsys``.
+"""Jobs as processes of this machine, such as ``ssh gpu1 buildsys``.
 
 A job ends with this process, however that ends: its standard input closes then, also behind ssh.
 """

@@ -108,7 +108,7 @@ class RayExecutor:
         return _Driver(self._name, self._settings, log, self._receive)
 
     def _connected(self) -> _Driver:
-        """Return a driver that is connected; wait for a cluster that restarts.
+        """Return a connected driver; wait for a restarting cluster.
 
         Raises: StageError, TemporaryError.
         """

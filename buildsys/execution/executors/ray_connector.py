@@ -47,7 +47,7 @@ Node = dict[str, Any]
 
 @dataclass
 class _Job:
-    """A job that has not ended."""
+    """An unfinished job."""
 
     generator: Any  # of Ray: yields the events of the job
     wanted: Mapping[str, float]
@@ -121,7 +121,7 @@ class _Connector:
             del self._jobs[handle]
 
     def _report(self, handle: str, job: _Job | None, error: Exception) -> None:
-        """Send the last event of a job that Ray has failed."""
+        """Send the last event of a failed job."""
         kinds = self._ray.exceptions
         is_lost = isinstance(error, kinds.RayError) and not isinstance(error, kinds.RayTaskError)
         text = str(getattr(error, "cause", None) or error)
@@ -149,7 +149,7 @@ class _Connector:
         return f"{first[:_REASON_LENGTH]}{where} ({kind})"
 
     async def watch_nodes(self) -> None:
-        """Report jobs that no node can run; give them up after a while."""
+        """Report impossible jobs; give them up after a while."""
         while True:
             await asyncio.sleep(_NODES_PAUSE_S)
             for handle, job in self._jobs.items():
@@ -178,7 +178,7 @@ class _Connector:
         return f"{name}, GPU {','.join(map(str, event['gpus']))}" if event["gpus"] else name
 
     def _name(self, node: str) -> str:
-        """Return the name of a node: the one that it was started with, or its host's."""
+        """Return the name of a node, or of its host."""
         if not any(one["NodeID"] == node for one in self._nodes):
             self._alive(0.0)
         for one in self._nodes:
@@ -216,7 +216,7 @@ async def _serve(events: int, wait_s: float) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Try to reach the head, which Ray itself would do for 30 s. Raises: OSError."""
+    """Try to reach the head; Ray would try for 30 s."""
     host, found, port = address.rpartition(":")
     if found:
         socket.create_connection((host, int(port)), _REACH_LIMIT_S).close()

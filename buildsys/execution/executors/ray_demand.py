@@ -63,7 +63,7 @@ def accelerator_type(gpu: str, offered: Iterable[str]) -> str:
 
 
 def missing_resources(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, float]]) -> str:
-    """Return why no node can ever run a job, "" if one can."""
+    """Return why a job is impossible, "" if a node can run it."""
     demanded = {name: amount for name, amount in wanted.items() if amount > 0}
     nodes = list(nodes)
     if not nodes:

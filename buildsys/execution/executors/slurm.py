@@ -47,11 +47,11 @@ class SlurmExecutor:
         self._polled = 0.0
 
     def submit(self, job: RemoteJob) -> str:
-        """Start a job, in one array with others that are submitted meanwhile."""
+        """Start a job, in one array with others submitted meanwhile."""
         return self._waves.submit(self._options(job), job)
 
     def poll(self, handles: Collection[str]) -> Mapping[str, JobState]:
-        """Return the states of jobs with one squeue, and one sacct for those that it forgot."""
+        """Return the states of jobs with one squeue and one sacct."""
         wanted = {handle for handle in handles if handle not in self._final}
         found: dict[str, JobState] = {}
         if wanted:
@@ -72,7 +72,7 @@ class SlurmExecutor:
         return {handle: self._final.get(handle) or found[handle] for handle in handles}
 
     def cancel(self, handle: str) -> None:
-        """End a job. Slurm kills what is left of it after its KillWait."""
+        """End a job; Slurm kills the rest after its KillWait."""
         self._cancel({handle})
 
     def log(self, handle: str) -> str:
@@ -90,7 +90,7 @@ class SlurmExecutor:
             slurm("scancel", *sorted(remaining))
 
     def _forgotten(self, handle: str) -> JobState:
-        """Return the state of a job that Slurm does not list."""
+        """Return the state of a job unknown to Slurm."""
         if handle in self._cancelled:  # tasks of an array that had not started vanish
             return JobState(ENDED, reason=CANCELLED)
         return JobState(LOST, reason="Slurm does not know it any more")

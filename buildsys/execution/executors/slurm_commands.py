@@ -63,14 +63,14 @@ def slurm(program: str, *arguments: str, script: str = "") -> str:
 
 
 def queued_jobs() -> dict[str, JobState]:
-    """Return the user's jobs, also those that ended in the last minutes (MinJobAge)."""
+    """Return the user's jobs, with those just ended (MinJobAge)."""
     form = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
     own = ("--noheader", "--array", "--states=all", f"--user={os.geteuid()}", f"--Format={form}")
     return parse_queue(slurm("squeue", *own))
 
 
 def parse_queue(listing: str) -> dict[str, JobState]:
-    """Return the jobs that squeue lists in columns."""
+    """Return the jobs in the output of squeue."""
     states = {}
     for line in listing.splitlines():
         start, cells = 0, []
@@ -95,7 +95,7 @@ def accounted_jobs(handles: Collection[str]) -> dict[str, JobState]:
 
 
 def parse_accounting(listing: str) -> dict[str, JobState]:
-    """Return the jobs that sacct lists."""
+    """Return the jobs in the output of sacct."""
     states = {}
     for line in listing.splitlines():
         handle, state, code, machine, reason = line.split("|", 4)
@@ -106,7 +106,7 @@ def parse_accounting(listing: str) -> dict[str, JobState]:
 
 
 def _state(state: str, code: int, number: int, machine: str, reason: str) -> JobState:
-    """Return the state of a job from Slurm's words, exit code and signal."""
+    """Return a job's state from Slurm's words, exit code and signal."""
     machine = "" if machine in ("n/a", "None assigned") else machine
     reason = "" if reason == "None" else reason
     if state in _STARTED:
@@ -128,5 +128,5 @@ def _state(state: str, code: int, number: int, machine: str, reason: str) -> Job
 
 
 def never_starts(reason: str) -> bool:
-    """Return True if a job waits for what only a person can change."""
+    """Return True if a job can never start by itself."""
     return reason.startswith(HELD) or bool(_NEVER.fullmatch(reason))

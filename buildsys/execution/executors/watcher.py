@@ -1,4 +1,4 @@
-"""Waiting for jobs: one thread polls an executor for all threads that wait."""
+"""Waiting for jobs: one thread polls for all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submissions that arrive at about the same time, sent as one request."""
+"""Submissions at about the same time, sent as one request."""
 
 from __future__ import annotations
 

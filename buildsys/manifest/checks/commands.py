@@ -24,7 +24,7 @@ _KINDS = ("commands.NAME.OUTPUT", "engines.NAME", "exported", "simplified", "gol
 
 
 def command_problems(view: ManifestView) -> Problems:
-    """Yield missing networks, and references and paths that no command can use."""
+    """Yield missing networks, and unusable references and paths."""
     yield from _network(view)
     commands: dict[str, dict[str, Any]] = {}
     for path, command in view.maps("commands", ...):

@@ -37,7 +37,7 @@ Arguments = Annotated[
 
 
 class FigureLimit(Spec):
-    """Limits of a figure that a command reports."""
+    """Limits of a command's figure."""
 
     min: float | None = Field(None, description="Least value.")
     max: float | None = Field(None, description="Largest value.")

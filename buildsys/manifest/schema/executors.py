@@ -1,4 +1,4 @@
-"""The executors of project.yaml: where targets run besides this machine."""
+"""The executors of project.yaml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from buildsys.manifest.schema.base import (
 
 
 class ExecutorBase(Spec):
-    """Equal machines that take targets."""
+    """Equal machines for targets."""
 
     offers: MachineSpec | None = Field(None, description="What each of the machines has.")
     jobs: int = Field(8, ge=1, le=10_000, description="Number of targets at a time.")
@@ -41,7 +41,7 @@ class LocalExecutorSpec(Spec):
 
 
 class ProcessExecutorSpec(ExecutorBase):
-    """A command that runs buildsys: ssh to a machine, a container, or another process here."""
+    """A command for buildsys: ssh, a container or a process here."""
 
     kind: Literal["process"] = Field(description="A command on this machine, such as ssh.")
     command: tuple[str, ...] = Field(

@@ -20,7 +20,7 @@ _ENGINE_FILES = ("engine", "engine.", "library.", "result")  # roles, or their b
 
 
 def plan_commands(model: ModelPlan, others: Mapping[str, Action]) -> Iterator[Action]:
-    """Plan the commands of a model, which may read the outputs of ``others``."""
+    """Plan a model's commands; they may read outputs of ``others``."""
     known = dict(others)
     for spec in model.spec["commands"]:
         action = _plan_command(model, spec, known)
@@ -104,7 +104,7 @@ def _plan_command(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str,
 def _referenced(
     model: ModelPlan, reference: tuple[str, str], known: Mapping[str, Action]
 ) -> tuple[dict[str, FileRef], str]:
-    """Return the files of another target's output by role, the main file first."""
+    """Return another target's output files, the main one first."""
     kind, of = reference
     if kind == "commands":
         command, _, output = of.rpartition(".")

@@ -8,7 +8,7 @@ from buildsys.report.results.header import ResultHeader
 
 
 class CommandFigure(TypedDict, total=False):
-    """A number that a command reports, with its limits."""
+    """A command's number, with its limits."""
 
     value: float
     unit: str

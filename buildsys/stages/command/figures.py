@@ -1,4 +1,4 @@
-"""Figures that a command reports, and their limits."""
+"""Figures of a command, and their limits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_figures(file: Path, job: Job) -> dict[str, dict[str, Any]]:
 def check_limits(
     found: Mapping[str, dict[str, Any]], limits: Mapping[str, Mapping[str, Any]], job: Job
 ) -> tuple[dict[str, CommandFigure], str]:
-    """Return the figures with their limits, and a sentence about those beyond them.
+    """Return figures with limits, and a sentence about those beyond.
 
     A limit of the manifest replaces that of the command.
     Raises: StageError: there is no figure of a limit.

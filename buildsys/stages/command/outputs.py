@@ -1,4 +1,4 @@
-"""Outputs of a command: from its working folder to those of the target."""
+"""Outputs of a command, from its working folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 8
 
 
 def collect_outputs(job: Job, work: Path, hint: str) -> dict[str, CommandOutput]:
-    """Move the declared outputs; list those of folders, and log what is left out.
+    """Move the declared outputs; log what is left out.
 
     Raises: StageError: one is missing, empty or not a file.
     """
@@ -85,7 +85,7 @@ def _files(folder: Path, job: Job) -> Iterator[Path]:
 
 
 def _own_file(path: Path) -> None:
-    """Replace a link to a file by a copy: an output must not change with an input."""
+    """Replace a link by a copy, independent of the input."""
     if path.is_symlink() or path.stat().st_nlink > 1:
         copy = path.with_name(f"{path.name},copy")
         shutil.copyfile(path, copy)

@@ -1,4 +1,4 @@
-"""Command stage: run a program on declared inputs, and collect its declared outputs.
+"""Command stage: run a program from declared inputs to declared outputs.
 
 The program starts in an empty folder. Its inputs are links in ``inputs/``, so paths in arguments
 and results are the same in every checkout, and it finds nothing else by a relative path.
@@ -98,7 +98,7 @@ def _check_machine(job: Job) -> dict[str, str]:
 
 
 def _link_inputs(job: Job, work: Path) -> dict[str, str]:
-    """Link all inputs into the working folder and return their relative paths by label.
+    """Link all inputs into the working folder; return their paths.
 
     Raises: Unavailable: another target did not write one. StageError: a file does not exist.
     """

@@ -144,7 +144,7 @@ def can_run(
 def check_signature(
     engine: str | os.PathLike[str], keys: TrustedKeys
 ) -> tuple[str, tuple[Reason, ...]]:
-    """Return the trusted key that signed an engine and all its files, or the reasons against it."""
+    """Return an engine's trusted signer, or reasons against it."""
     path = engine_file(engine)
     try:
         record = read_record(path)

@@ -28,7 +28,7 @@ _OTHER_ENGINE = "take an engine that a trusted key has signed"
 
 
 def content_digest(figures: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a record without its envelope, as JSON with sorted keys."""
+    """Return the SHA-256 of a record without its envelope."""
     content = {name: value for name, value in figures.items() if name != ENVELOPE}
     return hashlib.sha256(
         json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -36,7 +36,7 @@ def content_digest(figures: Mapping[str, Any]) -> str:
 
 
 def signer_of(record: Record, keys: TrustedKeys) -> str | Reason:
-    """Return the trusted key that signed a record with its files, or the reason against it.
+    """Return a record's trusted signer, or the reason against it.
 
     The files themselves are compared with the record by `find_damage`.
     """
@@ -77,7 +77,7 @@ def _check_content(record: Record, statement: Mapping[str, Any]) -> None:
 
 
 def _signers(envelope: Any) -> str:
-    """Return the keys that an envelope names, for people."""
+    """Return the keys in an envelope, for people."""
     named = [str(one.get("keyid", "")) for one in envelope["signatures"]][:3]
     keys = [key_name(key) for key in named if key]
     return f", but by {', '.join(keys)}" if keys else ""
