@@ -108,6 +108,7 @@ class UnsupportedNode:
     reason: str
     functions: tuple[str, ...] = ()  # the enclosing local functions, outermost first
     since: int | None = None  # the first later opset that the backend supports
+    until: int | None = None  # the newest opset that the backend knows, if not all
     output: str = ""  # the name of its first output, if known
 
     def __str__(self) -> str:

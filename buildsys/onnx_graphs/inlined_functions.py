@@ -21,7 +21,7 @@ def inline_functions(source: Path, copy: Path) -> None:
     Functions for any type often have CastLike, which these parsers do not know either, and numbers
     as constants, of which TensorRT 8.6 reads integers as 0.
     """
-    model = inline_local_functions(onnx.load(str(source), load_external_data=False))
+    model = inline_all(onnx.load(str(source), load_external_data=False))
     graph = shape_inference.infer_shapes(model).graph
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -33,6 +33,12 @@ def inline_functions(source: Path, copy: Path) -> None:
         elif node.op_type == "Constant" and not node.domain:
             _hold_a_tensor(node)
     onnx.save(model, str(copy))
+
+
+def inline_all(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model without local functions, those of another opset converted to the model's."""
+    inlined: onnx.ModelProto = inline_local_functions(model, convert_version=True)
+    return inlined
 
 
 def _hold_a_tensor(constant: onnx.NodeProto) -> None:

@@ -90,7 +90,8 @@ class ProjectFolder:
         self.environment = {
             key: value for key, value in kept.items() if not key.startswith("BUILDSYS_")
         }
-        self.environment |= {"PYTHONPATH": str(REPOSITORY), "BUILDSYS_WORKER_IDLE": "0"}
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        self.environment |= {"PYTHONPATH": path, "BUILDSYS_WORKER_IDLE": "0"}
         self.environment["BUILDSYS_MACHINE_LOCK"] = os.environ[
             "BUILDSYS_MACHINE_LOCK"
         ]  # of this process of the tests

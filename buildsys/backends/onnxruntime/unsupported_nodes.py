@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx
 import onnx.defs
-import onnx.inliner
 import onnx.shape_inference
 import onnxruntime as ort
 from google.protobuf.message import DecodeError
@@ -20,6 +19,7 @@ from buildsys.backends.interface import UnsupportedNode
 from buildsys.backends.onnxruntime import kernels
 from buildsys.backends.onnxruntime.kernels import Operator
 from buildsys.backends.onnxruntime.session import session_options
+from buildsys.onnx_graphs.inlined_functions import inline_all
 from buildsys.onnx_graphs.onnx_file import subgraphs
 
 _DEFAULT_DOMAIN = ("", "ai.onnx")
@@ -69,7 +69,7 @@ def _without_kernel(model: onnx.ModelProto) -> list[UnsupportedNode]:
     some operators.
     """
     with suppress(Exception):  # of any class; nodes of unknown types are skipped
-        model = onnx.inliner.inline_local_functions(model) if model.functions else model
+        model = inline_all(model) if model.functions else model
         model = onnx.shape_inference.infer_shapes(model)
     opsets = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAIN]
     opset = max(opsets, default=0)

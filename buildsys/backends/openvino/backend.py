@@ -229,14 +229,15 @@ def _source(request: BuildRequest, folder: Path) -> Path:
     """Return the graph, with its local functions inlined: OpenVINO does not know them."""
     try:
         import onnx
-        from onnx import inliner
+
+        from buildsys.onnx_graphs.inlined_functions import inline_all
     except ModuleNotFoundError:  # a toolchain that has only openvino
         return request.onnx
     model = onnx.load(str(request.onnx), load_external_data=False)
     if not model.functions:
         return request.onnx
     inlined = folder / "model.onnx"
-    onnx.save(inliner.inline_local_functions(onnx.load(str(request.onnx))), str(inlined))
+    onnx.save(inline_all(onnx.load(str(request.onnx))), str(inlined))
     return inlined
 
 

@@ -21,6 +21,7 @@ FEATURES = {  # the generations with each
     "names of all refused nodes": SINCE_10,
     "builds for other GPUs": (RTX,),
 }
+_NEWEST_OPSETS = {TRT_8: 17}  # that its parser documents; it reads some nodes of later ones
 _OLDEST = (8, 6)
 
 
@@ -41,6 +42,11 @@ class Library:
     def has(self, feature: str) -> bool:
         """Return True if this generation has one of ``FEATURES``."""
         return self.generation in FEATURES[feature]
+
+    @property
+    def newest_opset(self) -> int | None:
+        """Return the newest opset that its parser knows, None if it knows all."""
+        return _NEWEST_OPSETS.get(self.generation)
 
     @property
     def title(self) -> str:

@@ -108,6 +108,7 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
     if not accepted and not library.has("names of all refused nodes"):
         refused = _with_all_nodes(library, parser, nodes, refused)
         refused.sort(key=lambda each: -1 if each.index is None else each.index)
+    refused = [replace(node, until=library.newest_opset) for node in refused]
     return Parsed(builder, network, parser, refused, accepted)
 
 

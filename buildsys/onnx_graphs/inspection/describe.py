@@ -9,8 +9,9 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
-from onnx import ModelProto, inliner
+from onnx import ModelProto
 
+from buildsys.onnx_graphs.inlined_functions import inline_all
 from buildsys.onnx_graphs.inspection.load import (
     drop_weights,
     input_dims,
@@ -173,8 +174,8 @@ def _macs(proto: ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
 def _macs_at(model: ModelProto, dims: Mapping[str, int]) -> Macs:
     """Return the counts of a model, with functions inlined if possible."""
     if model.functions:
-        with suppress(RuntimeError, ValueError):  # the opsets of function and model differ
-            model = inliner.inline_local_functions(model)
+        with suppress(RuntimeError, ValueError):  # no conversion to the model's opset
+            model = inline_all(model)
     return count_macs(plain_model(with_sizes(model, dims)).body)
 
 

@@ -78,7 +78,7 @@ class _RefusedGraph:
         """Return the operator of a refused node with its domain."""
         node = next(self._candidates(refused), None)
         domain = "" if node is None or node.domain in ("", "ai.onnx") else str(node.domain)
-        return OnnxOperator(domain, refused.operator, refused.since)
+        return OnnxOperator(domain, refused.operator, refused.since, refused.until)
 
     def origin(self, refused: UnsupportedNode) -> Origin | None:
         """Return the origin of a refused node or its function."""

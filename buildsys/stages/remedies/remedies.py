@@ -59,6 +59,7 @@ class OnnxOperator:
     domain: str
     name: str
     supported_from: int | None = None  # a later opset with support in the backend, if known
+    supported_until: int | None = None  # the newest opset that the backend knows, if not all
 
     @property
     def is_custom(self) -> bool:
@@ -133,6 +134,11 @@ def refusal_remedies(
     if operator.supported_from and operator.supported_from > opset:
         text = f"export to opset {operator.supported_from}; the backend supports it from there on"
         yaml = f"export: {{opset: {operator.supported_from}}}"
+        remedies.append(Remedy("opset", text, (yaml,)))
+    newest = operator.supported_until
+    if newest and newest < opset and not operator.is_custom:
+        text = f"export to opset {newest}, the newest that the backend knows"
+        yaml = f"export: {{exporter: torchscript, opset: {newest}}}"
         remedies.append(Remedy("opset", text, (yaml,)))
     for plugin in SHIPPED:
         matches = plugin.operator == operator.qualified and backend in plugin.backends

@@ -15,8 +15,11 @@ from buildsys.backends.tensorrt.parse import new_builder, parse, read_nodes
 from buildsys.errors import StageError
 
 
-def with_a_function(folder: Path) -> Path:
-    """Write y = own.Next(x) = x + 2 with weights in another file; return its path."""
+def with_a_function(folder: Path, opset: int = 17) -> Path:
+    """Write y = own.Next(x) = x + 2 with weights in another file; return its path.
+
+    ``opset`` is that of the graph; the function has 17.
+    """
     node, value = helper.make_node, helper.make_tensor_value_info
     opsets = [helper.make_opsetid("", 17)]
     one = helper.make_tensor("one", TensorProto.INT64, [], [1])
@@ -33,7 +36,9 @@ def with_a_function(folder: Path) -> Path:
         [node("Next", ["x"], ["y"], domain="own")], "g", *[[p] for p in ports]
     )
     model = helper.make_model(
-        graph, functions=[successor], opset_imports=[*opsets, helper.make_opsetid("own", 1)]
+        graph,
+        functions=[successor],
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("own", 1)],
     )
     onnx.save(model, folder / "m.onnx")
     (folder / "m.onnx.data").write_bytes(b"weights")
@@ -56,6 +61,14 @@ def test_functions_are_inlined_for_a_parser_without_them(tmp_path: Path, generat
     held = {each.name for node in model.graph.node if "Constant" in node.op_type
             for each in node.attribute}  # fmt: skip
     assert held <= {"value"}  # TensorRT 8.6 reads other integers as 0
+
+
+def test_a_function_of_another_opset_is_inlined(tmp_path: Path) -> None:
+    made = RecordingTensorRt(TRT_8)
+    assert parse(made.library, new_builder(made.library), with_a_function(tmp_path, 18)).accepted
+    model = onnx.load_from_string(made.parsed)
+    onnx.checker.check_model(model, full_check=True)
+    assert (len(model.graph.node), len(model.functions)) == (5, 0)
 
 
 def test_inlining_needs_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

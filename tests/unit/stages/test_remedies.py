@@ -137,6 +137,8 @@ def test_an_existing_section_gets_another_entry() -> None:
         (OnnxOperator("", "Asinh"), "onnxruntime", ["surgery"]),
         (OnnxOperator("", "Asinh", supported_from=22), "onnxruntime", ["opset", "surgery"]),
         (OnnxOperator("", "Asinh", supported_from=17), "onnxruntime", ["surgery"]),
+        (OnnxOperator("", "Gemm", supported_until=16), "tensorrt", ["opset", "surgery"]),
+        (OnnxOperator("", "Gemm", supported_until=17), "tensorrt", ["surgery"]),
         (OnnxOperator("mine", "Swish"), "onnxruntime", ["local function", "library"]),
         (OnnxOperator("mine", "Swish"), "tensorrt_rtx", ["local function", "plugin"]),
     ],
