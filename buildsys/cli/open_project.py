@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from buildsys.cli.target_names import TargetNames
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.builder_versions import builder_versions
+from buildsys.execution.executors.interface import LOCAL
 from buildsys.plan.project_plan import ProjectPlan
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class OpenProject(TargetNames):
     jobs: ClassVar[int] = 1  # ``doit -n``, known before the project is loaded
 
     def __init__(self, project: Project) -> None:
-        self.placer = _placer(project.executors())
+        self.executors = project.executors()
+        self.placer = _placer(self.executors)
         versions = builder_versions(project.root, project.state)
         super().__init__(project, ProjectPlan(project.models, versions, self._executor_of))
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
@@ -98,7 +100,7 @@ class OpenProject(TargetNames):
             make_recorder=self._make_recorder,
             before_stage=signer.prepare if signer else lambda: None,
             keys_at=self._keys_at_revision,
-            executors=project.executors(),
+            executors=self.executors,
             dispatch=self._dispatcher,
         )
 
@@ -110,8 +112,7 @@ class OpenProject(TargetNames):
     @cached_property
     def remote_jobs(self) -> int:
         """The number of targets on executors at a time."""
-        found = self.project.executors().values()
-        return sum(each["jobs"] for each in found if each["kind"] != "local")
+        return sum(each["jobs"] for each in self.executors.values() if each["kind"] != LOCAL)
 
     def check_places(self, targets: Iterable[str]) -> None:
         """Check the targets' places.
@@ -164,7 +165,7 @@ class OpenProject(TargetNames):
             notify=warn_on_stderr, known_hosts=known_hosts, required=True, **settings
         )
         return Dispatcher(
-            project.executors(),
+            self.executors,
             project.root,
             project.build,
             shared=shared,

@@ -249,8 +249,8 @@ class Session(OpenProject):
         from buildsys.execution.freshness import read_only_checker
 
         project = self.project
-        executors = project.executors()
-        return read_only_checker(project.root, project.build, project.state, self.trust, executors)
+        folders = project.root, project.build, project.state
+        return read_only_checker(*folders, self.trust, self.executors)
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the result file of a target, {} if unreadable.

@@ -39,7 +39,7 @@ from buildsys.execution.executors.watcher import Watcher
 from buildsys.execution.job_answer import ERROR, Answer, check_files, decode_answer, new_name
 from buildsys.execution.remote_environments import RemoteEnvironments
 from buildsys.history.recorder import Checkout
-from buildsys.plan.action import NO_NEEDS, Action, Needs
+from buildsys.plan.action import Action
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
@@ -112,13 +112,11 @@ class Dispatcher:
             questions = json.dumps(self._environments.unanswered(name, there)).encode()
             with self._store.lock(shared=True):
                 digest = self._push(questions, [])
-            words = ("describe-machine", digest)
             # a scheduler shows a job only the GPUs that it asked for
             needs = max((one.needs for one in there), key=attrgetter("gpu_count"))
             needs = needs._replace(exclusive=False, time_s=0.0)
-            answer = self._perform(name, f"describe-{name}", words, digest, on_event, needs=needs)
-            if answer.status == ERROR:
-                raise StageError(f"{name}: {answer.reason}", answer.hint)
+            job = RemoteJob(f"describe-{name}", ("describe-machine", digest), needs)
+            answer = self._perform(name, job, digest, on_event)
             self._environments.remember(name, answer.environments)
 
     def build(
@@ -138,7 +136,9 @@ class Dispatcher:
         Raises: StageError: the stage failed there, or the machine differs from what is known.
         TemporaryError: the executor or the cache cannot be reached.
         """
-        answer = self._answer(action, key, on_event, "--rebuild" if rebuild else "")
+        request = self._request(action, key)
+        job = self._job(action, request, rebuild)
+        answer = self._perform(action.executor, job, request, on_event)
         where = answer.machine.get("name", action.executor)
         gpus = answer.machine.get("gpus", "")
         on_event({"event": "placed", "where": f"{where} ({gpus})" if gpus else where})
@@ -162,8 +162,8 @@ class Dispatcher:
             elsewhere=Elsewhere(answer.machine, answer.key, answer.reads),
         )
 
-    def _answer(self, action: Action, key: ActionKey, on_event: OnEvent, option: str) -> Answer:
-        """Request an action's target; return the answer of its machine."""
+    def _request(self, action: Action, key: ActionKey) -> str:
+        """Request an action's target; return the digest of the request."""
         with self._store.lock(shared=True):
             request = make_request(
                 action,
@@ -176,15 +176,23 @@ class Dispatcher:
             )
             if self._signing_key is not None:
                 request = sign_request(request, self._signing_key)
-            digest = self._push(encode_request(request), request.objects)
+            return self._push(encode_request(request), request.objects)
+
+    def _job(self, action: Action, request: str, rebuild: bool) -> RemoteJob:
+        """Return the job for a request."""
         name = "-".join(filter(None, (action.stage, action.model, action.variant)))
-        return self._perform(
-            action.executor,
+        words = ["run-action", request, *(["--rebuild"] if rebuild else [])]
+        if self._signing_key is not None:
+            keys = sorted(self._trust.keys.trusted - self._trust.keys.revoked)
+            words += [f"--trusted-key={key}" for key in keys]
+        needs = action.needs
+        if not needs.time_s and action.timeout_s:
+            needs = needs._replace(time_s=action.timeout_s + _START_S)
+        return RemoteJob(
             "".join(letter if letter.isalnum() else "-" for letter in name),
-            ("run-action", digest, *filter(None, [option])),
-            digest,
-            on_event,
-            action,
+            tuple(words),
+            needs,
+            exclusive=action.measures or needs.exclusive,
         )
 
     def _write_log(self, log: Path, title: str, file: OutputFile) -> None:
@@ -219,32 +227,15 @@ class Dispatcher:
             with suppress(StageError):
                 place.executor.close()
 
-    def _perform(
-        self,
-        name: str,
-        job_name: str,
-        words: tuple[str, ...],
-        request: str,
-        on_event: OnEvent,
-        action: Action | None = None,
-        needs: Needs = NO_NEEDS,
-    ) -> Answer:
-        """Run a command of buildsys on a machine; return its answer."""
+    def _perform(self, name: str, job: RemoteJob, request: str, on_event: OnEvent) -> Answer:
+        """Run a job on a machine of an executor; return its answer to the request."""
         place = self._place(name)
-        if action is not None:
-            needs = action.needs
-            if not needs.time_s and action.timeout_s:
-                needs = needs._replace(time_s=action.timeout_s + _START_S)
-        exclusive = action is not None and (action.measures or needs.exclusive)
         problem = ""
         with _holding(place.slots, partial(on_event, _waiting(name))):
             for _ in range(ATTEMPTS):
                 answer_name = new_name()
-                arguments = (*words, "--store", place.url, "--answer", answer_name)
-                if action is not None and self._signing_key is not None:
-                    keys = sorted(self._trust.keys.trusted - self._trust.keys.revoked)
-                    arguments += tuple(f"--trusted-key={key}" for key in keys)
-                handle = place.executor.submit(RemoteJob(job_name, arguments, needs, exclusive))
+                arguments = (*job.arguments, "--store", place.url, "--answer", answer_name)
+                handle = place.executor.submit(job._replace(arguments=arguments))
                 state = self._wait(place, name, handle, on_event)
                 content = self._shared.read_answer(answer_name)
                 if content is not None:

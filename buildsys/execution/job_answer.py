@@ -31,6 +31,7 @@ _PAYLOAD_TYPE = "application/vnd.buildsys.answer+json"
 _STATUSES = (PASSED, FAILED, NOISY, UNAVAILABLE, ERROR)
 _NAME = re.compile(r"[0-9a-f]{32}")
 _MAX_TEXT = 20_000
+_SAME = "install the same version of buildsys on all machines"
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,6 @@ def decode_answer(content: bytes, name: str, request: str, trust: TrustPolicy) -
         problem = f"the answer of {answer.machine.get('name', 'a machine')} {error.problem}"
         raise StageError(problem, hint) from None
     return answer
-
-
-_SAME = "install the same version of buildsys on all machines"
 
 
 def check_files(answer: Answer, action: Action) -> None:

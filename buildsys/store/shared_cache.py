@@ -87,9 +87,16 @@ class SharedCache:
             return None
         return replace(record, origin=SHARED)
 
-    def read_object(self, digest: str) -> bytes | RecordError | None:
-        """Return a small object, to be compared with its digest, None if it is missing."""
-        return self._read(object_name(digest), digest)
+    def read_object(self, digest: str) -> bytes | None:
+        """Return a small object, None if it is missing. Raises: RecordError: it was altered."""
+        from blake3 import blake3  # not on the path of a run without work
+
+        content = self._read(object_name(digest), digest)
+        if isinstance(content, RecordError):
+            raise content
+        if content is not None and blake3(content).hexdigest() != digest:
+            raise RecordError("does not match its digest")
+        return content
 
     def read_answer(self, name: str) -> bytes | None:
         """Return a job's answer, None if there is none yet."""

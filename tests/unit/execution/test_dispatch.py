@@ -211,10 +211,10 @@ def test_a_temporary_problem_there_is_tried_again(place: Place) -> None:
 @pytest.mark.parametrize(("code", "asked_again"), [(2, False), (3, True)])
 def test_a_failed_stage_is_not_tried_again(place: Place, code: int, asked_again: bool) -> None:
     place.environments.remember("lab", {"question": {}})
-    place.script(ends(code, status="error", exit_code=code, reason="it broke", hint="mend it"))
+    place.script(ends(code, status="error", exit_code=code, reason="it broke", hint="repair it"))
     with pytest.raises(StageError, match=re.escape("it broke (on lab1)")) as caught:
         place.build()
-    assert caught.value.hint == "mend it"
+    assert caught.value.hint == "repair it"
     known = RemoteEnvironments(EXECUTORS, place.db)._answers("lab")
     assert (known == {}) is asked_again
 

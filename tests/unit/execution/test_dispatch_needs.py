@@ -10,11 +10,12 @@ import pytest
 
 from buildsys.errors import StageError
 from buildsys.execution import dispatch
+from buildsys.execution.action_key import ActionKey
 from buildsys.execution.baselines import Baselines
 from buildsys.execution.dispatch import Dispatcher
 from buildsys.execution.executors.interface import JobExecutor, RemoteJob
 from buildsys.execution.remote_environments import RemoteEnvironments
-from buildsys.plan.action import Action, Needs
+from buildsys.plan.action import Action, FileRef, Needs
 from buildsys.store.object_store import Store
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import NO_POLICY
@@ -52,13 +53,14 @@ def dispatcher(tmp_path: Path) -> Dispatcher:
     return Dispatcher(
         EXECUTORS, tmp_path, tmp_path / "build", shared=shared, url=str(tmp_path / "shared"),
         store=Store(tmp_path / "store"), environments=RemoteEnvironments(EXECUTORS, Texts()),
-        baselines=cast("Baselines", None), signing_key=None, trust=NO_POLICY,
+        baselines=cast("Baselines", object()), signing_key=None, trust=NO_POLICY,
     )  # fmt: skip
 
 
 def action(needs: Needs, **fields: Any) -> Action:
     fields = {"target": "engine:m:e", "stage": "engine", "executor": "lab", **fields}
-    return Action(model="m", variant="e", options={}, inputs={}, outputs={}, needs=needs, **fields)
+    fields = {"outputs": {}, **fields}
+    return Action(model="m", variant="e", options={}, inputs={}, needs=needs, **fields)
 
 
 def test_machines_are_asked_with_the_gpus_of_their_targets(
@@ -77,10 +79,17 @@ def test_machines_are_asked_with_the_gpus_of_their_targets(
     [(Needs(), None, 0.0), (Needs(), 60.0, 360.0), (Needs(time_s=90.0), 60.0, 90.0)],
 )
 def test_the_time_limit_of_a_stage_is_that_of_its_job(
-    executor: Refusing, dispatcher: Dispatcher, needs: Needs, timeout_s: float, time_s: float
+    executor: Refusing,
+    dispatcher: Dispatcher,
+    tmp_path: Path,
+    needs: Needs,
+    timeout_s: float,
+    time_s: float,
 ) -> None:
-    stage = action(needs, timeout_s=timeout_s, measures=True)
+    outputs = {"result": FileRef("m/e.json")}
+    stage = action(needs, timeout_s=timeout_s, measures=True, outputs=outputs)
+    key, tree, log = ActionKey(stage.target, dict, {}, ()), tmp_path / "tree", tmp_path / "e.log"
     with pytest.raises(StageError, match="refused"):
-        dispatcher._perform("lab", "n", ("run-action", "d"), "d", lambda _: None, stage)
+        dispatcher.build(stage, key, tree, log, on_event=lambda _: None, rebuild=False)
     assert executor.jobs[0].needs.time_s == time_s
     assert executor.jobs[0].exclusive
