@@ -17,6 +17,7 @@ from buildsys.errors import StageError, UsageError
 from buildsys.execution.job_answer import Answer, encode_answer, is_name
 from buildsys.manifest.project import key_source
 from buildsys.manifest.units import number_or_text, parse_duration
+from buildsys.store.locks import private_folder
 from buildsys.store.record_file import DIGEST
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import REFUSE, SigningKey, TrustPolicy
@@ -30,6 +31,13 @@ STORE_OPTIONS = (
     option("answer", "write the outcome into the store under this name, as executors ask"),
     option("attached", "end when the standard input closes", type=bool, default=False),
 )
+
+
+def requests_folder() -> Path:
+    """Return the folder of all requests of this user on this machine."""
+    folder = private_folder("work", "set TMPDIR to a folder of yours") / "run-action"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def shared_cache(command: str, options: Options, known_hosts: Path) -> SharedCache:

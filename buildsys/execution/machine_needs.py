@@ -42,6 +42,11 @@ def lacking_on(machine: Machine, needs: Needs) -> str:
     return " and ".join(_lacking(machine, needs))
 
 
+def in_gib(size_bytes: float) -> str:
+    """Return a size in binary units, as machines have them: 1.5 GiB."""
+    return f"{size_bytes / _GIB:.3g} GiB"
+
+
 def obstacle(lacks: str) -> tuple[str, str]:
     """Return the problem and the next step for what a machine lacks."""
     hint = f"{_HINT}, or list the label in {LABELS} if it applies" if "label" in lacks else _HINT
@@ -53,7 +58,7 @@ def _lacking(machine: Machine, needs: Needs, where: str = "") -> Iterator[str]:
         has = dict.fromkeys(map(_in_words, machine.gpus))
         yield f"{_gpus_in_words(needs)} ({', '.join(has) or 'none'}{where})"
     if needs.memory and 0 < machine.memory < needs.memory:
-        yield f"{_gib(needs.memory)} of memory ({_gib(machine.memory)}{where})"
+        yield f"{in_gib(needs.memory)} of memory ({in_gib(machine.memory)}{where})"
     for label in needs.labels:
         if label not in machine.labels:
             yield f"the label {label}"
@@ -86,7 +91,3 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 0
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.3g} GiB"

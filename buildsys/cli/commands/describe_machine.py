@@ -13,6 +13,7 @@ from buildsys.cli.remote_jobs import (
     answer_name,
     end_with_stdin,
     request_digest,
+    requests_folder,
     shared_cache,
     signing_key,
     this_machine,
@@ -22,7 +23,6 @@ from buildsys.errors import UsageError
 from buildsys.execution.environment_parts import EnvironmentParts
 from buildsys.execution.job_answer import SCHEMA, Answer
 from buildsys.execution.remote_environments import answer_questions
-from buildsys.store.locks import private_folder
 from buildsys.store.record_file import RecordError
 from buildsys.store.shared_cache import SharedCache
 from buildsys.store.state_db import StateDb
@@ -42,8 +42,7 @@ class DescribeMachine(PlainCommand):
         end_with_stdin(options)
         digest = request_digest(self.name, names, "an executor of another machine")
         key, name = signing_key(options), answer_name(options)
-        folder = private_folder("work", "set TMPDIR to a folder of yours") / "run-action"
-        folder.mkdir(exist_ok=True)
+        folder = requests_folder()
         shared = shared_cache(self.name, options, folder / "known_hosts")
         with closing(StateDb(folder / FACTS)) as facts:
             environment = EnvironmentParts(str(folder), facts)

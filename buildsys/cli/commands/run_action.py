@@ -28,6 +28,7 @@ from buildsys.cli.remote_jobs import (
     answer_name,
     end_with_stdin,
     request_digest,
+    requests_folder,
     shared_cache,
     signing_key,
     trust_policy,
@@ -61,7 +62,6 @@ from buildsys.plan.action import RESULT, Action
 from buildsys.report.formatting import duration
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ActionRecord, OutputFile
-from buildsys.store.locks import private_folder
 from buildsys.store.object_store import Store
 from buildsys.store.publish import remove_abandoned, temporary_folder
 from buildsys.store.shared_cache import SharedCache
@@ -122,18 +122,33 @@ class RunAction(PlainCommand):
         return code
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where requests come from, and what this machine keeps for all of them."""
+
+    shared: SharedCache
+    key: SigningKey | None
+    trust: TrustPolicy
+    folder: Path  # of this user
+
+    @classmethod
+    def of(cls, options: Options) -> _Place:
+        """Return the place on the command line. Raises: UsageError."""
+        key = signing_key(options)
+        trust = trust_policy(options["trusted_key"], key)
+        folder = requests_folder()
+        return cls(shared_cache("run-action", options, folder / "known_hosts"), key, trust, folder)
+
+
 @dataclass
 class _Run:
     """One run of a request."""
 
+    place: _Place
     request: ActionRequest
     rebuild: bool  # even if the store has its outputs
     project: Path
-    private: Path  # folder of all requests of this user
     store: Store
-    shared: SharedCache
-    key: SigningKey | None
-    trust: TrustPolicy
     made: dict[str, Any] = field(default_factory=dict)  # fields of the answer
 
 
@@ -159,46 +174,47 @@ def _run(names: Sequence[str], options: Options, document: dict[str, Any], log: 
     """
     check_variables(Path.cwd(), _without_toolchains(os.environ))
     digest = request_digest("run-action", names, "`doit request-action TARGET --store URL`")
-    name, key = answer_name(options), signing_key(options)
-    trust = trust_policy(options["trusted_key"], key)
-    private = private_folder("work", "set TMPDIR to a folder of yours") / "run-action"
-    private.mkdir(exist_ok=True)
-    shared = shared_cache("run-action", options, private / "known_hosts")
-    answer = Answer(ANSWER_SCHEMA, name, digest, ERROR, UsageError.exit_code)
+    name, place = answer_name(options), _Place.of(options)
+    made: dict[str, Any] = {}  # fields of the answer
+
+    def answer(fields: Mapping[str, Any]) -> None:
+        if name:
+            known = Answer(ANSWER_SCHEMA, name, digest, ERROR, UsageError.exit_code)
+            write_answer(place.shared, replace(known, **fields), place.key)
+
     try:
-        request = load_request(shared, digest, trust)
-        target = request.action.target
-        document |= {"target": target, "key": request.key}
-        with _work_folder(private, target, options["keep"]) as project:
+        request = load_request(place.shared, digest, place.trust)
+        document |= {"target": request.action.target, "key": request.key}
+        with _work_folder(place.folder, request.action.target, options["keep"]) as project:
             store = Store(project / STATE / "store")
-            materialize(request, shared, store, project)
-            rebuild = options["rebuild"]
-            run = _Run(request, rebuild, project, private, store, shared, key, trust)
+            materialize(request, place.shared, store, project)
+            run = _Run(place, request, options["rebuild"], project, store)
             try:
                 outcome, record = _build(run)
-                document |= {"seconds": outcome.seconds, "key": record.key if record else ""}
             except StageError:
                 log += _end_of_log(project, request.action)
                 raise
             finally:
-                answer = replace(answer, **run.made)
+                made |= run.made
                 if name:
-                    answer = replace(answer, **_stored_files(run))
+                    made |= _stored_files(run)
     except (BuildsysError, OSError) as error:
-        if name:
-            ended = _ended(_failure(error))
-            said = {"reason", "hint"} if isinstance(error, CheckFailed) else set()
-            kept = {field: value for field, value in ended.items() if field not in said}
-            write_answer(shared, replace(answer, **kept), key)
+        ended = _ended(_failure(error))
+        # the stage gives the reason of a failed check, the error its files here
+        answer(ended | made if isinstance(error, CheckFailed) else made | ended)
         raise
     code = NOT_HERE if outcome.status == UNAVAILABLE else 0
-    status = "restored" if outcome.restored else outcome.status
-    document |= {"status": status, "reason": outcome.reason, "hint": outcome.hint}
-    document["exit_code"] = code
-    if name:
-        write_answer(shared, replace(answer, status=outcome.status, exit_code=code), key)
+    answer(made | {"status": outcome.status, "exit_code": code})
+    document |= {
+        "seconds": outcome.seconds,
+        "key": record.key if record else "",
+        "status": "restored" if outcome.restored else outcome.status,
+        "reason": outcome.reason,
+        "hint": outcome.hint,
+        "exit_code": code,
+    }
     if not options["json"]:
-        print_lines(_in_words(target, outcome).splitlines())
+        print_lines(_in_words(request.action.target, outcome).splitlines())
     return code
 
 
@@ -219,17 +235,17 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
     target = action.target
     timing_caches = os.environ.get("BUILDSYS_TIMING_CACHES")
     signer = None
-    if run.key is not None:
-        signer = ProvenanceSigner(run.key, warn_on_stderr, lambda: run.request.source)
+    if run.place.key is not None:
+        signer = ProvenanceSigner(run.place.key, warn_on_stderr, lambda: run.request.source)
 
     def before_stage() -> None:
-        run.shared.check_writable()
+        run.place.shared.check_writable()
         if signer is not None:
             signer.prepare()
 
     # all requests share their servers: another folder would start new ones
-    facts = StateDb(run.private / FACTS)
-    with closing(facts), closing(_ObservedPool(run.private)) as pool:
+    facts = StateDb(run.place.folder / FACTS)
+    with closing(facts), closing(_ObservedPool(run.place.folder)) as pool:
         executor = Executor(
             project,
             project / BUILD,
@@ -237,12 +253,12 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             {target: replace(action, required=False)},
             pool=pool,
             store=run.store,
-            remote=run.shared,
+            remote=run.place.shared,
             signer=signer,
-            trust=run.trust,
-            timing_caches=Path(timing_caches or run.private / "timing_caches").absolute(),
+            trust=run.place.trust,
+            timing_caches=Path(timing_caches or run.place.folder / "timing_caches").absolute(),
             before_stage=before_stage,
-            locks=run.private / "locks",
+            locks=run.place.folder / "locks",
             facts=facts,
             baselines=RequestedBaselines(run.request, project / BUILD),
         )
@@ -258,7 +274,7 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             run.made |= _recorded(executor, target) | _said(pool)
             executor.close()  # waits for the outputs to be shared
     is_shared = outcome.status == PASSED and not action.measures
-    if is_shared and (record is None or run.shared.read_action(target, record.key) is None):
+    if is_shared and (record is None or run.place.shared.read_action(target, record.key) is None):
         problem = f"{target} was built, but its record is not in the store"
         raise TemporaryError(problem, "run it again; see the warnings above")
     return outcome, record
@@ -298,7 +314,7 @@ def _stored_files(run: _Run) -> dict[str, Any]:
     files = {name: file for name, file in found.items() if file is not None}
     stored_log = _stored(run.store, log)
     objects = [*files.values(), *([stored_log] if stored_log else [])]
-    run.shared.push_objects(objects, run.store)
+    run.place.shared.push_objects(objects, run.store)
     return {"files": files, "log": stored_log}
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 
 from buildsys.errors import UsageError
 from buildsys.execution.action_request import decode_request
-from buildsys.system.processes import Process, die_with_parent, kill_group
+from buildsys.system.processes import Process, die_with_parent, kill_group, shell_exit_code
 from buildsys.workers.protocol import Message, encode
 
 _MAIN = "buildsys.cli.main"  # by name: the orchestrator's packages do not import it
@@ -120,8 +120,7 @@ def _watch(job: _Job) -> int:
     if log:
         _send({"event": "log", "text": log[-_LOG_BYTES:].decode(errors="replace")})
     kill_group(job.pid)  # before its pid is free
-    code = os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1])
-    return 128 - code if code < 0 else code  # as a shell has it
+    return shell_exit_code(os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1]))
 
 
 def _end(pid: int) -> None:

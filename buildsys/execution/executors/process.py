@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from buildsys.errors import StageError
 from buildsys.execution.executors.interface import ENDED, LOST, RUNNING, JobState, RemoteJob
 from buildsys.system.files import read_end
-from buildsys.system.processes import kill_group
+from buildsys.system.processes import kill_group, shell_exit_code
 
 _LOG_BYTES = 64 << 10
 _SSH_LOST = 255  # exit code of ssh if the connection fails
@@ -105,7 +105,7 @@ class ProcessExecutor:
         if code == _SSH_LOST and self._is_ssh:
             lines = self.log(handle).strip().splitlines()
             return JobState(LOST, code, reason=lines[-1] if lines else "the connection was lost")
-        return JobState(ENDED, 128 - code if code < 0 else code)  # as a shell has it
+        return JobState(ENDED, shell_exit_code(code))
 
 
 def connect(name: str, settings: Mapping[str, Any], project: Path) -> ProcessExecutor:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from buildsys.execution.executors.interface import RemoteJob
-from buildsys.execution.machine_needs import words
+from buildsys.execution.machine_needs import in_gib, words
 
 NODE = "buildsys"
 SHARE = 0.0001  # Ray's smallest part: 10,000 jobs on a node
@@ -87,7 +87,7 @@ def _in_words(name: str, amount: float) -> str:
     if name == "GPU":
         return f"{amount:g} GPU{'s' * (amount != 1)}"
     if name == "memory":
-        return f"{amount / (1 << 30):.3g} GiB of memory"
+        return f"{in_gib(amount)} of memory"
     if name.startswith(_TYPE):
         return f"a GPU of the type {name.removeprefix(_TYPE)}"
     return f"the resource {name} (ray start --resources '{{\"{name}\": 1}}')"

@@ -1,7 +1,7 @@
 """Jobs on a node of a Ray cluster: the function that Ray calls in its processes there.
 
 A process of Ray runs one job after another of one driver. It has dozens of threads and must not be
-forked, so that its jobs are forked by a server of its own, which ends with it.
+forked. It therefore starts a job server, which forks the jobs and ends with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands of Slurm, and what they tell of jobs."""
+"""Commands of Slurm, and the states of jobs in their output."""
 
 from __future__ import annotations
 
