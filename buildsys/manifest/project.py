@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors
+from buildsys.manifest.executor_defaults import defaults_of
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
 from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
-_REMEMBER_S, _JOBS = 86_400.0, 8  # of executors
-_TIMES = ("deadline", "keep", "wait_for_nodes")  # of some executors
+_TIMES = ("remember", "deadline", "keep", "wait_for_nodes")  # of executors
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
@@ -134,18 +134,16 @@ class Project:
     def executors(self) -> dict[str, dict[str, Any]]:
         """Return name -> settings of the executors, in their order.
 
-        ``offers.memory`` is in bytes, times are in seconds; ``jobs`` is always there.
+        Those with a default are always there. ``offers.memory`` is in bytes, times are in seconds.
         """
         found: dict[str, dict[str, Any]] = {}
         for name, declared in (self._setting("executors") or {}).items():
-            offers = dict(declared.get("offers") or {})
+            settings = {**defaults_of(declared["kind"]), **declared}
+            offers = dict(settings.get("offers") or {})
             if offers.get("memory") is not None:
                 offers["memory"] = parse_size(offers["memory"])
-            times = {"remember": declared.get("remember", _REMEMBER_S)}
-            times |= {one: declared[one] for one in _TIMES if one in declared}
-            seconds = {one: parse_duration(value) for one, value in times.items()}
-            jobs = declared.get("jobs", _JOBS)
-            found[name] = {**declared, "offers": offers, **seconds, "jobs": jobs}
+            times = {one: parse_duration(settings[one]) for one in _TIMES if one in settings}
+            found[name] = {**settings, "offers": offers, **times}
         return found
 
     def _setting(self, name: str) -> Any:

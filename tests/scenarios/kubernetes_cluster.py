@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slurm_cluster import wait_for
+from cluster_jobs import wait_for
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 ADMIN, GUEST = "admin-token", "guest-token"

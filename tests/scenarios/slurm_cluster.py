@@ -8,10 +8,11 @@ import secrets
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from cluster_jobs import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2")
@@ -177,11 +178,3 @@ def running_cluster(root: Path) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.close()
-
-
-def wait_for(is_true: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + limit_s
-    while not is_true():
-        assert time.monotonic() < deadline, "the condition was not met"
-        time.sleep(0.05)

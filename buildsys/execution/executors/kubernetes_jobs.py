@@ -16,7 +16,6 @@ from buildsys.execution.executors.interface import (
 
 MANAGER = {"app.kubernetes.io/managed-by": "buildsys"}
 GPU = "nvidia.com/gpu"
-_TTL_S, _DEADLINE_S = 3600.0, 86_400.0
 _DISRUPTED = ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated")
 _UNABLE = (
     "ImagePullBackOff",
@@ -45,7 +44,7 @@ def job_manifest(
     container: Document = {
         "name": "buildsys",
         "image": settings["image"],
-        "command": [*(settings.get("command") or ["buildsys"])],
+        "command": [*settings["command"]],
         "args": [*job.arguments],
         "env": [{"name": n, "value": v} for n, v in (settings.get("env") or {}).items()],
         "envFrom": [{"secretRef": {"name": one}} for one in settings.get("secrets", ())],
@@ -76,8 +75,8 @@ def job_manifest(
         "spec": {
             "backoffLimit": 0,
             "podFailurePolicy": {"rules": [{"action": "Ignore", **disrupted}]},
-            "activeDeadlineSeconds": round(settings.get("deadline", _DEADLINE_S)),
-            "ttlSecondsAfterFinished": round(settings.get("keep", _TTL_S)),
+            "activeDeadlineSeconds": round(settings["deadline"]),
+            "ttlSecondsAfterFinished": round(settings["keep"]),
             "template": {"metadata": {"labels": labels}, "spec": _filled(pod)},
         },
     }

@@ -111,7 +111,7 @@ class ProcessExecutor:
 def connect(name: str, settings: Mapping[str, Any], project: Path) -> ProcessExecutor:
     """Return the executor with these settings."""
     del name
-    command = settings.get("command") or [sys.executable, "-m", "buildsys"]
+    command = settings["command"] or [sys.executable, "-m", "buildsys"]
     return ProcessExecutor(command, settings.get("env") or {}, project)
 
 

@@ -41,7 +41,6 @@ _CONNECT_LIMIT_S = 120.0  # a busy head takes its time
 _RECONNECT_S = 90.0  # a head that restarts
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _END_LIMIT_S = 5.0
-_WAIT_FOR_NODES_S = 60.0
 _HINT = "start Ray on this machine: ray start --address=HEAD:6379 --num-cpus=0 (docs/scale.md)"
 _DRIVER = "buildsys.execution.executors.ray_connector"
 _LOST = "the connection to Ray was lost"
@@ -160,8 +159,8 @@ class _Driver:
         self.jobs: set[str] = set()
         self._on_event = on_event
         self._sending = threading.Lock()
-        wait_s = settings.get("wait_for_nodes", _WAIT_FOR_NODES_S)
-        address = settings.get("address", "auto")
+        wait_s = settings["wait_for_nodes"]
+        address = settings["address"]
         start = {"address": address, "wait_s": wait_s}
         self._log = log
         with log.open("wb") as stderr:

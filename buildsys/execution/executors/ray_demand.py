@@ -40,7 +40,7 @@ def demand_of(job: RemoteJob, settings: Mapping[str, Any]) -> Demand:
     alone = job.exclusive or needs.exclusive
     return Demand(
         name=job.name,
-        cpus=float(settings.get("cpus", 1)),
+        cpus=float(settings["cpus"]),
         gpus=needs.gpu_count,
         memory=needs.memory,
         gpu=needs.gpu or offers.get("gpu") or "",

@@ -140,7 +140,7 @@ class SlurmExecutor:
         lines += ["trap 'exit 126' ERR", *self._settings.get("setup", ()), "trap - ERR"]
         lines.append("case ${SLURM_ARRAY_TASK_ID:-0} in")
         for index, job in enumerate(jobs):
-            command = shlex.join([*(self._settings.get("command") or ["buildsys"]), *job.arguments])
+            command = shlex.join([*self._settings["command"], *job.arguments])
             lines.append(f'{index}) echo "{job.name} on $SLURMD_NODENAME"; exec {command};;')
         return "\n".join([*lines, "esac", ""])
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from buildsys.manifest.executor_defaults import ALL, OF_KIND
 from buildsys.manifest.schema.base import (
     ADDRESS_PATTERN,
     OPTION_PATTERN,
@@ -17,12 +18,15 @@ from buildsys.manifest.schema.base import (
     Spec,
 )
 
+_PROCESS, _RAY = OF_KIND["process"], OF_KIND["ray"]
+_SLURM, _KUBERNETES = OF_KIND["slurm"], OF_KIND["kubernetes"]
+
 
 class ExecutorBase(Spec):
     """Equal machines for targets."""
 
     offers: MachineSpec | None = Field(None, description="What each of the machines has.")
-    jobs: int = Field(8, ge=1, le=10_000, description="Number of targets at a time.")
+    jobs: int = Field(ALL["jobs"], ge=1, le=10_000, description="Number of targets at a time.")
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field(
         {}, description="Additional environment variables of the jobs."
     )
@@ -30,7 +34,9 @@ class ExecutorBase(Spec):
         None, min_length=1, description="The shared cache as these machines name it."
     )
     remember: Seconds = Field(
-        86_400.0, gt=0, description="Time until the machines are asked for their libraries again."
+        ALL["remember"],
+        gt=0,
+        description="Time until the machines are asked for their libraries again.",
     )
 
 
@@ -45,7 +51,8 @@ class ProcessExecutorSpec(ExecutorBase):
 
     kind: Literal["process"] = Field(description="A command on this machine, such as ssh.")
     command: tuple[str, ...] = Field(
-        (), description="Command that runs buildsys, such as [ssh, gpu1, buildsys]."
+        _PROCESS["command"],
+        description="Command that runs buildsys, such as [ssh, gpu1, buildsys].",
     )
 
 
@@ -54,7 +61,7 @@ class SlurmExecutorSpec(ExecutorBase):
 
     kind: Literal["slurm"] = Field(description="A Slurm cluster.")
     command: tuple[str, ...] = Field(
-        ("buildsys",), min_length=1, description="Command that runs buildsys on a node."
+        _SLURM["command"], min_length=1, description="Command that runs buildsys on a node."
     )
     partition: str | None = Field(None, min_length=1, description="Partition of the nodes.")
     account: str | None = Field(None, min_length=1, description="Account to charge.")
@@ -79,7 +86,7 @@ class KubernetesExecutorSpec(ExecutorBase):
     kind: Literal["kubernetes"] = Field(description="A Kubernetes cluster.")
     image: str = Field(min_length=1, description="Image with buildsys and the libraries.")
     command: tuple[str, ...] = Field(
-        ("buildsys",), min_length=1, description="Command that runs buildsys in the image."
+        _KUBERNETES["command"], min_length=1, description="Command that runs buildsys in the image."
     )
     context: str | None = Field(None, min_length=1, description="Context of the kubeconfig.")
     namespace: str | None = Field(None, min_length=1, description="Namespace of the Jobs.")
@@ -100,8 +107,10 @@ class KubernetesExecutorSpec(ExecutorBase):
     secrets: tuple[str, ...] = Field(
         (), description="Secrets whose entries become environment variables."
     )
-    deadline: Seconds = Field(86_400.0, ge=1, description="Time for a Job, with all waiting.")
-    keep: Seconds = Field(3600.0, ge=0, description="Time for ended Jobs to stay.")
+    deadline: Seconds = Field(
+        _KUBERNETES["deadline"], ge=1, description="Time for a Job, with all waiting."
+    )
+    keep: Seconds = Field(_KUBERNETES["keep"], ge=0, description="Time for ended Jobs to stay.")
 
 
 class RayExecutorSpec(ExecutorBase):
@@ -109,16 +118,17 @@ class RayExecutorSpec(ExecutorBase):
 
     kind: Literal["ray"] = Field(description="A cluster of Ray.")
     address: str = Field(
-        "auto",
+        _RAY["address"],
         pattern=ADDRESS_PATTERN,
         description="HOST:PORT of the cluster; auto: the one that this machine belongs to.",
     )
-    cpus: float = Field(1.0, gt=0, le=10_000, description="CPUs that a target takes.")
+    cpus: float = Field(_RAY["cpus"], gt=0, le=10_000, description="CPUs that a target takes.")
     resources: dict[Name, Annotated[float, Field(gt=0)]] = Field(
         {}, description="Custom resources that a target takes."
     )
     wait_for_nodes: Seconds = Field(
-        60.0, description="Time that a target waits while no node of the cluster can run it."
+        _RAY["wait_for_nodes"],
+        description="Time that a target waits while no node of the cluster can run it.",
     )
 
 

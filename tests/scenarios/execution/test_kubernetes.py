@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_jobs import connected, state_of, wait, wait_for
 from kubernetes_cluster import Cluster, missing_programs, program, running_cluster
-from slurm_cluster import wait_for
 
 from buildsys.errors import StageError, TemporaryError
 from buildsys.execution.executors import kubernetes
@@ -21,7 +21,6 @@ from buildsys.execution.executors.interface import (
     RUNNING,
     JobState,
     RemoteJob,
-    connect,
 )
 from buildsys.execution.executors.kubernetes import KubernetesExecutor
 from buildsys.plan.action import NO_NEEDS, Needs
@@ -52,24 +51,12 @@ def executor(cluster: Cluster, tmp_path: Path) -> Iterator[KubernetesExecutor]:
 
 
 def make(project: Path, **settings: Any) -> KubernetesExecutor:
-    made = connect("c", {"kind": "kubernetes", "image": "builder:1", **settings}, project)
-    assert isinstance(made, KubernetesExecutor)
-    return made
+    given = {"kind": "kubernetes", "image": "builder:1", **settings}
+    return connected(KubernetesExecutor, project, **given)
 
 
 def job(name: str = "engine-net-ort", needs: Needs = NO_NEEDS) -> RemoteJob:
     return RemoteJob(name, ("run-action", "5d3f"), needs)
-
-
-def wait(executor: KubernetesExecutor, handle: str, *phases: str) -> JobState:
-    found = [JobState(QUEUED)]
-
-    def is_there() -> bool:
-        found[0] = executor.poll([handle])[handle]
-        return found[0].phase in (phases or (ENDED, LOST))
-
-    wait_for(is_there)
-    return found[0]
 
 
 def started_pod(cluster: Cluster, handle: str) -> str:
@@ -114,7 +101,7 @@ def test_what_a_pod_waits_for_is_shown(cluster: Cluster, executor: KubernetesExe
     words = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
     condition = {"type": "PodScheduled", "status": "False", "message": words}
     cluster.set_status(pod, conditions=[condition])
-    wait_for(lambda: executor.poll([handle])[handle] == JobState(QUEUED, reason=words))
+    wait_for(lambda: state_of(executor, handle) == JobState(QUEUED, reason=words))
     limits = cluster.pods(handle)[0]["spec"]["containers"][0]["resources"]
     assert limits["limits"] == {"nvidia.com/gpu": "2"}
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
@@ -131,10 +118,10 @@ def test_an_evicted_pod_is_lost(cluster: Cluster, executor: KubernetesExecutor) 
     cluster.set_status(pod, phase="Failed", reason="Evicted", message=words, conditions=[condition])
 
     def is_handled() -> bool:
-        return executor.poll([handle])[handle].phase == LOST or len(cluster.pods(handle)) > 1
+        return state_of(executor, handle).phase == LOST or len(cluster.pods(handle)) > 1
 
     wait_for(is_handled)  # by us, or since 1.26 by the cluster
-    state = executor.poll([handle])[handle]
+    state = state_of(executor, handle)
     assert state.phase == QUEUED or state == JobState(LOST, reason=words)
 
 
@@ -206,4 +193,4 @@ def test_jobs_outlive_the_api_server(cluster: Cluster, executor: KubernetesExecu
     finally:
         cluster.start("kube-apiserver")
     wait_for(cluster.is_up)
-    assert executor.poll([handle])[handle].phase == QUEUED
+    assert state_of(executor, handle).phase == QUEUED

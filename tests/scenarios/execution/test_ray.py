@@ -6,16 +6,17 @@ import importlib.util
 import os
 import select
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed (pip install 'buildsys[ray]')", allow_module_level=True)
 
+from cluster_jobs import connected, state_of, wait, wait_for
 from ray_cluster import RayCluster
 
 from buildsys.errors import TemporaryError
@@ -26,13 +27,10 @@ from buildsys.execution.executors.interface import (
     RUNNING,
     JobState,
     RemoteJob,
-    connect,
 )
 from buildsys.execution.executors.ray import RayExecutor
 from buildsys.plan.action import NO_NEEDS, Needs
 from buildsys.system.processes import children_of
-
-LIMIT_S = 100.0  # on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +49,8 @@ def cluster() -> Iterator[RayCluster]:
 def executor(
     cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RayExecutor]:
-    settings = {"kind": "ray", "address": cluster.address, "env": {"COLOUR": "red"}}
-    executor = connect("cluster", settings, tmp_path_factory.mktemp("project"))
-    assert isinstance(executor, RayExecutor)
+    folder = tmp_path_factory.mktemp("project")
+    executor = make(folder, address=cluster.address, env={"COLOUR": "red"})
     yield executor
     executor.close()
 
@@ -85,20 +82,8 @@ class LongJob:
         return True
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def state_of(executor: RayExecutor, handle: str) -> JobState:
-    return executor.poll([handle])[handle]
-
-
-def wait(executor: RayExecutor, handle: str, *phases: str) -> JobState:
-    until(lambda: state_of(executor, handle).phase in phases)
-    return state_of(executor, handle)
+def make(project: Path, **settings: Any) -> RayExecutor:
+    return connected(RayExecutor, project, kind="ray", **settings)
 
 
 def start(executor: RayExecutor, job: RemoteJob) -> str:
@@ -112,40 +97,38 @@ def test_commands_run_on_the_nodes(executor: RayExecutor) -> None:
     labels = ["trt86", "trt10", "trt86", "trt10"]
     jobs = [RemoteJob("v", ("--version",), Needs(labels=(label,))) for label in labels]
     handles = [executor.submit(job) for job in jobs]
-    states = [wait(executor, handle, ENDED, LOST) for handle in handles]
+    states = [wait(executor, handle) for handle in handles]
     assert states == [JobState(ENDED, 0, name) for name in ("one", "two", "one", "two")]
     assert all(executor.log(handle).startswith("buildsys ") for handle in handles)
 
 
 def test_a_problem_has_its_exit_code_and_message(executor: RayExecutor) -> None:
     handle = executor.submit(RemoteJob("wrong", ("run-action", "abc"), NO_NEEDS))
-    assert wait(executor, handle, ENDED, LOST).exit_code == 3
+    assert wait(executor, handle).exit_code == 3
     assert "takes the digest of one request" in executor.log(handle)
 
 
 def test_a_cancelled_job_ends_with_its_processes(executor: RayExecutor, tmp_path: Path) -> None:
     long = LongJob(tmp_path, "trt86")
     handle = start(executor, long.job)
-    until(long.has_started)
+    wait_for(long.has_started)
     waiting = executor.submit(RemoteJob("alone", ("--version",), long.job.needs, exclusive=True))
     executor.cancel(waiting)
-    assert wait(executor, waiting, ENDED, LOST) == JobState(ENDED, 143)
+    assert wait(executor, waiting) == JobState(ENDED, 143)
     executor.cancel(handle)
-    assert wait(executor, handle, ENDED, LOST) == JobState(ENDED, 143, "one")
-    until(long.has_ended)
+    assert wait(executor, handle) == JobState(ENDED, 143, "one")
+    wait_for(long.has_ended)
     executor.cancel(handle)  # stays as it is
     assert state_of(executor, handle).exit_code == 143
 
 
 def test_a_need_of_no_node_is_named_and_given_up(cluster: RayCluster, tmp_path: Path) -> None:
-    settings = {"kind": "ray", "address": cluster.address, "wait_for_nodes": 4.0}
-    executor = connect("cluster", settings, tmp_path)
-    assert isinstance(executor, RayExecutor)
+    executor = make(tmp_path, address=cluster.address, wait_for_nodes=4.0)
     try:
         handle = executor.submit(RemoteJob("gpu", ("--version",), Needs(gpu="L4", gpu_count=1)))
-        until(lambda: state_of(executor, handle).reason)
+        wait_for(lambda: state_of(executor, handle).reason)
         assert state_of(executor, handle) == JobState(QUEUED, reason="no node has 1 GPU")
-        assert wait(executor, handle, ENDED, LOST) == JobState(ENDED, 69)
+        assert wait(executor, handle) == JobState(ENDED, 69)
         assert "no node has 1 GPU" in executor.log(handle)
     finally:
         executor.close()
@@ -156,24 +139,23 @@ def test_a_killed_driver_loses_its_jobs_and_the_next_one_starts_another(
 ) -> None:
     long = LongJob(tmp_path, "trt86")
     handle = start(executor, long.job)
-    until(long.has_started)
+    wait_for(long.has_started)
     os.kill(executor._driver._process.pid, signal.SIGKILL)
-    state = wait(executor, handle, ENDED, LOST)
+    state = wait(executor, handle)
     assert (state.phase, state.machine) == (LOST, "one")
     assert state.reason.startswith("the connection to Ray was lost")
-    until(long.has_ended)
+    wait_for(long.has_ended)
     again = executor.submit(RemoteJob("v", ("--version",), NO_NEEDS))
-    assert wait(executor, again, ENDED, LOST).exit_code == 0
+    assert wait(executor, again).exit_code == 0
 
 
 def test_the_end_of_a_run_ends_its_jobs(cluster: RayCluster, tmp_path: Path) -> None:
-    executor = connect("cluster", {"kind": "ray", "address": cluster.address}, tmp_path)
-    assert isinstance(executor, RayExecutor)
+    executor = make(tmp_path, address=cluster.address)
     long = LongJob(tmp_path, "trt86")
     handle = start(executor, long.job)
-    until(long.has_started)
+    wait_for(long.has_started)
     executor.close()
-    until(long.has_ended)
+    wait_for(long.has_ended)
     assert wait(executor, handle, LOST).phase == LOST
     with pytest.raises(TemporaryError, match="the run was ended"):
         executor.submit(long.job)
@@ -184,17 +166,17 @@ def test_jobs_of_a_killed_node_are_lost(
 ) -> None:
     long = LongJob(tmp_path, "trt10")
     handle = start(executor, long.job)
-    until(long.has_started)
+    wait_for(long.has_started)
     cluster.kill_node("two")
-    state = wait(executor, handle, ENDED, LOST)
+    state = wait(executor, handle)
     assert state == JobState(LOST, machine="two", reason="the node two was lost")
-    until(long.has_ended)
+    wait_for(long.has_ended)
     again = executor.submit(RemoteJob("v", ("--version",), NO_NEEDS))
-    assert wait(executor, again, ENDED, LOST) == JobState(ENDED, 0, "one")
+    assert wait(executor, again) == JobState(ENDED, 0, "one")
 
 
 def test_an_address_without_ray_is_a_temporary_problem(tmp_path: Path) -> None:
     before = children_of(os.getpid())
     with pytest.raises(TemporaryError, match=r"at 127\.0\.0\.1:9: Connection refused"):
-        connect("cluster", {"kind": "ray", "address": "127.0.0.1:9"}, tmp_path)
+        make(tmp_path, address="127.0.0.1:9")
     assert children_of(os.getpid()) <= before

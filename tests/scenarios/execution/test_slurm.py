@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_jobs import connected, wait, wait_for
 from ready_project import ReadyProject
-from slurm_cluster import Cluster, missing_programs, running_cluster, wait_for
+from slurm_cluster import Cluster, missing_programs, running_cluster
 
 from buildsys.errors import StageError, TemporaryError
 from buildsys.execution.executors import slurm
@@ -24,7 +25,6 @@ from buildsys.execution.executors.interface import (
     RUNNING,
     JobState,
     RemoteJob,
-    connect,
 )
 from buildsys.execution.executors.slurm import SlurmExecutor
 from buildsys.plan.action import NO_NEEDS, Needs
@@ -58,9 +58,7 @@ def executor(cluster: Cluster, tmp_path: Path) -> Iterator[SlurmExecutor]:
 
 def make(project: Path, **settings: Any) -> SlurmExecutor:
     command = ["bash", "-c", SCRIPT, "job"]
-    made = connect("lab", {"kind": "slurm", "command": command, **settings}, project)
-    assert isinstance(made, SlurmExecutor)
-    return made
+    return connected(SlurmExecutor, project, kind="slurm", **{"command": command, **settings})
 
 
 def job(*arguments: str, needs: Needs = NO_NEEDS, exclusive: bool = False) -> RemoteJob:
@@ -70,18 +68,6 @@ def job(*arguments: str, needs: Needs = NO_NEEDS, exclusive: bool = False) -> Re
 def submit(executor: SlurmExecutor, jobs: Sequence[RemoteJob]) -> list[str]:
     with ThreadPoolExecutor(len(jobs)) as threads:
         return list(threads.map(executor.submit, jobs))
-
-
-def wait(executor: SlurmExecutor, handle: str, *phases: str) -> JobState:
-    state = executor.poll([handle])[handle]
-    found = [state]
-
-    def is_there() -> bool:
-        found[0] = executor.poll([handle])[handle]
-        return found[0].phase in (phases or (ENDED, LOST))
-
-    wait_for(is_there)
-    return found[0]
 
 
 def test_jobs_submitted_together_are_arrays_with_results_of_their_own(

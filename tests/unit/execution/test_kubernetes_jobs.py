@@ -19,12 +19,15 @@ from buildsys.execution.executors.interface import (
 )
 from buildsys.execution.executors.kubernetes import RUN, job_name
 from buildsys.execution.executors.kubernetes_jobs import job_manifest, job_states
+from buildsys.manifest.executor_defaults import defaults_of
 from buildsys.manifest.schema.executors import KubernetesExecutorSpec
 from buildsys.plan.action import Needs
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/scale.md"
 ARGUMENTS = ("run-action", "5d3f0c…", "--store", "s3://builds/cache", "--answer", "7f21…")
+DEFAULTS = defaults_of("kubernetes")
 FULL = {
+    **DEFAULTS,
     "image": "i",
     "labels": {"kueue.x-k8s.io/queue-name": "gpu"},
     "node_selector": {"pool": "gpu"},
@@ -54,11 +57,11 @@ def test_the_documented_manifest_is_the_generated_one() -> None:
         "engine-resnet50-h100", ARGUMENTS, Needs(gpu="H100", gpu_count=1, time_s=3600.0)
     )
     name, run = manifest["metadata"]["name"], manifest["metadata"]["labels"][RUN]
-    assert job_manifest(job, own, name, {RUN: run}) == manifest
+    assert job_manifest(job, {**DEFAULTS, **own}, name, {RUN: run}) == manifest
 
 
 @pytest.mark.parametrize("version", ["1.26", "1.30", "1.37"])
-@pytest.mark.parametrize("settings", [FULL, {"image": "i"}], ids=["full", "small"])
+@pytest.mark.parametrize("settings", [FULL, {**DEFAULTS, "image": "i"}], ids=["full", "small"])
 @pytest.mark.parametrize("needs", [NEEDS, Needs()], ids=["needs", "none"])
 def test_manifests_match_the_published_schemas(
     version: str, settings: dict[str, Any], needs: Needs

@@ -10,9 +10,10 @@ from buildsys.execution.executors.ray_demand import (
     demand_of,
     missing_resources,
 )
+from buildsys.manifest.executor_defaults import defaults_of
 from buildsys.plan.action import NO_NEEDS, Needs
 
-SETTINGS = {"kind": "ray", "address": "auto"}
+SETTINGS = {"kind": "ray", **defaults_of("ray")}
 NODE = {"CPU": 8.0, "memory": 16.0 * 2**30, "node:10.0.0.1": 1.0, "buildsys": 1.0}
 GPU_NODE = {**NODE, "GPU": 2.0, "accelerator_type:H100": 1.0, "trt86": 1.0}
 

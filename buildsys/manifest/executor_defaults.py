@@ -1,0 +1,19 @@
+"""Defaults of executors' fields, apart from the schema, whose import takes longer than a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ALL: dict[str, Any] = {"jobs": 8, "remember": 86_400.0}
+OF_KIND: dict[str, dict[str, Any]] = {
+    "local": {},
+    "process": {"command": ()},
+    "ray": {"address": "auto", "cpus": 1.0, "wait_for_nodes": 60.0},
+    "slurm": {"command": ("buildsys",)},
+    "kubernetes": {"command": ("buildsys",), "deadline": 86_400.0, "keep": 3600.0},
+}
+
+
+def defaults_of(kind: str) -> dict[str, Any]:
+    """Return the defaults of an executor of a kind, except for empty ones."""
+    return {**ALL, **OF_KIND[kind]}
