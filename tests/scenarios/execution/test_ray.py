@@ -6,6 +6,9 @@ import importlib.util
 import os
 import select
 import signal
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -56,29 +59,36 @@ def executor(
 
 
 class LongJob:
-    """A command that waits for ever, for its key in a pipe."""
+    """A command that waits for ever, for the end of the greeting of its store, an FTP server."""
 
-    def __init__(self, folder: Path, label: str) -> None:
-        self._pipe = folder / "key"
-        os.mkfifo(self._pipe)
-        (folder / "store").mkdir()
-        words = ("run-action", "0" * 64, "--store", str(folder / "store"))
-        arguments = (*words, "--key", str(self._pipe))
+    def __init__(self, label: str) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        store = f"ftp://127.0.0.1:{self._server.getsockname()[1]}/store"
+        arguments = ("run-action", "0" * 64, "--store", store)
         self.job = RemoteJob("long", arguments, Needs(labels=(label,)))
-
-        self._writer = -1  # open while the command runs
+        self._client: socket.socket | None = None
 
     def has_started(self) -> bool:
-        with suppress(OSError):  # nobody reads
-            self._writer = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
-        return self._writer >= 0
+        if select.select([self._server], [], [], 0)[0]:
+            self._client = self._server.accept()[0]
+            threading.Thread(target=self._greet, daemon=True).start()
+        return self._client is not None
+
+    def _greet(self) -> None:
+        assert self._client is not None
+        with suppress(OSError):  # the command has ended
+            while True:
+                self._client.sendall(b"220-wait\r\n")
+                time.sleep(5)
 
     def has_ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self._writer, 0)
-        if not poll.poll(0):  # somebody reads
+        assert self._client is not None
+        if not select.select([self._client], [], [], 0)[0]:
             return False
-        os.close(self._writer)
+        with suppress(ConnectionResetError):
+            assert self._client.recv(1) == b""
+        self._client.close()
+        self._server.close()
         return True
 
 
@@ -108,8 +118,8 @@ def test_a_problem_has_its_exit_code_and_message(executor: RayExecutor) -> None:
     assert "takes the digest of one request" in executor.log(handle)
 
 
-def test_a_cancelled_job_ends_with_its_processes(executor: RayExecutor, tmp_path: Path) -> None:
-    long = LongJob(tmp_path, "trt86")
+def test_a_cancelled_job_ends_with_its_processes(executor: RayExecutor) -> None:
+    long = LongJob("trt86")
     handle = start(executor, long.job)
     wait_for(long.has_started)
     waiting = executor.submit(RemoteJob("alone", ("--version",), long.job.needs, exclusive=True))
@@ -135,9 +145,9 @@ def test_a_need_of_no_node_is_named_and_given_up(cluster: RayCluster, tmp_path: 
 
 
 def test_a_killed_driver_loses_its_jobs_and_the_next_one_starts_another(
-    executor: RayExecutor, tmp_path: Path
+    executor: RayExecutor,
 ) -> None:
-    long = LongJob(tmp_path, "trt86")
+    long = LongJob("trt86")
     handle = start(executor, long.job)
     wait_for(long.has_started)
     os.kill(executor._driver._process.pid, signal.SIGKILL)
@@ -151,7 +161,7 @@ def test_a_killed_driver_loses_its_jobs_and_the_next_one_starts_another(
 
 def test_the_end_of_a_run_ends_its_jobs(cluster: RayCluster, tmp_path: Path) -> None:
     executor = make(tmp_path, address=cluster.address)
-    long = LongJob(tmp_path, "trt86")
+    long = LongJob("trt86")
     handle = start(executor, long.job)
     wait_for(long.has_started)
     executor.close()
@@ -161,10 +171,8 @@ def test_the_end_of_a_run_ends_its_jobs(cluster: RayCluster, tmp_path: Path) -> 
         executor.submit(long.job)
 
 
-def test_jobs_of_a_killed_node_are_lost(
-    cluster: RayCluster, executor: RayExecutor, tmp_path: Path
-) -> None:
-    long = LongJob(tmp_path, "trt10")
+def test_jobs_of_a_killed_node_are_lost(cluster: RayCluster, executor: RayExecutor) -> None:
+    long = LongJob("trt10")
     handle = start(executor, long.job)
     wait_for(long.has_started)
     cluster.kill_node("two")
