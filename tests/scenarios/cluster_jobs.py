@@ -13,10 +13,10 @@ from buildsys.manifest.executor_defaults import defaults_of
 E = TypeVar("E", bound=JobExecutor)
 
 
-def connected(kind: type[E], project: Path, **settings: Any) -> E:
+def connected(expected: type[E], project: Path, **settings: Any) -> E:
     """Return the executor ``lab``; settings have the defaults of a project."""
     executor = connect("lab", {**defaults_of(settings["kind"]), **settings}, project)
-    assert isinstance(executor, kind)
+    assert isinstance(executor, expected)
     return executor
 
 
