@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -22,6 +25,7 @@ from buildsys.stages.reference.drawn_sizes import Condition
 
 Assigned = Mapping[str, ast.expr]  # local variable -> its value
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages", f"{Path(inspect.__file__).parent}/")
+_STAGE = "buildsys.stages.reference.stage"  # imported before any code of the user
 _SIZE = "size"  # the variable of a condition
 _MOST_CONDITIONS = 64
 _MOST_LAYERS = 16  # of one class, about
@@ -71,16 +75,32 @@ def _sources(
         name = entry if isinstance(entry, str) else entry.__module__
         names = vars(sys.modules[name])
         try:
-            trees[name] = trees.get(name) or ast.parse(Path(names["__file__"]).read_bytes())
+            source = Path(names["__file__"]).read_bytes()
+            if entry in others:
+                tree = _parse_class(source, entry.__name__)
+            else:
+                tree = trees[name] = trees.get(name) or ast.parse(source)
         except (OSError, KeyError, TypeError, SyntaxError, ValueError):  # no source
             continue
         body = [
             node
-            for node in trees[name].body
+            for node in tree.body
             if _layer(node, names) is (None if isinstance(entry, str) else entry)
         ]
         layers = [] if isinstance(entry, str) else instances[entry]
         yield ast.Module(body, []), names, layers[:: max(len(layers) // _MOST_LAYERS, 1)]
+
+
+def _parse_class(source: bytes, name: str) -> ast.Module:
+    """Parse a top-level class of a library, without the rest of its file.
+
+    A class ends before the next line that is neither indented nor a comment nor a closing bracket.
+    """
+    pattern = rb"^class %b\b.*?(?=^[^\s#)\]}]|\Z)" % re.escape(name.encode())
+    try:
+        return ast.parse(b"".join(re.findall(pattern, source, re.MULTILINE | re.DOTALL)))
+    except (SyntaxError, ValueError):  # cut inside a string, or not in UTF-8
+        return ast.parse(source)
 
 
 def _modules_below(project: Path) -> list[str]:
@@ -88,8 +108,9 @@ def _modules_below(project: Path) -> list[str]:
     root = f"{project.resolve()}/"
     files: dict[str, str] = {}  # of top-level modules
     found = []
-    for name in list(sys.modules):
-        # thousands are of libraries: a look at each would copy their pages in a forked process
+    # older ones are thousands, all of libraries: a look copies their pages in a forked process
+    new = list(takewhile(_STAGE.__ne__, reversed(sys.modules)))
+    for name in reversed(new):
         top = name.partition(".")[0]
         if top not in files:
             files[top] = _file_of(top)
@@ -165,7 +186,7 @@ def _conditions(
     for each in compared:
         for layer in layers or (None,):
             replaced = _Substitution(assigned, names, layer)
-            tree = ast.Expression(replaced.visit(_copy(each)))
+            tree = ast.Expression(replaced.visit(deepcopy(each)))
             nodes = list(ast.walk(tree))
             has_constant = any(isinstance(node, ast.Constant) for node in nodes)
             if not replaced.has_size or not has_constant or not all(map(_is_arithmetic, nodes)):
@@ -182,10 +203,6 @@ def _is_arithmetic(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int | float)
     return isinstance(node, _ARITHMETIC) and not isinstance(node, _REFUSED)
-
-
-def _copy(expression: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(expression), mode="eval").body
 
 
 def _function(code: CodeType) -> Condition:
@@ -211,7 +228,7 @@ class _Substitution(ast.NodeTransformer):
         if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             return super().visit(node)
         if isinstance(node, ast.Name) and node.id in self._assigned:
-            return self.visit(_copy(self._assigned.pop(node.id)))  # pop: it may contain itself
+            return self.visit(deepcopy(self._assigned.pop(node.id)))  # pop: it may contain itself
         if isinstance(node, ast.Call) and len(node.args) == 1 and ast.unparse(node.func) == "int":
             return ast.BinOp(self.visit(node.args[0]), ast.FloorDiv(), ast.Constant(1))
         value = self._value(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import is_unstable
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
+from buildsys.stages.reference.size_conditions import _parse_class
 from buildsys.stages.surgery import stage as surgery
 from buildsys.stages.validate import stage as validate
 from buildsys.stages.validate import stress
@@ -75,6 +77,22 @@ def test_a_branch_on_a_computed_size_fails(tmp_path: Path, kind: str, size: int)
     result = validate.run(validate_job(tmp_path, "IndirectBranch", kwargs={"kind": kind}))
     assert result.status == "failed"
     assert size in {failure["dims"]["length"] for failure in result.figures["failures"]}
+
+
+@pytest.mark.parametrize(
+    ("rest", "whole"),
+    [
+        ("        return size == 9\n", False),
+        ("# a note\n        return size == 9\n", False),
+        ("        text = '''\nclass Other:\n'''\n        return size == 9\n", True),
+    ],
+)
+def test_a_class_of_a_library_is_read_without_its_file(rest: str, whole: bool) -> None:
+    layer = f"class Layer(\n    Base,\n):\n    def forward(self, size):\n{rest}"
+    source = f"class LayerNorm:\n    pass\n\n\n{layer}\n\ndef other():\n    return 1\n"
+    text = ast.unparse(_parse_class(source.encode(), "Layer"))
+    assert "size == 9" in text
+    assert ("LayerNorm" in text, "other" in text) == (whole, whole)
 
 
 @pytest.mark.parametrize("least", [4, 40])  # small and large inputs
