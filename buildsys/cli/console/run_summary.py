@@ -17,6 +17,7 @@ from buildsys.cli.console.target_line import ENDED, OBVIOUS, TargetLine
 from buildsys.cli.console.unavailable import causes, row_title, table_rows, took_together
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session
+from buildsys.execution.stale_reasons import FAILED, NOISY, TEXTS
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 from buildsys.system.printable import printable, printable_line
@@ -35,7 +36,7 @@ _STYLES = {
 _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
-_FAILED = "last run failed"
+_SHORT_REASONS = [TEXTS[kind].partition(":")[0] for kind in (FAILED, NOISY)]  # rest: shown anyway
 _WITH_REASONS = 110  # columns of a terminal with room for the reasons
 _WITH_COLUMNS = 72  # with room for key figures next to the targets
 _PLAIN_WIDTH = 120  # of tables in logs and pipes, unless COLUMNS is set
@@ -147,8 +148,7 @@ def _print_table(
     cause = causes(lines, reason_of)
     groups = table_rows(lines, cause)
     reasons = [
-        # a failure was printed when it happened
-        printable_line(_FAILED if line.why.startswith(_FAILED) else line.why)
+        printable_line(next(filter(line.why.startswith, _SHORT_REASONS), line.why))
         if line.has_ended
         and line.why not in OBVIOUS
         # without a column of reasons, only the changes that started it all

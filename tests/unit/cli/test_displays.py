@@ -279,7 +279,7 @@ def test_a_narrow_terminal_gets_key_figures_and_reasons_below_their_targets(
     for entry in lines[1:3]:
         entry.status = "unavailable"
         write_result(session, entry.target, status="unavailable", reason=reason)
-    lines[3].status = "noisy"
+    lines[3].status, lines[3].why = "noisy", "last measurement was noisy: latency varies by 29 %"
     write_result(session, "bench:net:ort", status="noisy", reason="latency varies by 31 %")
     for entry in lines:
         entry.seconds = 1.5
@@ -295,6 +295,7 @@ def test_a_narrow_terminal_gets_key_figures_and_reasons_below_their_targets(
         "  and this machine has none",
         "bench ort                  noisy  1.50 s",
         "  latency varies by 31 %",
+        "  because last measurement was noisy",
         "",
         "1 passed, 2 unavailable, 1 noisy in 6.00",
         "s",
