@@ -78,7 +78,7 @@ def pareto(ranking: Ranking) -> Chart | None:
             line += _LABEL
         labels.append((begin, begin + width, line))
         names.append(
-            f'<text class="small" x="{short(begin + width / 2)}%" y="{short(line)}"'
+            f'<text class="small over-lines" x="{short(begin + width / 2)}%" y="{short(line)}"'
             f' text-anchor="middle">{shortened(one.engine, _LONGEST_LABEL)}</text>'
         )
     label = f"Error against latency in case {ranking.case}: " + "; ".join(

@@ -35,6 +35,11 @@ OVERFLOWING = """
     && !one.closest('.scroll, .zoom, pre, svg svg'))
   .map((one) => one.outerHTML.slice(0, 80))
 """
+CUT_OFF = """
+[...document.querySelectorAll('.scroll')]
+  .filter((one) => one.innerText && one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.innerText.slice(0, 80))
+"""
 
 
 @pytest.fixture
@@ -42,13 +47,16 @@ def folder(results: Results) -> Path:
     """Return a folder with the pages of two models and an index of 300."""
     folder = results.build / "report"
     folder.mkdir()
-    contenders = {"engine": contender(2.1), "torch": contender(4.2), "torch_compile": contender(1)}
+    contenders = {
+        "engine": contender(2.1), "torch": contender(4.2), "torch_compile": contender(1),
+        "onnxruntime": contender(0.9),
+    }  # fmt: skip
     cases = {
         name: {"dims": {"batch": n}, "batch": n, "contenders": contenders, "speedup": 2.0}
         for name, n in (("min", 1), ("opt", 8))
     }
     results.passed("bench:tiny:ort-cpu", cases=cases)
-    results.without_gpu()
+    results.passed("bench:tiny:rtx-fp16", cases=cases)
     results.failed("validate:tiny", "output scores differs " * 9, hint="do this\n  and that: " * 5)
     for path in results.inputs.values():
         path.with_suffix(".log").write_text("log")
@@ -93,6 +101,8 @@ def test_pages_fit_every_screen_and_every_link_works(folder: Path, tmp_path: Pat
             for width in WIDTHS:
                 tab.open(page, width, dark=width == WIDTHS[0])
                 check_fits(tab, f"{page.name[:9]} at {width} px")
+                if width == WIDTHS[1] and page.name.startswith("tiny"):
+                    assert tab.run(CUT_OFF) == []
                 tab.run(OPEN_ALL)
                 check_fits(tab, f"{page.name[:9]} at {width} px, opened")
             check_links(tab, page)
