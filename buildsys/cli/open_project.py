@@ -41,6 +41,7 @@ class OpenProject(TargetNames):
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.on_warning: Callable[[str], None] | None = None  # None: print it on stderr
+        self.dispatcher: Dispatcher | None = None  # once a target runs on an executor
 
     def close(self) -> None:
         """Stop the workers and the executor."""
@@ -164,7 +165,7 @@ class OpenProject(TargetNames):
         shared = SharedCache(
             notify=warn_on_stderr, known_hosts=known_hosts, required=True, **settings
         )
-        return Dispatcher(
+        self.dispatcher = Dispatcher(
             self.executors,
             project.root,
             project.build,
@@ -176,7 +177,17 @@ class OpenProject(TargetNames):
             signing_key=SigningKey(key) if key else None,
             trust=self.trust,
             checkout=lambda: self.checkout,
+            open_actions=self._open_actions,
         )
+        return self.dispatcher
+
+    def _open_actions(self, model: str) -> list[Action]:
+        return [action for name, action in self.actions.of(model).items() if self.may_run(name)]
+
+    def may_run(self, target: str) -> bool:
+        """Return False for a target that this run has built already, or will not build."""
+        del target
+        return True
 
     def _make_recorder(self) -> Recorder:
         from buildsys.history.database import History, history_file

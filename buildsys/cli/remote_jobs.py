@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildsys.cli.command import Options, option
@@ -15,6 +16,7 @@ from buildsys.cli.commands.request_action import TIMEOUT_S, store_url
 from buildsys.cli.project_root import typed_path
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.job_answer import Answer, encode_answer, is_name
+from buildsys.execution.model_jobs import Order, decode_order
 from buildsys.manifest.project import key_source
 from buildsys.manifest.units import number_or_text, parse_duration
 from buildsys.store.locks import private_folder
@@ -23,6 +25,7 @@ from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import REFUSE, SigningKey, TrustPolicy
 from buildsys.store.state_db import warn_on_stderr
 
+_SHORTEST_S, _LONGEST_S, _GROWTH = 0.02, 0.5, 1.3  # between two looks for the next request
 FACTS = "facts.db"  # about libraries, kept for all requests of this user
 STORE_OPTIONS = (
     option("store", "URL or folder of the shared cache; default: BUILDSYS_REMOTE"),
@@ -45,12 +48,7 @@ def shared_cache(command: str, options: Options, known_hosts: Path) -> SharedCac
     url = options["store"] or os.environ.get("BUILDSYS_REMOTE", "")
     if not url:
         raise UsageError(f"{command} needs a store", "add --store URL, or set BUILDSYS_REMOTE")
-    timeout_s = TIMEOUT_S
-    if options["timeout"]:
-        try:
-            timeout_s = parse_duration(number_or_text(options["timeout"]))
-        except ValueError as error:
-            raise UsageError(f"--timeout: {error}", "write 600, 600s or 10min") from None
+    timeout_s = number_of_seconds(options, "timeout", TIMEOUT_S)
     return SharedCache(
         store_url(url),
         warn_on_stderr,
@@ -59,6 +57,16 @@ def shared_cache(command: str, options: Options, known_hosts: Path) -> SharedCac
         known_hosts=known_hosts,
         required=True,
     )
+
+
+def number_of_seconds(options: Options, name: str, default: float) -> float:
+    """Return a duration of the command line. Raises: UsageError: it is none."""
+    if not options[name]:
+        return default
+    try:
+        return parse_duration(number_or_text(options[name]))
+    except ValueError as error:
+        raise UsageError(f"--{name}: {error}", "write 600, 600s or 10min") from None
 
 
 def signing_key(options: Options) -> SigningKey | None:
@@ -95,6 +103,24 @@ def request_digest(command: str, names: Sequence[str], made_by: str) -> str:
     return names[0]
 
 
+@dataclass(frozen=True)
+class RequestPlace:
+    """Where requests come from, and what this machine keeps for all of them."""
+
+    shared: SharedCache
+    key: SigningKey | None
+    trust: TrustPolicy
+    folder: Path  # of this user
+
+    @classmethod
+    def of(cls, options: Options) -> RequestPlace:
+        """Return the place on the command line. Raises: UsageError."""
+        key = signing_key(options)
+        trust = trust_policy(options["trusted_key"], key)
+        folder = requests_folder()
+        return cls(shared_cache("run-action", options, folder / "known_hosts"), key, trust, folder)
+
+
 def answer_name(options: Options) -> str:
     """Return the answer's name, "" for none. Raises: UsageError."""
     name: str = options["answer"]
@@ -107,6 +133,15 @@ def write_answer(shared: SharedCache, answer: Answer, key: SigningKey | None) ->
     """Add an answer to the store. Raises: StageError, TemporaryError."""
     content = encode_answer(replace(answer, machine=this_machine()), key)
     shared.write_answer(answer.name, content)
+
+
+def next_order(shared: SharedCache, answer: str, limit_s: float) -> Order | None:
+    """Wait for what follows an answer; return None if nothing does."""
+    deadline, pause_s = time.monotonic() + limit_s, _SHORTEST_S
+    while (content := shared.read_order(answer)) is None and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(pause_s * _GROWTH, _LONGEST_S)
+    return decode_order(content) if content is not None else None
 
 
 def this_machine() -> dict[str, str]:

@@ -64,6 +64,7 @@ class Session(OpenProject):
         self.checked_stale_outputs = False  # after a failure
         self.has_updated_pages = False  # of the models of this run
         self.rebuilds: Mapping[str, Reason] = {}  # targets to run even if up to date, and why
+        self.requested: Collection[str] = ()  # targets of this run, empty if unknown
         self.repeats_flaky = False
         self.first_failures: dict[str, str] = {}  # of flaky targets, which were repeated
         self._fresh: dict[str, str] = {}  # recorded status by up-to-date target
@@ -119,6 +120,7 @@ class Session(OpenProject):
             return False
         if status is not None:
             self._fresh[target] = status
+            self._settle(target)
         return status is not None
 
     def is_up_to_date(self, target: str) -> bool:
@@ -215,9 +217,20 @@ class Session(OpenProject):
             self.exit_code = max(self.exit_code, code)
             raise
         finally:
+            self._settle(target)
             with self._idle:
                 self._busy -= 1
                 self._idle.notify_all()
+
+    def may_run(self, target: str) -> bool:
+        """Return False for a target that this run has built already, or will not build."""
+        is_done = target in self.finished or (target in self._fresh and not self.always)
+        return not is_done and (not self.requested or target in self.requested)
+
+    def _settle(self, target: str) -> None:
+        """Tell the dispatcher that a target needs no job any more."""
+        if self.dispatcher is not None and not self.may_run(target):
+            self.dispatcher.settle(self.actions[target])
 
     def _run(self, target: str) -> Outcome:
         """Run a target; repeat a flaky one of a nightly run once."""

@@ -80,6 +80,7 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
             with no_garbage_collection():
                 selection = select(session, Run.requested(session))
         if selection is not None:
+            session.requested = frozenset(selection.targets)
             try:
                 session.check_places(selection.targets)
             except UsageError as error:

@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -30,13 +29,13 @@ from buildsys.execution.executors.interface import (
     ENDED,
     LOST,
     RUNNING,
-    JobExecutor,
     JobState,
     RemoteJob,
     connect,
 )
 from buildsys.execution.executors.watcher import Watcher
 from buildsys.execution.job_answer import ERROR, Answer, check_files, decode_answer, new_name
+from buildsys.execution.model_jobs import STOPPED, JobSlots, ModelJob, Order, Place
 from buildsys.execution.remote_environments import RemoteEnvironments
 from buildsys.history.recorder import Checkout
 from buildsys.plan.action import Action
@@ -51,25 +50,15 @@ ATTEMPTS = 3
 _MISMATCH = 3  # exit code of run-action on a machine with another environment
 _RETRIED = (75, 130, 137, 143)  # temporary problem, interrupted, killed
 _LOG_LINES = 20
-_START_S = 300.0  # before and after a stage, so that its own time limit comes first
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A connected executor."""
-
-    executor: JobExecutor
-    watcher: Watcher
-    slots: threading.Semaphore
-    url: str  # of the shared cache, as its machines name it
 
 
 class Dispatcher:
     """Builds targets on the machines of executors. Thread-safe.
 
-    ``executors`` are those of project.yaml, ``url`` that of ``shared``.
+    ``executors`` are those of project.yaml, ``url`` that of ``shared``, ``open_actions``
+    returns the actions of a model that this run may still build.
     """
 
     def __init__(
@@ -86,16 +75,18 @@ class Dispatcher:
         signing_key: SigningKey | None,
         trust: TrustPolicy,
         checkout: Callable[[], Checkout | None] = lambda: None,
+        open_actions: Callable[[str], Iterable[Action]] = lambda _: (),
     ) -> None:
+        self._open_actions = open_actions
         self._settings = executors
         self._project, self._build = project, build
         self._shared, self._url, self._store = shared, url, store
         self._environments, self._baselines = environments, baselines
         self._signing_key, self._trust, self._checkout = signing_key, trust, checkout
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         self._guard = threading.Lock()
         self._asking: dict[str, threading.Lock] = {name: threading.Lock() for name in executors}
-        self._is_stopped = False
+        self._stopped = threading.Event()
 
     def learn(self, action: Action, others: Iterable[Action], on_event: OnEvent) -> None:
         """Ask an executor's machines for their libraries, unless known.
@@ -116,7 +107,7 @@ class Dispatcher:
             needs = max((one.needs for one in there), key=attrgetter("gpu_count"))
             needs = needs._replace(exclusive=False, time_s=0.0)
             job = RemoteJob(f"describe-{name}", ("describe-machine", digest), needs)
-            answer = self._perform(name, job, digest, on_event)
+            answer = self._perform(name, ModelJob(), job, "", on_event)
             self._environments.remember(name, answer.environments)
 
     def build(
@@ -137,8 +128,10 @@ class Dispatcher:
         TemporaryError: the executor or the cache cannot be reached.
         """
         request = self._request(action, key)
-        job = self._job(action, request, rebuild)
-        answer = self._perform(action.executor, job, request, on_event)
+        place = self._place(action.executor)
+        shared = place.job_of(action, self._open_actions)
+        job = self._job(action, request, shared, rebuild)
+        answer = self._perform(action.executor, shared, job, action.target, on_event)
         where = answer.machine.get("name", action.executor)
         gpus = answer.machine.get("gpus", "")
         on_event({"event": "placed", "where": f"{where} ({gpus})" if gpus else where})
@@ -178,21 +171,18 @@ class Dispatcher:
                 request = sign_request(request, self._signing_key)
             return self._push(encode_request(request), request.objects)
 
-    def _job(self, action: Action, request: str, rebuild: bool) -> RemoteJob:
-        """Return the job for a request."""
+    def _job(self, action: Action, request: str, shared: ModelJob, rebuild: bool) -> RemoteJob:
+        """Return the job for a request, if it starts one."""
         name = "-".join(filter(None, (action.stage, action.model, action.variant)))
         words = ["run-action", request, *(["--rebuild"] if rebuild else [])]
         if self._signing_key is not None:
             keys = sorted(self._trust.keys.trusted - self._trust.keys.revoked)
             words += [f"--trusted-key={key}" for key in keys]
-        needs = action.needs
-        if not needs.time_s and action.timeout_s:
-            needs = needs._replace(time_s=action.timeout_s + _START_S)
         return RemoteJob(
             "".join(letter if letter.isalnum() else "-" for letter in name),
             tuple(words),
-            needs,
-            exclusive=action.measures or needs.exclusive,
+            action.needs._replace(time_s=shared.time_s),
+            exclusive=action.measures or action.needs.exclusive,
         )
 
     def _write_log(self, log: Path, title: str, file: OutputFile) -> None:
@@ -216,7 +206,7 @@ class Dispatcher:
     def stop(self) -> None:
         """Let all waits end."""
         with self._guard:
-            self._is_stopped = True
+            self._stopped.set()
             for place in self._places.values():
                 place.watcher.stop()
 
@@ -227,29 +217,48 @@ class Dispatcher:
             with suppress(StageError):
                 place.executor.close()
 
-    def _perform(self, name: str, job: RemoteJob, request: str, on_event: OnEvent) -> Answer:
-        """Run a job on a machine of an executor; return its answer to the request."""
-        place = self._place(name)
+    def settle(self, action: Action) -> None:
+        """Let the job of a model end if none of its targets is left.
+
+        ``action`` is one that has been built, or that is up to date.
+        """
+        with self._guard:
+            place = self._places.get(action.executor)
+        if place is not None:
+            place.settle(action)
+
+    def _perform(
+        self, name: str, shared: ModelJob, job: RemoteJob, target: str, on_event: OnEvent
+    ) -> Answer:
+        """Return the answer to a request: from the job of its model, or from one that it starts."""
+        place, request = self._place(name), job.arguments[1]
         problem = ""
-        with _holding(place.slots, partial(on_event, _waiting(name))):
-            for _ in range(ATTEMPTS):
-                answer_name = new_name()
-                arguments = (*job.arguments, "--store", place.url, "--answer", answer_name)
-                handle = place.executor.submit(job._replace(arguments=arguments))
-                state = self._wait(place, name, handle, on_event)
-                content = self._shared.read_answer(answer_name)
-                if content is not None:
-                    self._shared.remove_answer(answer_name)
-                    answer = decode_answer(content, answer_name, request, self._trust)
-                    if answer.exit_code not in _RETRIED:
-                        return answer
+        with _holding(shared.turn, partial(on_event, _waiting(name, "the job of its model"))):
+            shared.left.discard(target)
+            linger_s = place.linger_s if shared.left else 0.0
+            for attempt in range(ATTEMPTS + 1):
+                order = Order(request, new_name(), "--rebuild" in job.arguments, linger_s)
+                if attempt > 0:
+                    place.start(shared, job, order, partial(on_event, _waiting(name)))
+                elif not place.follow(shared, order, self._shared):
+                    continue
+                answer, state = self._wait(place, name, shared, order, on_event)
+                if answer is not None and answer.exit_code not in _RETRIED:
+                    return answer
+                if answer is not None:
                     problem = answer.reason
-                else:
-                    problem = self._problem(place, handle, state)
+                elif attempt > 0:
+                    problem = self._problem(place, shared.handle, state)
+                else:  # perhaps it ended before its order came
+                    problem = "the job of its model ended"
                 on_event({"event": "progress", "message": f"trying again: {problem}"})
         raise TemporaryError(f"{name}: {ATTEMPTS} attempts failed: {problem}", "run it again")
 
-    def _wait(self, place: _Place, name: str, handle: str, on_event: OnEvent) -> JobState:
+    def _wait(
+        self, place: Place, name: str, shared: ModelJob, order: Order, on_event: OnEvent
+    ) -> tuple[Answer | None, JobState]:
+        """Return a job's answer to an order, None without one, and the state of the job."""
+
         def show(state: JobState) -> None:
             if state.phase == RUNNING:
                 where = state.machine or name
@@ -259,17 +268,20 @@ class Dispatcher:
             elif state.phase not in (ENDED, LOST):
                 on_event(_waiting(name, state.reason))
 
+        answer = state = None
         try:
-            state = place.watcher.wait(handle, show)
-        except BaseException:
-            place.executor.cancel(handle)
-            raise
-        if state is None:
-            place.executor.cancel(handle)
-            raise WorkerDied("the target was stopped because the run was ended")
-        return state
+            state = place.watcher.wait(shared.handle, show, order.answer if order.linger else "")
+            if state is None:
+                raise WorkerDied("the target was stopped because the run was ended")
+            content = self._shared.read_answer(order.answer)
+            if content is not None:
+                self._shared.remove_notes(order.answer, shared.answer)
+                answer = decode_answer(content, order.answer, order.request, self._trust)
+            return answer, state
+        finally:
+            place.leave(shared, order, state, -1 if answer is None else answer.exit_code)
 
-    def _problem(self, place: _Place, handle: str, state: JobState) -> str:
+    def _problem(self, place: Place, handle: str, state: JobState) -> str:
         """Return why a job has no answer. Raises: StageError: none will."""
         lines = place.executor.log(handle).strip().splitlines()[-_LOG_LINES:]
         last = lines[-1] if lines else "it printed nothing"
@@ -284,16 +296,21 @@ class Dispatcher:
         hint = "check that the executor's command runs buildsys of this version"
         raise StageError(f"{problem} and without an answer: {said}", hint)
 
-    def _place(self, name: str) -> _Place:
+    def _place(self, name: str) -> Place:
         with self._guard:
-            if self._is_stopped:
-                raise WorkerDied("no job can be started: the run was ended")
+            if self._stopped.is_set():
+                raise WorkerDied(STOPPED)
             if name not in self._places:
                 settings = self._settings[name]
                 executor = connect(name, settings, self._project)
-                slots = threading.Semaphore(settings["jobs"])
-                url = settings.get("store") or self._url
-                self._places[name] = _Place(executor, Watcher(executor), slots, url)
+                self._places[name] = Place(
+                    executor,
+                    Watcher(executor, self._shared.answers),
+                    JobSlots(settings["jobs"], settings["linger"]),
+                    settings.get("store") or self._url,
+                    settings["linger"],
+                    self._stopped,
+                )
             return self._places[name]
 
     def _push(self, content: bytes, objects: Iterable[OutputFile]) -> str:
@@ -309,11 +326,11 @@ def _waiting(name: str, reason: str = "") -> Event:
 
 
 @contextmanager
-def _holding(slots: threading.Semaphore, on_wait: Callable[[], None]) -> Iterator[None]:
-    if not slots.acquire(blocking=False):
+def _holding(turn: threading.Lock, on_wait: Callable[[], None]) -> Iterator[None]:
+    if not turn.acquire(blocking=False):
         on_wait()
-        slots.acquire()
+        turn.acquire()
     try:
         yield
     finally:
-        slots.release()
+        turn.release()

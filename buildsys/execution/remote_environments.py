@@ -19,7 +19,7 @@ from buildsys.system.text_cache import TextCache
 
 UNKNOWN = "machines:"  # label of a part whose machines were not asked yet
 NOT_ASKED = "not known yet"
-_NOT_DECIDING = ("jobs", "remember")  # settings that choose no other machine
+_NOT_DECIDING = ("jobs", "linger", "remember")  # settings that choose no other machine
 Executors = Mapping[str, Mapping[str, Any]]  # of project.yaml: name -> settings
 NO_EXECUTORS: Executors = MappingProxyType({})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-ALL: dict[str, Any] = {"jobs": 8, "remember": 86_400.0}
+ALL: dict[str, Any] = {"jobs": 8, "linger": 10.0, "remember": 86_400.0}
 OF_KIND: dict[str, dict[str, Any]] = {
     "local": {},
     "process": {"command": ()},

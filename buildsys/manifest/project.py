@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
-_TIMES = ("remember", "deadline", "keep", "wait_for_nodes")  # of executors
+_TIMES = ("linger", "remember", "deadline", "keep", "wait_for_nodes")  # of executors
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 

@@ -80,6 +80,11 @@ class RemoteFolder(NamedTuple):
         found = self.system.info(f"{self.root}/{path}").get("size")
         return None if found is None else int(found)
 
+    def names(self, folder: str) -> list[str]:
+        """Return the names of a folder's files. Raises: FileNotFoundError: there is none."""
+        found = self.system.ls(f"{self.root}/{folder}", detail=False)
+        return [str(path).rpartition("/")[2] for path in found]
+
     def has(self, path: str, size: int) -> bool:
         """Return True if a file exists and has this size."""
         try:

@@ -31,6 +31,7 @@ from buildsys.system.urls import mask_secrets, mask_text
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 SHARED = "shared"  # the origin of records read here
 _CHUNK_BYTES = 1 << 20
+_ANSWERS, _ORDERS = "answers", "orders"  # of jobs on other machines
 T = TypeVar("T")
 
 
@@ -100,18 +101,35 @@ class SharedCache:
 
     def read_answer(self, name: str) -> bytes | None:
         """Return a job's answer, None if there is none yet."""
-        content = self._read(_answer_path(name), f"the answer {name}")
-        return content if isinstance(content, bytes) else None
+        return self._read_note(_ANSWERS, name)
 
     def write_answer(self, name: str, content: bytes) -> None:
         """Add a job's answer."""
-        path = _answer_path(name)
-        self._within(lambda place, _: place.write(path, [content]), "write an answer")
+        self._write_note(_ANSWERS, name, content)
 
-    def remove_answer(self, name: str) -> None:
-        """Remove a job's answer, once it is read."""
+    def answers(self) -> frozenset[str]:
+        """Return the names of all answers."""
+        found = self._within(lambda place, _: place.names(_ANSWERS), "look for answers")
+        return frozenset(name.removesuffix(".json") for name in found or ())
+
+    def read_order(self, answer: str) -> bytes | None:
+        """Return what a job has to do after an answer, None if there is nothing yet."""
+        return self._read_note(_ORDERS, answer)
+
+    def write_order(self, answer: str, content: bytes) -> None:
+        """Add what a job has to do after an answer."""
+        self._write_note(_ORDERS, answer, content)
+
+    def remove_notes(self, answer: str, order: str = "") -> None:
+        """Remove an answer, and an order by the answer before it."""
+
+        def remove(place: RemoteFolder, _: threading.Event) -> None:
+            place.remove(_note(_ANSWERS, answer))
+            if order:
+                place.remove(_note(_ORDERS, order))
+
         with suppress(TemporaryError):
-            self._within(lambda place, _: place.remove(_answer_path(name)), "remove an answer")
+            self._within(remove, "remove an answer")
 
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
         """Copy objects into the store; return False unless all are valid.
@@ -197,6 +215,14 @@ class SharedCache:
                 with store.object_path(file.digest).open("rb") as reader:
                     place.write(name, _chunks(reader, timed_out, file.size))
 
+    def _read_note(self, folder: str, name: str) -> bytes | None:
+        content = self._read(_note(folder, name), f"the answer {name}")
+        return content if isinstance(content, bytes) else None
+
+    def _write_note(self, folder: str, name: str, content: bytes) -> None:
+        path = _note(folder, name)
+        self._within(lambda place, _: place.write(path, [content]), "write an answer")
+
     def _read(self, path: str, name: str) -> bytes | RecordError | None:
         """Return the content of a small file, None if it is missing."""
 
@@ -263,8 +289,8 @@ class SharedCache:
         return connect(self._url, known_hosts=self._known_hosts, timeout_s=self._timeout_s)
 
 
-def _answer_path(name: str) -> str:
-    return f"answers/{name}.json"
+def _note(folder: str, name: str) -> str:
+    return f"{folder}/{name}.json"
 
 
 def _chunks(reader: Any, timed_out: threading.Event, limit: int) -> Iterator[bytes]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,12 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.remote_jobs import (
     FACTS,
     STORE_OPTIONS,
+    RequestPlace,
     answer_name,
     end_with_stdin,
+    next_order,
+    number_of_seconds,
     request_digest,
-    requests_folder,
-    shared_cache,
-    signing_key,
-    trust_policy,
     write_answer,
 )
 from buildsys.errors import (
@@ -56,6 +56,7 @@ from buildsys.execution.action_request import (
 from buildsys.execution.executor import Executor
 from buildsys.execution.job_answer import ERROR, Answer
 from buildsys.execution.job_answer import SCHEMA as ANSWER_SCHEMA
+from buildsys.execution.model_jobs import LINGERS_AFTER
 from buildsys.execution.outcome import Outcome
 from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.plan.action import RESULT, Action
@@ -64,8 +65,6 @@ from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import FAILED, PASSED, UNAVAILABLE, ActionRecord, OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.publish import remove_abandoned, temporary_folder
-from buildsys.store.shared_cache import SharedCache
-from buildsys.store.signatures import SigningKey, TrustPolicy
 from buildsys.store.state_db import StateDb, warn_on_stderr
 from buildsys.system.files import read_end
 from buildsys.system.interpreters.toolchain import OVERRIDE_PREFIX
@@ -100,51 +99,58 @@ class RunAction(PlainCommand):
             "rebuild", "run the stage even if the store has its outputs", type=bool, default=False
         ),
         option("keep", "work in this new folder and keep it"),
+        option("linger", "wait so long for another request, as executors ask"),
         JSON,
     )
 
     def perform(self, names: Sequence[str], options: Options) -> int:
-        """Return the exit code of the outcome."""
+        """Return the exit code of the outcome, that of the last request if more follow."""
         end_with_stdin(options)
-        document: dict[str, Any] = {"schema": SCHEMA, "request": "".join(names[:1])}
-        log: list[str] = []
-        try:
-            code = _run(names, options, document, log)
-        except (BuildsysError, OSError) as error:
-            failure = _failure(error)
-            document |= {**_ended(failure), "log": log}
-            if not options["json"]:
-                sys.stderr.writelines(f"{line}\n" for line in log)
-                raise failure from None
-            code = failure.exit_code
-        if options["json"]:
-            print_json(document)
-        return code
+        linger_s = number_of_seconds(options, "linger", 0.0) if options["answer"] else 0.0
+        place = cache(lambda: RequestPlace.of(options))
+        while True:
+            try:
+                code = _answer(names, options, place)
+            except BuildsysError as error:
+                if not linger_s or error.exit_code not in LINGERS_AFTER:
+                    raise
+                sys.stderr.write(f"ERROR: {error}\n")
+                code = error.exit_code
+            if not linger_s or code not in LINGERS_AFTER:
+                return code
+            order = next_order(place().shared, options["answer"], linger_s)
+            if order is None:
+                return code
+            names, linger_s = [order.request], order.linger
+            options = {**options, "answer": order.answer, "rebuild": order.rebuild}
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where requests come from, and what this machine keeps for all of them."""
+def _answer(names: Sequence[str], options: Options, place: Callable[[], RequestPlace]) -> int:
+    """Run a request and print its outcome; return its exit code.
 
-    shared: SharedCache
-    key: SigningKey | None
-    trust: TrustPolicy
-    folder: Path  # of this user
-
-    @classmethod
-    def of(cls, options: Options) -> _Place:
-        """Return the place on the command line. Raises: UsageError."""
-        key = signing_key(options)
-        trust = trust_policy(options["trusted_key"], key)
-        folder = requests_folder()
-        return cls(shared_cache("run-action", options, folder / "known_hosts"), key, trust, folder)
+    Raises: BuildsysError: it failed, and its outcome is not wanted as JSON.
+    """
+    document: dict[str, Any] = {"schema": SCHEMA, "request": "".join(names[:1])}
+    log: list[str] = []
+    try:
+        code = _run(names, options, place, document, log)
+    except (BuildsysError, OSError) as error:
+        failure = _failure(error)
+        document |= {**_ended(failure), "log": log}
+        if not options["json"]:
+            sys.stderr.writelines(f"{line}\n" for line in log)
+            raise failure from None
+        code = failure.exit_code
+    if options["json"]:
+        print_json(document)
+    return code
 
 
 @dataclass
 class _Run:
     """One run of a request."""
 
-    place: _Place
+    place: RequestPlace
     request: ActionRequest
     rebuild: bool  # even if the store has its outputs
     project: Path
@@ -167,14 +173,20 @@ class _ObservedPool(WorkerPool):
         return self.reply
 
 
-def _run(names: Sequence[str], options: Options, document: dict[str, Any], log: list[str]) -> int:
+def _run(
+    names: Sequence[str],
+    options: Options,
+    connect: Callable[[], RequestPlace],
+    document: dict[str, Any],
+    log: list[str],
+) -> int:
     """Run a request; add its outcome to ``document``, a failed log's end to ``log``.
 
     Raises: BuildsysError, OSError: it failed, with the exit code of the error.
     """
     check_variables(Path.cwd(), _without_toolchains(os.environ))
     digest = request_digest("run-action", names, "`doit request-action TARGET --store URL`")
-    name, place = answer_name(options), _Place.of(options)
+    name, place = answer_name(options), connect()
     made: dict[str, Any] = {}  # fields of the answer
 
     def answer(fields: Mapping[str, Any]) -> None:

@@ -33,6 +33,12 @@ class ExecutorBase(Spec):
     store: str | None = Field(
         None, min_length=1, description="The shared cache as these machines name it."
     )
+    linger: Seconds = Field(
+        ALL["linger"],
+        ge=0,
+        le=3600,
+        description="Time that a job waits for its model's next CPU stage; 0: one job per target.",
+    )
     remember: Seconds = Field(
         ALL["remember"],
         gt=0,

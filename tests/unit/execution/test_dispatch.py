@@ -4,151 +4,23 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from scripted_executor import ACTION, EXECUTORS, Place, Scripted, ends, goes_on, is_lost
 
 from buildsys.errors import StageError, TemporaryError, WorkerDied
-from buildsys.execution.action_key import ActionKey
-from buildsys.execution.baselines import Baselines
-from buildsys.execution.dispatch import ATTEMPTS, Dispatcher
+from buildsys.execution.dispatch import ATTEMPTS
 from buildsys.execution.executors import watcher
 from buildsys.execution.executors.interface import (
-    ENDED,
     LOST,
-    QUEUED,
-    RUNNING,
     JobExecutor,
     JobState,
-    RemoteJob,
 )
 from buildsys.execution.executors.watcher import Watcher
-from buildsys.execution.job_answer import SCHEMA, Answer, encode_answer
 from buildsys.execution.remote_environments import RemoteEnvironments, question_of
-from buildsys.plan.action import Action, FileRef
-from buildsys.store.ledger import Ledger, OutputFile
-from buildsys.store.object_store import Store
-from buildsys.store.shared_cache import READ_WRITE, SharedCache
-from buildsys.store.signatures import NO_POLICY
-from buildsys.store.state_db import StateDb
-
-ACTION = Action(
-    target="engine:m:e", stage="engine", model="m", variant="e", options={"a": 1}, inputs={},
-    outputs={"result": FileRef("m/e/engine.json")}, executor="lab",
-)  # fmt: skip
-EXECUTORS = {"lab": {"kind": "scripted", "jobs": 2, "remember": 3600.0}}
-Step = Callable[["Scripted", RemoteJob], list[JobState]]
-
-
-class Scripted:
-    """Takes the next step of a script for each job; its states are polled one by one."""
-
-    def __init__(self, store: Path, *steps: Step) -> None:
-        self.store, self.steps = store, list(steps)
-        self.jobs: list[RemoteJob] = []
-        self.states: dict[str, list[JobState]] = {}
-        self.cancelled: list[str] = []
-
-    def submit(self, job: RemoteJob) -> str:
-        self.jobs.append(job)
-        handle = f"job-{len(self.jobs)}"
-        self.states[handle] = self.steps.pop(0)(self, job)
-        return handle
-
-    def poll(self, handles: Collection[str]) -> Mapping[str, JobState]:
-        return {
-            handle: states.pop(0) if len(states := self.states[handle]) > 1 else states[0]
-            for handle in handles
-        }
-
-    def cancel(self, handle: str) -> None:
-        self.cancelled.append(handle)
-
-    def log(self, handle: str) -> str:
-        return f"first line\nlast line of {handle}\n"
-
-    def close(self) -> None:
-        self.cancelled.append("all")
-
-    def write(self, job: RemoteJob, **fields: Any) -> None:
-        """Write an answer as run-action would."""
-        name = job.arguments[job.arguments.index("--answer") + 1]
-        given = {"status": "passed", "exit_code": 0, "machine": {"name": "lab1"}, **fields}
-        answer = Answer(SCHEMA, name, job.arguments[1], **given)
-        (self.store / "answers").mkdir(exist_ok=True)
-        (self.store / f"answers/{name}.json").write_bytes(encode_answer(answer, None))
-
-
-def ends(code: int = 0, **fields: Any) -> Step:
-    """Run, and leave an answer with these fields, if there are any."""
-
-    def step(executor: Scripted, job: RemoteJob) -> list[JobState]:
-        if fields:
-            executor.write(job, **fields)
-        waits = JobState(QUEUED, reason="Priority")
-        return [waits, JobState(RUNNING, machine="lab1"), JobState(ENDED, code)]
-
-    return step
-
-
-def is_lost(executor: Scripted, job: RemoteJob) -> list[JobState]:
-    del executor, job
-    return [JobState(LOST, reason="node lab1 was lost")]
-
-
-def goes_on(executor: Scripted, job: RemoteJob) -> list[JobState]:
-    del executor, job
-    return [JobState(RUNNING)]
-
-
-class Place:
-    """A dispatcher with its store; ``script`` sets what its executor does."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.shared = folder, folder / "shared"
-        for name in ("shared", "build", ".buildsys"):
-            (folder / name).mkdir()
-        self.db = StateDb(folder / ".buildsys/state.db")
-        self.events: list[dict[str, Any]] = []
-        self.executor = Scripted(self.shared)
-        monkeypatch.setattr("buildsys.execution.dispatch.connect", lambda *_: self.executor)
-        monkeypatch.setattr(watcher, "_LONGEST_S", 0.02)
-        store, cache = Store(folder / ".buildsys/store"), self._cache()
-        self.environments = RemoteEnvironments(EXECUTORS, self.db)
-        self.dispatcher = Dispatcher(
-            EXECUTORS, folder, folder / "build", shared=cache, url="s3://there/cache", store=store,
-            environments=self.environments, signing_key=None, trust=NO_POLICY,
-            baselines=Baselines(Ledger(self.db), folder, folder / ".buildsys"),
-        )  # fmt: skip
-
-    def _cache(self) -> SharedCache:
-        def fail(text: str) -> None:
-            raise AssertionError(text)
-
-        return SharedCache(str(self.shared), fail, mode=READ_WRITE, required=True)
-
-    def script(self, *steps: Step) -> None:
-        self.executor.steps = list(steps)
-
-    def build(self, action: Action = ACTION) -> Any:
-        key = ActionKey(action.target, lambda: {"config:a": "1"}, {}, ())
-        tree, log = self.folder / "tree", self.folder / "build/m/e/engine.log"
-        return self.dispatcher.build(
-            action, key, tree, log, on_event=self.events.append, rebuild=False
-        )
-
-    def add_object(self, content: bytes) -> OutputFile:
-        """Add a file to the shared cache, as another machine does."""
-        from blake3 import blake3
-
-        file = OutputFile(blake3(content).hexdigest(), len(content))
-        store = Store(self.folder / "other")
-        store.add(file, [content])
-        self._cache().push_objects([file], store)
-        return file
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from buildsys.store.object_store import Store
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import NO_POLICY
 
-EXECUTORS: dict[str, dict[str, Any]] = {"lab": {"kind": "process", "remember": 60.0, "jobs": 1}}
+EXECUTORS: dict[str, dict[str, Any]] = {
+    "lab": {"kind": "process", "remember": 60.0, "jobs": 1, "linger": 0.0}
+}
 
 
 class Texts(dict[str, str]):
