@@ -26,7 +26,7 @@ class ExecutorBase(Spec):
     """Equal machines for targets."""
 
     offers: MachineSpec | None = Field(None, description="What each of the machines has.")
-    jobs: int = Field(ALL["jobs"], ge=1, le=10_000, description="Number of targets at a time.")
+    jobs: int = Field(ALL["jobs"], ge=1, le=10_000, description="Number of jobs at a time.")
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field(
         {}, description="Additional environment variables of the jobs."
     )
