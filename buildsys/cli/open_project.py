@@ -111,9 +111,10 @@ class OpenProject(TargetNames):
         return (lambda action: placer.place(action).executor) if placer else None
 
     @cached_property
-    def remote_jobs(self) -> int:
-        """The number of targets on executors at a time."""
-        return sum(each["jobs"] for each in self.executors.values() if each["kind"] != LOCAL)
+    def remote_jobs(self) -> dict[str, int]:
+        """The number of targets at a time, by executor."""
+        found = self.executors.items()
+        return {name: each["jobs"] for name, each in found if each["kind"] != LOCAL}
 
     def check_places(self, targets: Iterable[str]) -> None:
         """Check the targets' places.

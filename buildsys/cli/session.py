@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from buildsys.manifest.project import Project
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
+_CHECKED_TOGETHER = 250  # models; their plans take 70 kB each
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
 
 
@@ -61,6 +62,7 @@ class Session(OpenProject):
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups
         self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
+        self.planned_targets: Sequence[str] = ()  # of whole models, whose tasks are made later
         self.checked_stale_outputs = False  # after a failure
         self.has_updated_pages = False  # of the models of this run
         self.rebuilds: Mapping[str, Reason] = {}  # targets to run even if up to date, and why
@@ -149,8 +151,9 @@ class Session(OpenProject):
         try:
             found = self.executor.models.find(texts)
             unknown = [model for model in check if model not in found]
-            if unknown:
-                planned = ((model, list(self.actions.of(model).values())) for model in unknown)
+            for first in range(0, len(unknown), _CHECKED_TOGETHER):
+                some = unknown[first : first + _CHECKED_TOGETHER]
+                planned = ((model, list(self.actions.of(model).values())) for model in some)
                 found |= self.executor.models.check(
                     {name: PlannedModel(texts[name], actions) for name, actions in planned}
                 )

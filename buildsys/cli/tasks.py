@@ -23,6 +23,7 @@ from buildsys.cli.commands.build import Requested, Run
 from buildsys.cli.commands.doit_commands import DoitCommand, List
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
+from buildsys.cli.model_scheduler import Control, Models
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.session import Session, no_garbage_collection
 from buildsys.cli.target_names import STAGE_DOCS
@@ -113,6 +114,7 @@ class Selection(NamedTuple):
     groups: list[str]
     targets: list[str]
     up_to_date: list[str]
+    models: Sequence[str] = ()  # if all targets are those of whole models: their tasks come later
 
 
 def select(session: Session, requested: Requested) -> Selection | None:
@@ -145,14 +147,30 @@ def select(session: Session, requested: Requested) -> Selection | None:
     for model in whole:
         if model not in fresh:
             targets.update(dict.fromkeys(session.actions.of(model)))
-    up_to_date = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
-    up_to_date.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
-    ordered = session.in_order(targets)
-    return Selection(groups, ordered, [one for one in up_to_date if one not in targets])
+    known = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
+    known.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
+    up_to_date = [one for one in known if one not in targets]
+    if single or requested.every_task:
+        return Selection(groups, session.in_order(targets), up_to_date)
+    return Selection(groups, list(targets), up_to_date, [one for one in whole if one not in fresh])
 
 
 def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
     session.up_to_date_targets = selection.up_to_date
+    if selection.models:
+        session.planned_targets = selection.targets
+
+        def tasks_of(model: str) -> list[Task]:
+            planned = session.actions.of(model)
+            tasks = [_target_task(session, target, planned) for target in planned]
+            return [*tasks, _group_task(session, f"build:{model}", list(planned))]
+
+        Control.models = Models(
+            selection.models, tasks_of, lambda target: session.actions[target].executor
+        )
+        for name in selection.groups:
+            yield _group_task(session, name, [])
+        return
     wanted = dict.fromkeys(selection.targets)
     for name in selection.groups:
         yield _group_task(session, name, session.members_among(name, wanted))

@@ -26,6 +26,7 @@ from buildsys.execution.remote_environments import RemoteEnvironments
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
+from buildsys.system.cached_value import cached_value
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, sha256_of
 from buildsys.system.shard_index import INDEX_SUFFIX, shards_of
 from buildsys.system.text_cache import TextCache
@@ -52,7 +53,7 @@ class ActionKey:
     reads: Reads = field(default_factory=dict)
     covered: frozenset[str] = frozenset()  # absolute paths of files and of declared folders
 
-    @cached_property
+    @cached_value
     def parts(self) -> Mapping[str, str]:
         """Values and content digests by readable label.
 
@@ -62,13 +63,13 @@ class ActionKey:
         """
         return self.make_parts()
 
-    @cached_property
+    @cached_value
     def digest(self) -> str:
         """The SHA-256 of the target and all parts."""
         content = [SCHEMA, self.target, sorted(self.parts.items())]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
-    @cached_property
+    @cached_value
     def undeclared(self) -> Reads:
         """The reads to report or, with ``strict_reads``, to refuse."""
         return undeclared(self.reads, self.parts)
@@ -180,6 +181,8 @@ class KeyBuilder:
 
     def with_reads(self, action: Action, key: ActionKey, reads: Reads) -> ActionKey:
         """Return ``key`` with the present values of other reads."""
+        if not reads and not key.reads:
+            return key
         key = key.without_reads()
         new = {label: where for label, where in reads.items() if label not in key.parts}
         parts = self._values.parts(new, variables_of(action))

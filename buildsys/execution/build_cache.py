@@ -70,7 +70,8 @@ class BuildCache:
         if self._remote is None or action.measures:  # figures of other machines are not ours
             return None
         found = self._remote.read_action(action.target, key.digest)
-        self._read_last[action.target] = key.digest, found
+        if action.sources:  # else it is not asked for again
+            self._read_last[action.target] = key.digest, found
         if found is None or not self._is_valid(found, action, key, shared=True):
             return None
         if not self._is_trusted(found):

@@ -44,6 +44,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
 from buildsys.store.shared_cache import SharedCache
 from buildsys.store.signatures import SigningKey, TrustPolicy
+from buildsys.system.turns import waiting
 from buildsys.workers.client.pool import Elsewhere, JobReply
 
 ATTEMPTS = 3
@@ -95,7 +96,7 @@ class Dispatcher:
         Raises: StageError, TemporaryError.
         """
         name = action.executor
-        with self._asking[name]:
+        with _held(self._asking[name]):
             if not self._environments.unanswered(name, [action]):
                 return
             on_event({"event": "progress", "message": f"asking {name} for its libraries"})
@@ -233,13 +234,14 @@ class Dispatcher:
         """Return the answer to a request: from the job of its model, or from one that it starts."""
         place, request = self._place(name), job.arguments[1]
         problem = ""
-        with _holding(shared.turn, partial(on_event, _waiting(name, "the job of its model"))):
+        with _held(shared.turn, partial(on_event, _waiting(name, "the job of its model"))):
             shared.left.discard(target)
             linger_s = place.linger_s if shared.left else 0.0
             for attempt in range(ATTEMPTS + 1):
                 order = Order(request, new_name(), "--rebuild" in job.arguments, linger_s)
                 if attempt > 0:
-                    place.start(shared, job, order, partial(on_event, _waiting(name)))
+                    with waiting():
+                        place.start(shared, job, order, partial(on_event, _waiting(name)))
                 elif not place.follow(shared, order, self._shared):
                     continue
                 answer, state = self._wait(place, name, shared, order, on_event)
@@ -283,7 +285,8 @@ class Dispatcher:
 
     def _problem(self, place: Place, handle: str, state: JobState) -> str:
         """Return why a job has no answer. Raises: StageError: none will."""
-        lines = place.executor.log(handle).strip().splitlines()[-_LOG_LINES:]
+        with waiting():
+            lines = place.executor.log(handle).strip().splitlines()[-_LOG_LINES:]
         last = lines[-1] if lines else "it printed nothing"
         said = state.reason or last
         if state.phase == LOST:
@@ -326,11 +329,12 @@ def _waiting(name: str, reason: str = "") -> Event:
 
 
 @contextmanager
-def _holding(turn: threading.Lock, on_wait: Callable[[], None]) -> Iterator[None]:
-    if not turn.acquire(blocking=False):
+def _held(lock: threading.Lock, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    if not lock.acquire(blocking=False):
         on_wait()
-        turn.acquire()
+        with waiting():
+            lock.acquire()
     try:
         yield
     finally:
-        turn.release()
+        lock.release()

@@ -20,6 +20,7 @@ from buildsys.store.ledger import FAILED, UNAVAILABLE, Ledger
 from buildsys.store.locks import Locks, OnWait
 from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
+from buildsys.system.turns import waiting
 
 if TYPE_CHECKING:
     from buildsys.workers.client.pool import JobReply, WorkerPool
@@ -69,7 +70,7 @@ class LocalRuns:
         make_folders(path.parent for path in (log, *outputs.values()))
         devices = not needs_no_device(action, key, self.project)
         held = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
-        with held as variables, self.slots, ExitStack() as stack:
+        with waiting(), held as variables, self.slots, ExitStack() as stack:
             known = self.ledger.records(action.target) if refits else ()
             job = stage_job(
                 action,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +21,8 @@ _FIRST_OF_STAGES, _NO_NETWORK = ',"reads":', '"source":null'
 class ProjectPlan(Mapping[str, Action]):
     """Target -> action; each model is planned on first use.
 
-    ``executor_of`` places targets on executors of project.yaml.
+    ``executor_of`` places targets on executors of project.yaml. Of more than ``most_models`` models
+    the first ones are planned again: a plan takes 70 kB.
     """
 
     def __init__(
@@ -32,6 +35,8 @@ class ProjectPlan(Mapping[str, Action]):
         self._version_of = version_of
         self._executor_of = executor_of
         self._planned: dict[str, dict[str, Action]] = {}
+        self._guard = threading.Lock()
+        self.most_models = 2000
 
     def of(self, model: str) -> Mapping[str, Action]:
         """Return the plan of one model, empty for an unknown one."""
@@ -41,10 +46,15 @@ class ProjectPlan(Mapping[str, Action]):
                 return {}
             from buildsys.plan.stage_table import plan_model  # 5 ms, not needed with nothing to do
 
-            actions = plan_model(self._models[model].data, self._version_of)
+            data = json.loads(self._models[model].text)  # which need not stay
+            actions = plan_model(data, self._version_of)
             if executor_of := self._executor_of:
                 actions = tuple(replace(one, executor=executor_of(one)) for one in actions)
-            planned = self._planned[model] = {action.target: action for action in actions}
+            planned = {action.target: action for action in actions}
+            with self._guard:
+                self._planned[model] = planned
+                while len(self._planned) > self.most_models:
+                    del self._planned[next(iter(self._planned))]
         return planned
 
     def stages(self) -> list[str]:

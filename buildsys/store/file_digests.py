@@ -13,6 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from buildsys.errors import StageError
 from buildsys.store.state_db import StateDb
 from buildsys.system.files import Stamp
+from buildsys.system.turns import waiting
 
 _CHUNK_BYTES = 1 << 18
 _LARGE_BYTES = 8 << 20  # larger chunks pay from here on, each digested by several cores
@@ -27,6 +29,7 @@ _LARGE_CHUNK_BYTES = 4 << 20
 THREADS_FROM_BYTES = 4 << 20
 _REPORTED_BYTES = 16 << 30  # several seconds, in which nothing else happens
 _ATTEMPTS = 3
+_MOST_KNOWN = 40_000  # in memory, 500 bytes each; the others are looked up
 _FEW_FILES = 300  # looked up one by one; above, reading all rows at once is faster
 T = TypeVar("T")
 _READABLE = "check its permissions and its disk"
@@ -34,7 +37,7 @@ _Row = tuple[int, int, int, int, str]
 
 _COLUMNS = "mtime_ns, ctime_ns, size, inode, digest"
 _SELECT = f"SELECT {_COLUMNS} FROM file_digests WHERE path = ? AND boot = ?"
-_SELECT_ALL = f"SELECT path, {_COLUMNS} FROM file_digests WHERE boot = ?"
+_SELECT_ALL = f"SELECT path, {_COLUMNS} FROM file_digests WHERE boot = ? LIMIT ?"
 _INSERT = "INSERT OR REPLACE INTO file_digests VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -79,8 +82,9 @@ def hash_file(path: str) -> FileDigest:
                 digest = blake3(max_threads=blake3.AUTO if large else 1)
                 chunk_bytes = _LARGE_CHUNK_BYTES if large else min(before.size + 1, _CHUNK_BYTES)
                 view = memoryview(bytearray(chunk_bytes))
-                while count := file.readinto(view):
-                    digest.update(view[:count])
+                with waiting() if large else nullcontext():
+                    while count := file.readinto(view):
+                        digest.update(view[:count])
                 if Stamp.of(os.fstat(file.fileno())) == before:
                     return FileDigest(digest.hexdigest(), before)
     except OSError as error:
@@ -115,7 +119,7 @@ class DigestCache:
         with self._guard:
             before, self._lookups = self._lookups, self._lookups + len(stamps)
             if before <= _FEW_FILES < self._lookups:
-                for path, *row in self._db.read(_SELECT_ALL, (boot_id(),)):
+                for path, *row in self._db.read(_SELECT_ALL, (boot_id(), _MOST_KNOWN)):
                     self._known.setdefault(path, tuple(row))
         found = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
         unread = [path for path, stamp in stamps.items() if stamp and not found[path]]
@@ -145,10 +149,16 @@ class DigestCache:
         """
         statements = []
         for path, (digest, stamp) in files:
-            self._known[path] = (*stamp, digest)
+            self._remember(path, (*stamp, digest))
             statements.append((_INSERT, (path, *stamp, digest, boot_id())))
         if statements:
             self._db.write(statements)
+
+    def _remember(self, path: str, row: _Row) -> None:
+        with self._guard:
+            self._known[path] = row
+            if len(self._known) > _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
 
     def drop(self, path: str) -> None:
         """Forget a file: the next lookup reads it."""
@@ -163,7 +173,8 @@ class DigestCache:
             rows = self._db.read(_SELECT, (path, boot_id()))
             if not rows or rows[0][:4] != stamp:
                 return None
-            row = self._known[path] = rows[0]
+            row = rows[0]
+            self._remember(path, row)
         return FileDigest(row[4], stamp) if isinstance(row[4], str) else None  # a damaged row
 
 

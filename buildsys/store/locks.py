@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.system.file_locks import open_lock, try_lock
+from buildsys.system.turns import waiting
 
 CPU = "cpu"  # the device of benchmarks on the processor
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
@@ -192,7 +193,9 @@ class Locks:
                     on_wait(holder)
                     reported.append(holder)
                 report_at = time.monotonic() + _REPORT_AGAIN_S
-            if self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
+            with waiting():
+                is_stopped = self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)])
+            if is_stopped:
                 raise InterruptedWaitError("interrupted while waiting for another process")
             polls += 1
 

@@ -31,9 +31,10 @@ from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.file_locks import open_lock, try_lock
 from buildsys.system.files import SETTLE_NS, Stamp, fsync
+from buildsys.system.turns import turn, waiting
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
 TEMPORARY = ".tmp"
 _TREE = "tree"
@@ -41,6 +42,7 @@ _LOCK = "lock"
 _REPLACED = "replaced-"
 _LARGE_BYTES = 1 << 20
 _LOW_DISK_BYTES = 1 << 20
+_MOST_PIECES = 100  # of work in the background: each holds a record of 20 kB
 _ABANDONED_S = 3600.0  # a folder without a lock file belongs to a process that died creating it
 
 
@@ -50,16 +52,19 @@ class Background:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
-        self._submitted: list[Future[None]] = []
+        self._failure: BaseException | None = None
+        self._room = threading.Semaphore(_MOST_PIECES)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run a piece of work after those submitted before."""
+        """Run a piece of work after those submitted before; wait if there are many of them."""
         from concurrent.futures import ThreadPoolExecutor  # 10 ms, too much for a run without work
 
+        with waiting():
+            self._room.acquire()
         with self._guard:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "background")
-            self._submitted.append(self._executor.submit(work))
+            self._executor.submit(self._run, work)
 
     def close(self) -> None:
         """Wait until all work is done.
@@ -67,12 +72,21 @@ class Background:
         Raises: what the first failed piece of work raised.
         """
         with self._guard:
-            executor, submitted = self._executor, self._submitted
-            self._executor, self._submitted = None, []
+            executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown()
-        for piece in submitted:
-            piece.result()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            with turn():
+                work()
+        except BaseException as error:
+            self._failure = self._failure or error
+        finally:
+            self._room.release()
 
 
 def make_folders(folders: Iterable[Path]) -> None:
@@ -237,7 +251,8 @@ class Publisher:
         """Write published files to disk; drop the digests of failures."""
         for path in paths:
             try:
-                fsync(path)
+                with waiting():
+                    fsync(path)
             except FileNotFoundError:  # replaced or removed meanwhile
                 continue
             except OSError as error:

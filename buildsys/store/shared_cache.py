@@ -26,6 +26,7 @@ from buildsys.store.record_file import (
     encode_record,
 )
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
+from buildsys.system.turns import waiting
 from buildsys.system.urls import mask_secrets, mask_text
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
@@ -263,7 +264,8 @@ class SharedCache:
 
         thread = threading.Thread(target=run, daemon=True, name="shared cache")
         thread.start()
-        thread.join(self._timeout_s)
+        with waiting():
+            thread.join(self._timeout_s)
         late = thread.is_alive()
         if late:
             timed_out.set()

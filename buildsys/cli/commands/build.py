@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from doit import Globals
+from doit import Globals, cmd_run
 from doit.cmd_run import Run as DoitRun
 from doit.dependency import SqliteDB
 from doit.exceptions import InvalidCommand, InvalidDodoFile
@@ -18,8 +18,10 @@ from buildsys.cli.command import INTERRUPTED, option, program_of
 from buildsys.cli.commands.doit_commands import FilteredCommand
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.interruption import on_interruption
+from buildsys.cli.model_scheduler import Control, ThreadRunner
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.execution.placement import HERE
 from buildsys.plan.project_plan import model_of
 from buildsys.store.ledger import utc_now
 from buildsys.system.printable import printable
@@ -31,6 +33,7 @@ SINCE = option("since", "only what differs from a git revision")
 JUNIT = option("junit", "write the results as JUnit XML into a file")
 SUMMARY = option("summary", "write a summary in Markdown into a file")
 _WAITING_THREADS = 16  # besides those of -n
+cmd_run.TaskControl, cmd_run.MThreadRunner = Control, ThreadRunner  # doit has no other place
 
 
 class Requested(NamedTuple):
@@ -116,7 +119,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
                 write_unfinished(self._files, self.started, str(error))
             raise
         finally:
-            Run.requested = None
+            Run.requested = Control.models = None
 
     @wraps(DoitRun._execute)  # doit reads the options from its signature
     def _execute(self, **options: Any) -> Any:
@@ -125,8 +128,11 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
         session: Session | None = getattr(reporter, "session", None)
         if session is None:
             return super()._execute(**options)
+        jobs = {HERE: max(1, options["num_process"]), **session.remote_jobs}
         if session.remote_jobs:
-            options["num_process"] = max(1, options["num_process"]) + session.remote_jobs
+            options["num_process"] = sum(jobs.values())
+        if Control.models is not None:
+            Control.models = Control.models._replace(jobs=jobs)
         if self.needs_results:
             ignores = self.dep_manager.status_is_ignore
             self._ignored = {task.name for task in self.task_list if ignores(task)}
@@ -171,7 +177,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
         """Return the results of all targets of this run."""
         from buildsys.cli.run_files import collect_results
 
-        targets = dict.fromkeys(session.up_to_date_targets)
+        targets = dict.fromkeys((*session.up_to_date_targets, *session.planned_targets))
         waiting = list(self.control.selected_tasks) if hasattr(self, "control") else []
         while waiting:
             name = waiting.pop()

@@ -116,16 +116,17 @@ class PlainDisplay:
 
     def beat(self) -> None:
         """Print running targets without a line in the last half minute."""
-        now = self._clock()
+        now, state = self._clock(), ""
         for target, shown in list(self._shown.items()):
             line = self._lines[target]
             if line.status != "running":
                 self._shown.pop(target, None)
             elif now - shown >= _HEARTBEAT_S:
                 self._shown[target] = now
-                remaining = self._estimate()
-                left = f", {remaining}" if remaining else ""
-                state = f"({state_of(self._lines)}{left})"
+                if not state:
+                    remaining = self._estimate()
+                    left = f", {remaining}" if remaining else ""
+                    state = f"({state_of(self._lines)}{left})"
                 self._print("running", target, duration(now - line.began), line.activity, state)
 
     def close(self) -> None:

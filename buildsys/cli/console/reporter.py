@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from buildsys.cli.failure_report import StaleOutputs
 
 _SHOWN_CAUSES = 12  # of unavailable targets, if there is nothing to do
+_MOST_ESTIMATED = 20_000  # targets: every look at their remaining time takes milliseconds
 _LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
 
 
@@ -59,7 +60,7 @@ class Reporter:
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """List all targets of this run, in plan order."""
         reached: set[str] = set()
-        waiting = list(selected_tasks)
+        waiting = [] if self.session.planned_targets else list(selected_tasks)
         while waiting:
             name = waiting.pop()
             if name not in reached:
@@ -68,6 +69,8 @@ class Reporter:
         for name, task in tasks.items():
             if name in reached and not task.has_subtask:
                 self._lines[name] = target_line(name)
+        for name in self.session.planned_targets:
+            self._lines[name] = target_line(name)
         for name in self.session.up_to_date_targets:
             self._lines[name] = target_line(name)
             self._note_up_to_date(self._lines[name])
@@ -298,9 +301,10 @@ class Reporter:
         import_module("buildsys.cli.console.run_summary")
         from buildsys.cli.console.estimate import Estimate
 
-        estimate = Estimate(self.session, self._lines, self.session.jobs)
-        self._estimate = estimate
-        estimate.learn()
+        if len(self._lines) <= _MOST_ESTIMATED:
+            estimate = Estimate(self.session, self._lines, self.session.jobs)
+            self._estimate = estimate
+            estimate.learn()
         from buildsys.cli.html_pages import prepare
 
         prepare()

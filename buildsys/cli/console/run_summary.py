@@ -33,7 +33,9 @@ _STYLES = {
     "passed": "green", "restored": "cyan", "unavailable": "yellow", "noisy": "yellow",
     "failed": "bold red",
 }  # fmt: skip
+_GOOD = ("passed", "restored", "fresh")
 _ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
+_MOST_TABLES = 100  # more models than that: only those with something else than passed targets
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _MOST_OTHER_MODELS = 10  # with stale outputs but without a table
 _SHORT_REASONS = [TEXTS[kind].partition(":")[0] for kind in (FAILED, NOISY)]  # rest: shown anyway
@@ -67,8 +69,12 @@ def print_summary(
     models: dict[str, list[TargetLine]] = {}
     for line in lines:
         models.setdefault(line.model, []).append(line)
-    for model, rows in models.items():
-        if not any(row.has_ended for row in rows):
+    ended = [model for model, rows in models.items() if any(row.has_ended for row in rows)]
+    left_out = 0
+    for model in ended:
+        rows = models[model]
+        if len(ended) > _MOST_TABLES and all(row.status in _GOOD for row in rows):
+            left_out += 1
             continue
         _print_table(console, session, model, rows)
         for warning in _warnings(session, rows):
@@ -87,6 +93,8 @@ def print_summary(
             if text := one.describe(shown_path(session.project.build / model)):
                 print_line(text, "yellow")
         console.print()
+    if left_out:
+        print_line(f"{left_out} models passed; `doit info` and the pages show their targets")
     others = [
         one.describe(shown_path(session.project.build / one.model)) for one in remaining.values()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not r
 _TAIL_BYTES = 4096  # of a log
 
 
-@dataclass
+@dataclass(slots=True)
 class TargetLine:
     """One target of a run."""
 
@@ -61,7 +62,7 @@ class TargetLine:
 
 def target_line(target: str, status: str = "not run") -> TargetLine:
     """Return the line of a target that nothing is known about yet."""
-    stage, model, variant = (*target.split(":", 2), "")[:3]
+    stage, model, variant = map(sys.intern, (*target.split(":", 2), "")[:3])
     return TargetLine(target, model, stage, variant, status)
 
 

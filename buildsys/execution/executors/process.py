@@ -102,6 +102,8 @@ class ProcessExecutor:
         code = started.process.poll()
         if code is None:
             return JobState(RUNNING)
+        assert started.process.stdin is not None
+        started.process.stdin.close()  # a run of thousands of jobs has not as many descriptors
         if code == _SSH_LOST and self._is_ssh:
             lines = self.log(handle).strip().splitlines()
             return JobState(LOST, code, reason=lines[-1] if lines else "the connection was lost")

@@ -5,11 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from queue import SimpleQueue
+from typing import NamedTuple
 
 from buildsys.execution.executors.interface import ENDED, LOST, JobExecutor, JobState
+from buildsys.system.turns import waiting
 
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.02, 2.0, 1.3
 _UNREACHABLE_S = 120.0  # without an answer of the system its jobs count as lost
+
+
+class _Change(NamedTuple):
+    state: JobState
+    has_answered: bool
 
 
 class Watcher:
@@ -22,8 +30,9 @@ class Watcher:
         self._list_answers = answers
         self._states: dict[str, JobState | None] = {}
         self._awaited: dict[str, str] = {}  # handle -> name of the answer
-        self._answered: set[str] = set()  # handles
-        self._changed = threading.Condition()
+        # one queue per wait: with one condition for all, every change would wake all
+        self._changes: dict[str, SimpleQueue[_Change | None]] = {}
+        self._added = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
@@ -35,37 +44,39 @@ class Watcher:
         With the name of an ``answer``, also that of a job that has written it and goes on.
         ``on_state`` gets every change, in the calling thread.
         """
-        seen = None
-        with self._changed:
-            self._states[handle] = None
+        changes: SimpleQueue[_Change | None] = SimpleQueue()
+        with self._added:
+            if self._is_stopped:
+                return None
+            self._states[handle], self._changes[handle] = None, changes
             if answer:
                 self._awaited[handle] = answer
             self._start()
-            self._changed.notify_all()
+            self._added.notify()
+        seen = None
         try:
-            while not self._is_stopped:
-                with self._changed:
-                    state, has_answered = self._states[handle], handle in self._answered
-                    if state == seen and not has_answered:
-                        self._changed.wait(_LONGEST_S)
-                        continue
-                if state is not None and state != seen:
-                    on_state(state)
-                seen = state
-                if state is not None and (has_answered or state.phase in (ENDED, LOST)):
-                    return state
-            return None
+            while True:
+                with waiting():
+                    change = changes.get()
+                if change is None:
+                    return None
+                if change.state != seen:
+                    on_state(change.state)
+                seen = change.state
+                if change.has_answered or seen.phase in (ENDED, LOST):
+                    return seen
         finally:
-            with self._changed:
-                self._states.pop(handle, None)
+            with self._added:
+                del self._states[handle], self._changes[handle]
                 self._awaited.pop(handle, None)
-                self._answered.discard(handle)
 
     def stop(self) -> None:
         """End all waits."""
-        with self._changed:
+        with self._added:
             self._is_stopped = True
-            self._changed.notify_all()
+            for changes in self._changes.values():
+                changes.put(None)
+            self._added.notify()
 
     def _start(self) -> None:
         if self._thread is None:
@@ -76,9 +87,9 @@ class Watcher:
         pause_s, answered = _SHORTEST_S, time.monotonic()
         known: set[tuple[str, str]] = set()
         while not self._is_stopped:
-            with self._changed:
+            with self._added:
                 while not self._states and not self._is_stopped:
-                    self._changed.wait()
+                    self._added.wait()
                     answered = time.monotonic()
                 handles = frozenset(self._states)
                 waits = {(handle, self._awaited.get(handle, "")) for handle in handles}
@@ -92,19 +103,17 @@ class Watcher:
             except Exception as error:  # of any library; the system may come back
                 late = time.monotonic() - answered > _UNREACHABLE_S
                 found, names = _all_lost(handles, error) if late else {}, ()
-            with self._changed:
-                changes = {
-                    handle: state
-                    for handle, state in found.items()
-                    if handle in self._states and self._states[handle] != state
-                }
-                self._states.update(changes)
-                there = {handle for handle, name in self._awaited.items() if name in names}
-                new = there - self._answered
-                self._answered |= new
-                if changes or new:
-                    pause_s = _SHORTEST_S
-                    self._changed.notify_all()
+            with self._added:
+                for handle, changes in self._changes.items():
+                    before, state = self._states[handle], found.get(handle)
+                    state = state or before
+                    has_answered = self._awaited.get(handle, "") in names
+                    if state is not None and (state != before or has_answered):
+                        self._states[handle] = state
+                        changes.put(_Change(state, has_answered))
+                        pause_s = _SHORTEST_S
+                        if has_answered:
+                            del self._awaited[handle]
             time.sleep(pause_s)
             pause_s = min(pause_s * _GROWTH, _LONGEST_S)
 

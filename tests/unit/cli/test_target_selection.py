@@ -40,13 +40,17 @@ def of(session: Session, *models: str) -> list[str]:
 
 def test_everything_is_selected_without_the_models_that_have_nothing_to_do(tmp_path: Path) -> None:
     session, _ = make(tmp_path, "a")
-    assert selected(session, "build") == Selection(["build"], of(session, "b"), of(session, "a"))
+    assert selected(session, "build") == Selection(
+        ["build"], of(session, "b"), of(session, "a"), ["b"]
+    )
 
 
 def test_a_model_with_one_stale_target_is_selected_whole(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
     executor.fresh.discard("report:b")
-    assert selected(session, "build") == Selection(["build"], of(session, "b"), of(session, "a"))
+    assert selected(session, "build") == Selection(
+        ["build"], of(session, "b"), of(session, "a"), ["b"]
+    )
 
 
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
@@ -111,4 +115,4 @@ def test_a_problem_during_the_check_leaves_everything_to_the_run(tmp_path: Path)
         raise StageError("cannot use the build state")
 
     executor.find = broken  # type: ignore[method-assign]
-    assert selected(session, "build") == Selection(["build"], of(session, "a", "b"), [])
+    assert selected(session, "build") == Selection(["build"], of(session, "a", "b"), [], ["a", "b"])
