@@ -98,8 +98,7 @@ class KeyBuilder:
         elsewhere: RemoteEnvironments | None = None,
         own_digests: DigestCache | None = None,
     ) -> None:
-        self._baselines = baselines
-        self._elsewhere = elsewhere
+        self._baselines, self._elsewhere = baselines, elsewhere
         self._project = str(project)
         self._build = str(build)
         self._digests, self._own_digests = digests, own_digests or digests

@@ -43,7 +43,7 @@ _MOST_RUNS = 4  # until everything is up to date
 _PROJECT = """\
 cache: {{remote: "{remote}", mode: read-write}}
 executors:
-  cpu: {{kind: process, command: [simulated], jobs: {cpu_jobs}}}
+  cpu: {{kind: process, command: [simulated], jobs: {cpu_jobs}, linger: 0}}
   h100: {{kind: process, command: [simulated], jobs: {gpu_jobs}, offers: {{gpu: H100}}}}
   here: {{kind: local}}
 """
