@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_answers import answer, texts
+from forked_machine import ForkedMachine
 from project_folder import finish, wait_until
 from ready_project import VALUES, ReadyProject, contents, processes_marked, targets
 
@@ -23,19 +26,28 @@ LAB = ("engine:a:lab", "bench:a:lab")
 class Cluster:
     """A project whose engine ``lab`` needs a label that only its executor offers."""
 
-    def __init__(self, project: ReadyProject, folder: Path, elsewhere: Path) -> None:
+    def __init__(
+        self, project: ReadyProject, folder: Path, elsewhere: Path, machine: ForkedMachine
+    ) -> None:
         self.project, self.store, self.elsewhere = project, folder / "store", elsewhere
+        self.machine = machine
         self.store.mkdir()
         project.edit(MANIFEST, "name: ort}]", "name: ort}, {backend: onnxruntime, name: lab, "
                      "needs: {labels: [lab-1]}}]")  # fmt: skip
         self.configure()
 
     def configure(
-        self, *variables: str, first: str = "", more: str = "", offers: str = "labels: [lab-1]"
+        self,
+        *variables: str,
+        first: str = "",
+        more: str = "",
+        offers: str = "labels: [lab-1]",
+        forked: bool = True,
     ) -> None:
         """Write the executor; ``variables`` are of its jobs."""
         given = [f"TMPDIR={self.elsewhere}", "BUILDSYS_LABELS=lab-1", *variables]
-        command = json.dumps(["env", *given, sys.executable, "-m", "buildsys"])
+        program = self.machine.command if forked else [sys.executable, "-m", "buildsys"]
+        command = json.dumps(["env", *given, *program])
         (self.project.root / "configs/project.yaml").write_text(
             f"cache: {{remote: {self.store}, mode: read-write}}\n"
             f"executors:\n"
@@ -54,9 +66,18 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("elsewhere")
 
 
+@pytest.fixture(scope="module")
+def machine() -> Iterator[ForkedMachine]:
+    started = ForkedMachine()
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def cluster(ready: ReadyProject, tmp_path: Path, elsewhere: Path) -> Cluster:
-    return Cluster(ready, tmp_path, elsewhere)
+def cluster(
+    ready: ReadyProject, tmp_path: Path, elsewhere: Path, machine: ForkedMachine
+) -> Cluster:
+    return Cluster(ready, tmp_path, elsewhere, machine)
 
 
 def test_what_needs_an_executor_runs_there(cluster: Cluster) -> None:
@@ -115,7 +136,7 @@ def test_a_machine_unlike_the_others_is_refused(cluster: Cluster, tmp_path: Path
     script.write_text(
         f"#!/bin/sh\n[ -e {changed} ] && export ORT_LOGGING=1\n"
         f"export TMPDIR={cluster.elsewhere} BUILDSYS_LABELS=lab-1\n"
-        f'exec {sys.executable} -m buildsys "$@"'
+        f'exec {shlex.join(cluster.machine.command)} "$@"'
     )
     script.chmod(0o755)
     settings = project.root / "configs/project.yaml"
@@ -136,7 +157,7 @@ def test_a_machine_unlike_the_others_is_refused(cluster: Cluster, tmp_path: Path
 
 def test_a_killed_job_is_tried_again(cluster: Cluster) -> None:
     project = cluster.project
-    cluster.configure(first="  local: {kind: local}\n")
+    cluster.configure(first="  local: {kind: local}\n", forked=False)
     (project.root / VALUES).write_text(waiting_values(project.root))
     project.hold()
     run = project.start("reference:a")
@@ -154,7 +175,7 @@ def test_a_killed_job_is_tried_again(cluster: Cluster) -> None:
 
 def test_an_interrupted_run_ends_its_jobs(cluster: Cluster) -> None:
     project = cluster.project
-    cluster.configure(first="  local: {kind: local}\n")
+    cluster.configure(first="  local: {kind: local}\n", forked=False)
     (project.root / VALUES).write_text(waiting_values(project.root))
     project.hold()
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
