@@ -92,7 +92,8 @@ class Dispatcher:
     def learn(self, action: Action, others: Iterable[Action], on_event: OnEvent) -> None:
         """Ask an executor's machines for their libraries, unless known.
 
-        ``others`` are asked about at the same time.
+        ``others`` are asked about at the same time, and so are targets of the model that this run
+        may build with as few GPUs.
         Raises: StageError, TemporaryError.
         """
         name = action.executor
@@ -100,7 +101,9 @@ class Dispatcher:
             if not self._environments.unanswered(name, [action]):
                 return
             on_event({"event": "progress", "message": f"asking {name} for its libraries"})
-            there = [action, *(other for other in others if other.executor == name)]
+            count = action.needs.gpu_count
+            more = (o for o in self._open_actions(action.model) if o.needs.gpu_count <= count)
+            there = [action, *(other for other in (*others, *more) if other.executor == name)]
             questions = json.dumps(self._environments.unanswered(name, there)).encode()
             with self._store.lock(shared=True):
                 digest = self._push(questions, [])

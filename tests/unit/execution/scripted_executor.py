@@ -172,6 +172,12 @@ class Place:
             action, key, tree, log, on_event=self.events.append, rebuild=False
         )
 
+    def object(self, digest: str) -> bytes:
+        """Return an object of the shared cache."""
+        found = self._cache().read_object(digest)
+        assert found is not None
+        return found
+
     def add_object(self, content: bytes) -> OutputFile:
         """Add a file to the shared cache, as another machine does."""
         from blake3 import blake3

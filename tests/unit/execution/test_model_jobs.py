@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from scripted_executor import ACTION, Place, ends, goes_on_after
 from buildsys.errors import StageError
 from buildsys.execution.executors.interface import ENDED, LOST, JobState
 from buildsys.execution.model_jobs import Order, decode_order, job_key
+from buildsys.execution.remote_environments import question_of
 from buildsys.plan.action import Action, BaselineRef, Needs
 
 FIRST, SECOND, OTHER = (
@@ -127,6 +129,21 @@ def test_the_time_limit_of_a_job_is_that_of_its_targets(
     for action in (limited[0], OTHER):
         place.build(action)
     assert [job.needs.time_s for job in place.executor.jobs] == [720.0, 0.0]
+    place.dispatcher.close()
+    place.db.close()
+
+
+def test_machines_are_asked_once_for_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpu = replace(SECOND, tools=("torch",), needs=Needs(gpu_count=1))
+    later = replace(SECOND, tools=("onnx",))
+    place = Place(tmp_path, monkeypatch, [FIRST, later, with_gpu])
+    asked = {question_of(one): {} for one in (FIRST, later)}
+    place.script(ends(status="passed", exit_code=0, environments=asked))
+    place.dispatcher.learn(FIRST, [], place.events.append)
+    questions = json.loads(place.object(place.executor.jobs[0].arguments[1]))
+    assert questions == sorted(asked)
     place.dispatcher.close()
     place.db.close()
 
