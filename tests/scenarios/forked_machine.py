@@ -56,14 +56,14 @@ class ForkedMachine:
         self._folder.cleanup()
 
     def _run(self, client: socket.socket) -> None:
-        with client, client.makefile("rw") as stream:
+        with contextlib.suppress(OSError), client, client.makefile("rw") as stream:
             arguments, cwd, environment = json.loads(stream.readline())
             arguments.remove("--attached")  # the connection closes instead of standard input
             run = start_doit(arguments, Path(cwd), environment, "buildsys")
             threading.Thread(target=_end_with, args=[client, run], daemon=True).start()
             out, err = run.communicate()
-            with contextlib.suppress(OSError):  # the client was killed
-                print(json.dumps([run.returncode, out + err]), file=stream, flush=True)
+            # fails if the client was killed
+            print(json.dumps([run.returncode, out + err]), file=stream, flush=True)
 
 
 def _end_with(client: socket.socket, run: ForkedDoit) -> None:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_machine import ForkedMachine
 from project_folder import finish, wait_until
-from ready_project import VALUES, ReadyProject, contents, processes_marked, targets
+from ready_project import VALUES, ReadyProject, processes_marked
 
+CPU_STAGES = ("validate:a", "verify:a:ort")  # and all that they need
 MANIFEST = "configs/models/a.yaml"
-SCRIPT = 'echo "$1" >> {log}; exec "$0" -u -m buildsys "$@" >> {log}'
+SCRIPT = 'echo "$1" >> {log}; exec {program} "$@" >> {log}'
 
 
 class Jobs:
     """The jobs of a project whose targets all run on an executor."""
 
-    def __init__(self, project: ReadyProject, folder: Path, elsewhere: Path) -> None:
+    def __init__(
+        self, project: ReadyProject, folder: Path, elsewhere: Path, machine: ForkedMachine
+    ) -> None:
         self.project, self._log, self._elsewhere = project, folder / "jobs.log", elsewhere
-        self.store = folder / "store"
+        self.store, self._machine = folder / "store", machine
         self.store.mkdir()
         text = (project.root / VALUES).read_text()
         for name in ("hold", "held"):  # of the project, wherever a stage runs
@@ -31,13 +37,14 @@ class Jobs:
         (project.root / VALUES).write_text(text)
         self.configure()
 
-    def configure(self, settings: str = "") -> None:
-        command = json.dumps(["bash", "-c", SCRIPT.format(log=self._log), sys.executable])
+    def configure(self, *, forked: bool = True) -> None:
+        program = self._machine.command if forked else [sys.executable, "-u", "-m", "buildsys"]
+        script = SCRIPT.format(log=self._log, program=shlex.join(program))
+        command = json.dumps(["bash", "-c", script, "job"])
         (self.project.root / "configs/project.yaml").write_text(
             f"cache: {{remote: {self.store}, mode: read-write}}\n"
             "executors:\n"
-            f"  other: {{kind: process, command: {command}, env: {{TMPDIR: {self._elsewhere}}}"
-            f"{settings}}}\n"
+            f"  other: {{kind: process, command: {command}, env: {{TMPDIR: {self._elsewhere}}}}}\n"
             "  local: {kind: local}\n"
         )
 
@@ -60,37 +67,40 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("elsewhere")
 
 
+@pytest.fixture(scope="module")
+def machine() -> Iterator[ForkedMachine]:
+    started = ForkedMachine()
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def jobs(ready: ReadyProject, tmp_path: Path, elsewhere: Path) -> Jobs:
-    return Jobs(ready, tmp_path, elsewhere)
+def jobs(ready: ReadyProject, tmp_path: Path, elsewhere: Path, machine: ForkedMachine) -> Jobs:
+    return Jobs(ready, tmp_path, elsewhere, machine)
 
 
 def test_the_cpu_stages_of_each_model_are_one_job(jobs: Jobs) -> None:
     project = jobs.project
     project.add_model("b")
-    built = project.doit("build")
+    built = project.doit(*CPU_STAGES, "verify:b:ort", "bench:b:ort")
     assert built.code == 0, built.out + built.err
-    assert built.passed == targets("a") | targets("b")
-    assert jobs.started() == 4  # and the benchmarks, which run alone
+    assert {*jobs.builds().values()} == {1}
+    assert jobs.started() == 3  # and the benchmark, which runs alone
     assert jobs.running() == []
     assert [*jobs.store.glob("answers/*"), *jobs.store.glob("orders/*")] == []
     project.edit(VALUES, "SCALE = 1.0", "SCALE = 1.00")
-    changed = project.doit("build")
+    changed = project.doit(*CPU_STAGES)
     assert changed.code == 0, changed.out + changed.err
-    made = {f"{stage}:{model}" for stage in ("reference", "report") for model in "ab"}
-    assert changed.ran == made  # the golden outputs are the same
-    assert jobs.started() == 4 + 2
+    assert changed.ran == {"reference:a"}  # the golden outputs are the same
+    assert jobs.started() == 4
     assert jobs.running() == []
-    jobs.configure(", linger: 0")
-    project.write_network(1)
-    assert project.doit("build:a").code == 0
-    assert jobs.started() == 4 + 2 + len(targets("a")) - 1  # reports are written here
 
 
 def test_a_killed_job_loses_only_the_target_that_runs(jobs: Jobs) -> None:
     project = jobs.project
+    jobs.configure(forked=False)
     project.hold()
-    run = project.start("build:a")
+    run = project.start(*CPU_STAGES)
     wait_until(lambda: project.is_held and jobs.builds(), "one target is done")
     (job,) = jobs.running()
     (project.root / "held").unlink()
@@ -100,41 +110,22 @@ def test_a_killed_job_loses_only_the_target_that_runs(jobs: Jobs) -> None:
     project.let_go()
     done = finish(run)
     assert done.code == 0, done.out + done.err
-    assert jobs.started() == 3  # two, and the benchmark
-    assert jobs.builds() == Counter(targets("a") - {"report:a"})
-    again = project.doit("build:a")
+    assert jobs.started() == 2
+    assert {*jobs.builds().values()} == {1}
+    again = project.doit(*CPU_STAGES)
     assert again.code == 0, again.out + again.err
     assert "simplify:a" in again.ran and "reference:a" not in again.ran
-    found = contents(project.root / "build")
-    (project.root / "configs/project.yaml").unlink()  # the clean build is one of this machine
-    assert project.clean_contents() == found
 
 
 def test_a_job_goes_on_after_a_failed_stage(jobs: Jobs) -> None:
     project = jobs.project
     project.edit(VALUES, "    return", "    raise ValueError('no data')\n    return")
-    failed = project.doit("-c", "build:a")
+    failed = project.doit("-c", *CPU_STAGES)
     assert failed.code == 2
     assert "no data" in failed.out + failed.err
-    assert failed.passed >= {"export:a", "simplify:a", "engine:a:ort"}
+    assert failed.passed == {"export:a", "simplify:a", "engine:a:ort"}
     assert jobs.started() == 1
+    assert jobs.running() == []  # it waited for targets that did not come
     project.edit(VALUES, "    raise ValueError('no data')\n", "")
-    assert project.doit("build:a").code == 0
+    assert project.doit(*CPU_STAGES).code == 0
     assert {*jobs.builds().values()} == {1}
-
-
-def test_the_end_of_a_run_ends_jobs_that_wait(jobs: Jobs) -> None:
-    project = jobs.project
-    assert project.doit("reference:a").code == 0  # its job waits for other targets
-    assert jobs.running() == []
-    project.edit(VALUES, "SCALE = 1.0", "SCALE = 2.0")
-    project.hold()
-    run = project.start("build:a")
-    wait_until(lambda: project.is_held and jobs.running(), "the stage runs")
-    os.kill(run.pid, signal.SIGINT)
-    assert finish(run).code == 130
-    wait_until(lambda: not jobs.running(), "the job ends with its run")
-    project.let_go()
-    done = project.doit("build:a")
-    assert done.code == 0
-    assert jobs.builds()["export:a"] == 1
