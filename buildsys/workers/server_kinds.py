@@ -30,7 +30,10 @@ TORCH = ServerKind(
 )
 LIGHT = ServerKind(
     "light",
-    preload=("numpy", "ml_dtypes", "onnx", "onnxruntime", "onnxsim", "tensorrt_rtx"),
+    preload=(
+        *("numpy", "ml_dtypes", "onnx", "onnxruntime", "onnxsim"),
+        *("tensorrt_rtx", "cuda.bindings.driver"),
+    ),
     # onnxsim imports them if installed and never needs them here: torch takes 1.6 s and 580 MB,
     # sympy half of the remaining second
     without=("torch", "sympy"),
@@ -54,6 +57,7 @@ _DYNAMO = (
     "onnxscript.function_libs.torch_lib.ops",
 )
 _BENCH = ("numpy.ma",)  # imported by the first quantile
+_REPORT = ("buildsys.manifest.schema.engine_base",)  # with pydantic, for the defaults of engines
 
 
 def toolchain_of(job: Job) -> Toolchain | None:
@@ -95,7 +99,14 @@ def late_preload(job: Job) -> tuple[str, ...]:
         job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
     )
     bench = _BENCH if job.stage == "bench" else ()
-    return (*stage, *_backend_module(job), *(_DYNAMO if dynamo else ()), *bench)
+    report = _REPORT if job.stage == "report" and _shows_defaults(job) else ()
+    return (*stage, *_backend_module(job), *(_DYNAMO if dynamo else ()), *bench, *report)
+
+
+def _shows_defaults(job: Job) -> bool:
+    """Return True if an engine's default options are known to pydantic only."""
+    engines = job.options["manifest"].get("engines", ())
+    return any(describe_backend(engine["backend"]).defaults is None for engine in engines)
 
 
 def _backend_module(job: Job) -> tuple[str, ...]:

@@ -72,13 +72,23 @@ def test_a_backend_is_loaded_where_its_libraries_are() -> None:
     assert late_preload(_job("verify", engine=engine)) == ("buildsys.stages.verify.stage", backend)
     timed = ("buildsys.stages.bench.stage", backend, "numpy.ma")
     assert late_preload(_job("bench", engine=engine)) == timed
-    for name in ("tensorrt_rtx", "openvino", "of_another_package"):  # loaded by the child alone
+    engine = {"backend": "tensorrt_rtx"}
+    assert late_preload(_job("verify", engine=engine))[1:] == (
+        "buildsys.backends.tensorrt_rtx.backend",
+    )
+    for name in ("tensorrt", "openvino", "of_another_package"):  # loaded by the child alone
         assert late_preload(_job("engine", engine={"backend": name})) == (
             "buildsys.stages.engine.stage",
         )
     toolchain = Toolchain("other", Path("/envs/other/bin/python"), {})
     job = replace(_job("engine", engine=engine), toolchain=toolchain)
     assert late_preload(job) == ("buildsys.stages.engine.stage",)
+
+
+def test_a_report_loads_pydantic_for_defaults_that_only_the_schema_knows() -> None:
+    for backends, loaded in ((["onnxruntime"], 0), (["onnxruntime", "tensorrt_rtx"], 1)):
+        job = _job("report", manifest={"engines": [{"backend": name} for name in backends]})
+        assert late_preload(job)[1:] == ("buildsys.manifest.schema.engine_base",) * loaded
 
 
 def test_a_stage_of_another_package_is_loaded_by_its_child() -> None:
