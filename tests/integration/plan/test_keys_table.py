@@ -429,7 +429,8 @@ def outcome_of(bench: Bench) -> Callable[[str], Outcome]:
             if edit not in REBUILT and stale == listed(edit, planned.targets):
                 return replace(planned, ran=stale)
             ran = project.build()
-            assert project.build() == []
+            if edit in REBUILT:
+                assert project.build() == []
             assert planned.ran <= set(ran)
             rebuilt = compare_keys(before, project.records())
             assert len(ran) == len(set(ran))
@@ -576,9 +577,8 @@ def test_a_series_of_edits_gives_the_outputs_of_a_clean_build(bench: Bench) -> N
     first = project.records()
     with project.restored(), pytest.MonkeyPatch.context() as patch:
         for edits in (
-            ["weights", "opset"],
-            ["module", "spinning"],
-            ["range", "onnx weights", "data file"],
+            ["weights", "opset", "spinning"],
+            ["module", "range", "onnx weights", "data file"],
         ):
             for edit in edits:
                 EDITS[edit](bench, patch)
