@@ -34,6 +34,11 @@ class Models(NamedTuple):
     place_of: Callable[[str], str]  # of a target
     jobs: Mapping[str, int] = MappingProxyType({})  # at a time, by place; not listed: 1
 
+    @property
+    def most_open(self) -> int:
+        """The number of models at a time."""
+        return max(_LEAST_OPEN, _OPEN_PER_JOB * sum(self.jobs.values()))
+
 
 class Control(TaskControl):  # type: ignore[misc]  # doit has no type information
     """Doit's tasks of a run; those of whole models are made later."""
@@ -57,7 +62,6 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         self._models = models
         self._unopened = deque(enumerate(models.names))
         self._open: dict[str, list[str]] = {}  # task of a model -> its targets
-        self._most_open = max(_LEAST_OPEN, _OPEN_PER_JOB * sum(models.jobs.values()))
         self._order: dict[str, tuple[int, int]] = {}
         self._groups: deque[ExecNode] = deque()
         self._runnable: dict[str, list[tuple[tuple[int, int], str]]] = {}  # heaps, by place
@@ -71,7 +75,7 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
             while self.ready:
                 self._advance(self.ready.popleft())
             node = self._next()
-            if node is None and self._unopened and len(self._open) < self._most_open:
+            if node is None and self._unopened and len(self._open) < self._models.most_open:
                 self._open_model(*self._unopened.popleft())
                 continue
             if node is None and not self._open:

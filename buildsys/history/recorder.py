@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of
-from buildsys.history.figures import build_figures, read_measurements
 from buildsys.report.formatting import duration
 from buildsys.store.state_db import warn_on_stderr
 
@@ -76,6 +75,8 @@ class Recorder:
         content of its result file, ``machine`` the name and id of another machine that made it,
         ``more`` other fields of a build. None: nothing can be recorded.
         """
+        from buildsys.history.figures import build_figures  # half of the imports of run-action
+
         try:
             environment = _environment(parts)
             manifest = self._manifest(names["model"])
@@ -104,6 +105,8 @@ class Recorder:
 
     def add_measurements(self, build: Build, result: Path) -> None:
         """Record the samples in the result file of a benchmark."""
+        from buildsys.history.figures import read_measurements
+
         try:
             found = read_measurements(result)
         except Exception as error:

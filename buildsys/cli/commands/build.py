@@ -33,6 +33,7 @@ SINCE = option("since", "only what differs from a git revision")
 JUNIT = option("junit", "write the results as JUnit XML into a file")
 SUMMARY = option("summary", "write a summary in Markdown into a file")
 _WAITING_THREADS = 16  # besides those of -n
+_KEPT_PLANS = 100  # of models that have ended
 cmd_run.TaskControl, cmd_run.MThreadRunner = Control, ThreadRunner  # doit has no other place
 
 
@@ -133,6 +134,9 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             options["num_process"] = sum(jobs.values())
         if Control.models is not None:
             Control.models = Control.models._replace(jobs=jobs)
+            session.actions.most_models = Control.models.most_open + _KEPT_PLANS
+            # nothing reads what doit would keep of every target in memory until the end
+            self.dep_manager.save_success = lambda *_: None
         if self.needs_results:
             ignores = self.dep_manager.status_is_ignore
             self._ignored = {task.name for task in self.task_list if ignores(task)}
