@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from queue import Queue, SimpleQueue
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -33,6 +33,7 @@ class Models(NamedTuple):
     tasks_of: Callable[[str], list[Task]]  # in build order; the last one is the model
     place_of: Callable[[str], str]  # of a target
     jobs: Mapping[str, int] = MappingProxyType({})  # at a time, by place; not listed: 1
+    job_of: Callable[[str], Hashable] = lambda _: None  # of targets that take turns, else None
 
     @property
     def most_open(self) -> int:
@@ -55,6 +56,7 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
     """Starts the targets of earlier models first, as many as each place takes.
 
     Every place has a queue of its own: targets that wait for one place keep no other one idle.
+    Targets of one job take turns, so those that wait for it take no room either.
     """
 
     def __init__(self, models: Models) -> None:
@@ -67,6 +69,7 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         self._runnable: dict[str, list[tuple[tuple[int, int], str]]] = {}  # heaps, by place
         self._places: dict[str, str] = {}  # of targets that have started
         self._started = Counter[str]()  # by place
+        self._busy: dict[Hashable, list[str]] = {}  # job -> targets that wait for their turn
 
     def _dispatcher_generator(self, selected_tasks: Sequence[str]) -> Iterator[Any]:
         """Yield nodes to run, "hold on" to wait; receive nodes that have ended."""
@@ -119,6 +122,9 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         if self._groups:
             return self._groups.popleft()
         jobs = self._models.jobs
+        for queue in self._runnable.values():
+            while queue and (job := self._models.job_of(queue[0][1])) in self._busy:
+                self._busy[job].append(heapq.heappop(queue)[1])
         first = [
             (queue[0], place)
             for place, queue in self._runnable.items()
@@ -130,6 +136,8 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         _, name = heapq.heappop(self._runnable[place])
         self._started[place] += 1
         self._places[name] = place
+        if (job := self._models.job_of(name)) is not None:
+            self._busy[job] = []
         return self.nodes[name]
 
     def _forget(self, node: ExecNode) -> None:
@@ -137,6 +145,8 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         name = node.task.name
         if name in self._places:
             self._started[self._places.pop(name)] -= 1
+            for other in self._busy.pop(self._models.job_of(name), ()):
+                self._queue(self.nodes[other])
         for member in self._open.pop(name, ()):
             del self.tasks[member], self.nodes[member], self._order[member]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -181,6 +181,16 @@ class OpenProject(TargetNames):
             open_actions=self._open_actions,
         )
         return self.dispatcher
+
+    def job_of(self, target: str) -> Hashable:
+        """Return what targets that share a job on an executor have in common, else None."""
+        action = self.actions[target]
+        if not action.executor or not self.executors[action.executor]["linger"]:
+            return None
+        from buildsys.execution.model_jobs import job_key
+
+        key = job_key(action)
+        return key and (action.executor, *key)
 
     def _open_actions(self, model: str) -> list[Action]:
         return [action for name, action in self.actions.of(model).items() if self.may_run(name)]

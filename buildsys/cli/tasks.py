@@ -166,7 +166,10 @@ def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
             return [*tasks, _group_task(session, f"build:{model}", list(planned))]
 
         Control.models = Models(
-            selection.models, tasks_of, lambda target: session.actions[target].executor
+            selection.models,
+            tasks_of,
+            lambda target: session.actions[target].executor,
+            job_of=session.job_of,
         )
         for name in selection.groups:
             yield _group_task(session, name, [])

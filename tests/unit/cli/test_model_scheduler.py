@@ -40,7 +40,9 @@ class Reporter:
 class Run:
     """A run of models with four targets each."""
 
-    def __init__(self, tmp_path: Any, models: int, jobs: Mapping[str, int]) -> None:
+    def __init__(
+        self, tmp_path: Any, models: int, jobs: Mapping[str, int], *, one_job: bool = False
+    ) -> None:
         self.reporter = Reporter()
         self.database = Dependency(DbmDB, str(tmp_path / "doit"))
         self.guard = threading.Lock()
@@ -48,7 +50,10 @@ class Run:
         self.most_open = 0
         self.work: Callable[[str], Any] = lambda _: None
         names = [f"m{number:03d}" for number in range(models)]
-        self.scheduler = ModelScheduler(Models(names, self.tasks_of, self.place_of, jobs))
+        models_of_run = Models(names, self.tasks_of, self.place_of, jobs)
+        if one_job:
+            models_of_run = models_of_run._replace(job_of=lambda target: target.partition(":")[2])
+        self.scheduler = ModelScheduler(models_of_run)
 
     @staticmethod
     def place_of(target: str) -> str:
@@ -113,6 +118,29 @@ def test_places_have_their_own_number_of_targets(tmp_path: Any, threads: int) ->
     for stage, after in STAGES.items():
         for model in (f"m{number:03d}" for number in range(30)):
             assert all(ended[f"{one}:{model}"] < ended[f"{stage}:{model}"] for one in after)
+
+
+def test_targets_of_one_job_take_turns_and_no_room(tmp_path: Any) -> None:
+    run = Run(tmp_path, 12, {"cpu": 3, "gpu": 3}, one_job=True)
+    running, most = Counter[str](), Counter[str]()
+
+    def work(target: str) -> None:
+        model = target.partition(":")[2]
+        with run.guard:
+            running[model] += 1
+            most["models"] = max(most["models"], len(+running))
+            most["targets"] = max(most["targets"], running[model])
+        with waiting():
+            time.sleep(0.002)
+        with run.guard:
+            running[model] -= 1
+
+    run.work = work
+    assert run.start(8) == 0
+    assert sorted(run.targets) == sorted(f"{s}:m{n:03d}" for s in STAGES for n in range(12))
+    assert most["targets"] == 1  # check and engine do not depend on each other
+    assert most["models"] >= 3
+    assert run.scheduler._busy == {}
 
 
 def test_a_busy_place_keeps_no_other_idle(tmp_path: Any) -> None:
