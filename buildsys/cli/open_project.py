@@ -34,7 +34,8 @@ class OpenProject(TargetNames):
     jobs: ClassVar[int] = 1  # ``doit -n``, known before the project is loaded
 
     def __init__(self, project: Project) -> None:
-        self.executors = project.executors()
+        # without models, project.yaml may be the reason: it is not checked
+        self.executors = project.executors() if project.models else {}
         self.placer = _placer(self.executors)
         versions = builder_versions(project.root, project.state)
         super().__init__(project, ProjectPlan(project.models, versions, self._executor_of))
