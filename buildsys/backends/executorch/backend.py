@@ -101,8 +101,9 @@ def build(request: BuildRequest) -> Figures:
     if options["precision"] == "int8":
         if request.dims:
             messages.append(
-                "XNNPACK computes int8 wrongly once sizes exceed those of the first run: on a"
-                " device, run the program once with the largest sizes (done here when it is loaded)"
+                "XNNPACK computes int8 means (global pooling) wrongly once sizes exceed those of"
+                " the first run: on a device, run the program once with the largest sizes (done"
+                " here when it is loaded)"
             )
         total = lowered.delegated.total() + lowered.portable.total()
         share = lowered.quantized / total if total else 0.0
@@ -133,7 +134,7 @@ def load(
     another version.
     """
     prepare(options)
-    # XNNPACK in ExecuTorch 1.5.1 computes int8 wrongly once sizes exceed those of the first run
+    # XNNPACK in ExecuTorch 1.5.1 computes int8 means wrongly once sizes exceed the first run's
     is_int8 = options["precision"] == "int8"
     return ExecuTorchSession(engine, int(options["threads"]), largest_first=is_int8)
 
