@@ -69,8 +69,8 @@ class LocalRuns:
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         make_folders(path.parent for path in (log, *outputs.values()))
         devices = not needs_no_device(action, key, self.project)
-        held = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
-        with waiting(), held as variables, self.slots, ExitStack() as stack:
+        holding = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
+        with waiting(), holding as held, self.slots, ExitStack() as stack:
             known = self.ledger.records(action.target) if refits else ()
             job = stage_job(
                 action,
@@ -79,7 +79,7 @@ class LocalRuns:
                 outputs,
                 threads=self.threads,
                 timing_caches=self.timing_caches,
-                environment=variables,
+                held=held,
                 earlier=earlier_builds(action, key.parts, known, self.store),
             )
             if action.baseline is not None:

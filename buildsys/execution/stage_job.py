@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.execution.machine_needs import lacking, obstacle
@@ -23,6 +24,16 @@ from buildsys.workers.server_kinds import DEFAULT_INTERPRETER_STAGES
 _EARLIER_BUILDS = 3  # to refit; older ones rarely have the same graph
 
 
+class HeldDevices(NamedTuple):
+    """Devices that one stage uses alone."""
+
+    names: tuple[str, ...]
+    variables: Mapping[str, str]  # that select the GPU
+
+
+_NOTHING_HELD = HeldDevices((), MappingProxyType({}))
+
+
 def stage_job(
     action: Action,
     project: Path,
@@ -31,7 +42,7 @@ def stage_job(
     *,
     threads: int = 0,
     timing_caches: Path | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    held: HeldDevices = _NOTHING_HELD,
     earlier: Sequence[Mapping[str, str]] = (),
 ) -> Job:
     """Return the job of ``action`` with inputs from ``build``.
@@ -57,7 +68,8 @@ def stage_job(
         timing_caches=timing_caches if action.stage == "engine" else None,
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
         threads=0 if action.measures else threads,
-        environment=environment,
+        environment=held.variables,
+        exclusive=held.names,
         obstacle=obstacle(lacks) if (lacks := lacking(action.needs)) else None,
         earlier=earlier,
     )
@@ -94,8 +106,8 @@ def earlier_builds(
 @contextmanager
 def hold_devices(
     locks: Locks, action: Action, target: str, on_wait: OnWait, *, needed: bool = True
-) -> Iterator[dict[str, str]]:
-    """Hold the project and the exclusive devices; yield variables that select the GPU.
+) -> Iterator[HeldDevices]:
+    """Hold the project and the exclusive devices; yield the devices.
 
     Of equal GPUs the first free one is selected. A stage in the interpreter of a toolchain uses no
     other GPU than the toolchain's. Without ``needed`` devices, the project is shared.
@@ -103,16 +115,16 @@ def hold_devices(
     variables = action.toolchain.env if action.toolchain else ()
     exclusive = needed and action.exclusive
     gpus: tuple[str, ...] = ()
-    selected: dict[str, str] = {}
+    selected: tuple[str, ...] = ()
     with ExitStack() as stack:
         if needed and action.alone_on_gpu:
             if choice := equal_gpus(variables):
-                gpu = stack.enter_context(locks.one_device(choice, target, on_wait))
-                selected = {VISIBLE_DEVICES: gpu}
+                selected = (stack.enter_context(locks.one_device(choice, target, on_wait)),)
             else:
                 gpus = gpu_uuids(variables, here=action.stage in DEFAULT_INTERPRETER_STAGES)
         cpu = (CPU,) if exclusive else ()
         # devices first: waiting for one must not keep others from an exclusive project
         stack.enter_context(locks.devices((*gpus, *cpu), target, on_wait))
         stack.enter_context(locks.project(target, exclusive=exclusive, on_wait=on_wait))
-        yield selected
+        variables_of_gpu = {VISIBLE_DEVICES: selected[0]} if selected else {}
+        yield HeldDevices((*selected, *gpus, *cpu), variables_of_gpu)

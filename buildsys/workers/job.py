@@ -43,6 +43,7 @@ class Job:
     earlier: Sequence[Mapping[str, str]] = ()
     # variables of this job only, such as the GPU selected for it
     environment: Mapping[str, str] = field(default_factory=dict)
+    exclusive: tuple[str, ...] = ()  # devices that no other stage uses: UUIDs of GPUs, "cpu"
     obstacle: tuple[str, str] | None = None  # why it cannot run here, and the next step
     threads: int = 0  # for computations independent of the thread count; 0: all cores
     progress: Callable[[str], None] = field(default=lambda _: None, compare=False)

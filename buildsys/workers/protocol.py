@@ -89,6 +89,7 @@ def job_from_json(fields: Message, **local: Any) -> Job:
         **{name: {role: Path(path) for role, path in fields[name].items()} for name in _PATHS},
         "timing_caches": caches and Path(caches),
         "earlier": tuple(fields["earlier"]),
+        "exclusive": tuple(fields["exclusive"]),
         "toolchain": toolchain and Toolchain(**{**toolchain, "python": Path(toolchain["python"])}),
     }
     return Job(**{**fields, **converted, **local})

@@ -100,8 +100,8 @@ def _run(
     """Run the job under the same locks as a build."""
     locks = Locks(session.project.state / "locks")
     name = f"debug {action.target}"
-    with hold_devices(locks, action, name, _report_wait) as variables:
-        job = replace(job, environment=variables)
+    with hold_devices(locks, action, name, _report_wait) as held:
+        job = replace(job, environment=held.variables, exclusive=held.names)
         return run_in_foreground(job, folder, debugger=debugger)
 
 

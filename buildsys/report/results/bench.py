@@ -78,6 +78,7 @@ class Load(TypedDict, total=False):
     average_before: Any
     average_after: Any
     others_share: float | None
+    exclusive: list[str]  # devices without other stages: "cpu", UUIDs of GPUs
 
 
 class BenchResult(ResultHeader, total=False):

@@ -118,6 +118,7 @@ def _measure(
             "average_before": before,
             "average_after": load_average(),
             "others_share": others.share(),
+            "exclusive": [*job.exclusive],
         },
         "noisy": [reason for case in cases.values() for reason in case["noisy"]],
     }

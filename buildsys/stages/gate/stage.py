@@ -110,7 +110,11 @@ def run(job: Job) -> StageResult:
         "figures": figures,
         "engine_options": dict(job.options["engine"]),
         "rounds": rounds,
-        "load": {"average": load_average(), "others_share": others.share()},
+        "load": {
+            "average": load_average(),
+            "others_share": others.share(),
+            "exclusive": [*job.exclusive],
+        },
     }
     for status, ending in ((FAILED, "failed"), (NOISY, NOISY), (INCOMPARABLE, "unavailable")):
         texts = [check["text"] for check in checks if check["status"] == status]

@@ -98,6 +98,8 @@ def test_what_needs_an_executor_runs_there(cluster: Cluster) -> None:
     history = History(project.root / ".buildsys/history.db")
     (run,) = history.builds(target="bench:a:lab")
     assert run.machine == os.uname().nodename
+    timed = json.loads((project.root / "build/a/bench/lab.json").read_text())
+    assert timed["load"]["exclusive"] == ["cpu"]
     project.environment["BUILDSYS_LABELS"] = "lab-1"  # now this machine has it as well
     assert answer(project, "plan", "--where", *LAB)["targets"] == []  # with the same libraries
 
