@@ -22,7 +22,7 @@ def clipped_signal(project: ProjectFolder) -> ProjectFolder:
     for manifest in (root / "configs/models").glob("*.yaml"):
         if manifest.stem != "clipped_signal":
             manifest.unlink()
-    project.edit("configs/models/clipped_signal.yaml", ", trt-fp32, trt-fp16", "")
+    project.edit("configs/models/clipped_signal.yaml", ", trt-fp32", "")
     with (root / "configs/models/clipped_signal.yaml").open("a") as manifest:
         manifest.write("bench: {duration: 50ms, warmup: 10ms, baselines: [], noise: null}\n")
     return project
