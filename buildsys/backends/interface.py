@@ -64,7 +64,7 @@ class EarlierBuild:
 
 @dataclass(frozen=True)
 class Definition:
-    """A user's function that fills a network, instead of a graph."""
+    """A user's function for filling a network, instead of a graph."""
 
     function: str  # FILE.py:FUNCTION
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class DeviceTensor(NamedTuple):
 
 
 class DeviceMemory(Protocol):
-    """An array that knows its memory; ``tensor`` need not keep it alive."""
+    """An array with its memory; ``tensor`` need not keep it alive."""
 
     @property
     def tensor(self) -> DeviceTensor:
@@ -228,7 +228,7 @@ class Session(Protocol):
 
 @runtime_checkable
 class DeviceSession(Protocol):
-    """A session that takes and returns arrays in GPU memory."""
+    """A session on arrays in GPU memory."""
 
     @property
     def stream(self) -> int:
@@ -277,7 +277,7 @@ class Backend(Protocol):
 
     @property
     def RUN_OPTIONS(self) -> Options:  # noqa: N802 (a constant of the module)
-        """Return the options of ``load`` that a user may change, with their defaults."""
+        """Return ``load``'s public options with their defaults."""
         ...
 
     def prepare(self, options: Options) -> None:

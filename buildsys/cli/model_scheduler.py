@@ -1,4 +1,4 @@
-"""Scheduling of whole models: doit's dispatcher and threads, with models planned one by one.
+"""Scheduling of whole models, planned one by one.
 
 doit keeps a task and a node of every target until the end of a run, 5 kB of them, and the plan of a
 target takes as much. Ten thousand models would need more than a gigabyte. So a model becomes tasks
@@ -53,7 +53,7 @@ class Control(TaskControl):  # type: ignore[misc]  # doit has no type informatio
 
 
 class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
-    """Starts the targets of earlier models first, as many as each place takes.
+    """Starts targets of earlier models first, up to each place's jobs.
 
     Every place has a queue of its own: targets that wait for one place keep no other one idle.
     Targets of one job take turns, so those that wait for it take no room either.
@@ -72,7 +72,7 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         self._busy: dict[Hashable, list[str]] = {}  # job -> targets that wait for their turn
 
     def _dispatcher_generator(self, selected_tasks: Sequence[str]) -> Iterator[Any]:
-        """Yield nodes to run, "hold on" to wait; receive nodes that have ended."""
+        """Yield nodes to run or "hold on"; receive ended nodes."""
         del selected_tasks
         while True:
             while self.ready:
@@ -98,7 +98,7 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         self._advance(self._gen_node(None, group))
 
     def _advance(self, node: ExecNode) -> None:
-        """Take a node to the point where it waits or can run."""
+        """Advance a node until it waits or can run."""
         while (step := node.step()) is not None:
             if isinstance(step, ExecNode):
                 self._advance(step)
@@ -118,7 +118,7 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         heapq.heappush(queue, (self._order[name], name))
 
     def _next(self) -> ExecNode | None:
-        """Return a node that can run now."""
+        """Return a runnable node."""
         if self._groups:
             return self._groups.popleft()
         jobs = self._models.jobs
@@ -141,7 +141,7 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         return self.nodes[name]
 
     def _forget(self, node: ExecNode) -> None:
-        """Forget a target that has ended, and a model with all of its tasks."""
+        """Forget an ended target, and an ended model with its tasks."""
         name = node.task.name
         if name in self._places:
             self._started[self._places.pop(name)] -= 1
@@ -158,7 +158,7 @@ class _Ended(NamedTuple):
 
 
 class ThreadRunner(Runner):  # type: ignore[misc]
-    """Doit's runner with threads; one that has nothing to do sleeps until there is something.
+    """Doit's runner with threads, each asleep without a task.
 
     doit would wake all of them whenever a target ends.
     """

@@ -184,7 +184,7 @@ class OpenProject(TargetNames):
         return self.dispatcher
 
     def job_of(self, target: str) -> Hashable:
-        """Return what targets that share a job on an executor have in common, else None."""
+        """Return the key of an action's shared job, None without one."""
         action = self.actions[target]
         if not action.executor or not self.executors[action.executor]["linger"]:
             return None
@@ -197,7 +197,7 @@ class OpenProject(TargetNames):
         return [action for name, action in self.actions.of(model).items() if self.may_run(name)]
 
     def may_run(self, target: str) -> bool:
-        """Return False for a target that this run has built already, or will not build."""
+        """Return True for a target still to be built by this run."""
         del target
         return True
 

@@ -226,12 +226,12 @@ class Session(OpenProject):
                 self._idle.notify_all()
 
     def may_run(self, target: str) -> bool:
-        """Return False for a target that this run has built already, or will not build."""
+        """Return True for a target still to be built by this run."""
         is_done = target in self.finished or (target in self._fresh and not self.always)
         return not is_done and (not self.requested or target in self.requested)
 
     def _settle(self, target: str) -> None:
-        """Tell the dispatcher that a target needs no job any more."""
+        """Tell the dispatcher about a target without further jobs."""
         if self.dispatcher is not None and not self.may_run(target):
             self.dispatcher.settle(self.actions[target])
 

@@ -222,7 +222,7 @@ class Dispatcher:
                 place.executor.close()
 
     def settle(self, action: Action) -> None:
-        """Let the job of a model end if none of its targets is left.
+        """Let a model's job end after its last target.
 
         ``action`` is one that has been built, or that is up to date.
         """
@@ -234,7 +234,10 @@ class Dispatcher:
     def _perform(
         self, name: str, shared: ModelJob, job: RemoteJob, target: str, on_event: OnEvent
     ) -> Answer:
-        """Return the answer to a request: from the job of its model, or from one that it starts."""
+        """Return the answer to a request.
+
+        It comes from the job of its model, or from a new one.
+        """
         place, request = self._place(name), job.arguments[1]
         problem = ""
         with _held(shared.turn, partial(on_event, _waiting(name, "the job of its model"))):
@@ -262,7 +265,7 @@ class Dispatcher:
     def _wait(
         self, place: Place, name: str, shared: ModelJob, order: Order, on_event: OnEvent
     ) -> tuple[Answer | None, JobState]:
-        """Return a job's answer to an order, None without one, and the state of the job."""
+        """Return a job's answer to an order, if any, and its state."""
 
         def show(state: JobState) -> None:
             if state.phase == RUNNING:

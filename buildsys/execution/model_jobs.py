@@ -1,4 +1,4 @@
-"""Jobs that build several targets of a model, one after another.
+"""Jobs for several targets of a model, one after another.
 
 A scheduler takes seconds to minutes to start a job, so a job that has answered waits a moment for
 the next CPU stage of its model. Only the project knows which one that is, and if it has to run: it
@@ -60,7 +60,7 @@ def decode_order(content: bytes) -> Order | None:
 
 @dataclass(eq=False)
 class ModelJob:
-    """The job of a model at an executor. One target at a time uses it."""
+    """The job of a model at an executor, for one target at a time."""
 
     left: set[str] = field(default_factory=set)  # targets that may still have to be built
     time_s: float = 0.0  # limit for all of them, 0 for none
@@ -70,7 +70,7 @@ class ModelJob:
 
 
 def job_key(action: Action) -> tuple[str, Needs] | None:
-    """Return what the targets of a job have in common, None for a target that runs alone.
+    """Return the key of an action's shared job, None without one.
 
     Jobs with GPUs are not shared: a GPU must not wait for the next target.
     """
@@ -101,7 +101,7 @@ class JobSlots:
         self._changed = threading.Condition()
 
     def take(self, on_wait: Callable[[], None]) -> str:
-        """Take a slot; return the handle of the job that had it and must have ended, or ""."""
+        """Take a slot; return the handle of its ended job, or ""."""
         with self._changed:
             is_waiting = False
             while not self._free:
@@ -191,7 +191,10 @@ class Place:
         return True
 
     def leave(self, shared: ModelJob, order: Order, state: JobState | None, code: int) -> None:
-        """Let a job wait for its next order, or end; ``code`` is that of its answer."""
+        """Let a job wait for its next order, or end.
+
+        ``code`` is the exit code of its answer.
+        """
         if state is not None and state.phase in (ENDED, LOST):
             self.slots.release()
         elif state is not None and order.linger and shared.left and code in LINGERS_AFTER:
@@ -201,7 +204,7 @@ class Place:
             self._end(shared)
 
     def settle(self, action: Action) -> None:
-        """Let the job of a model end if no target is left for it after this one."""
+        """Let a model's job end if this target was its last."""
         key = job_key(action)
         with self.guard:
             shared = self.jobs.get(key) if key else None

@@ -25,7 +25,7 @@ _EARLIER_BUILDS = 3  # to refit; older ones rarely have the same graph
 
 
 class HeldDevices(NamedTuple):
-    """Devices that one stage uses alone."""
+    """Devices for one stage alone."""
 
     names: tuple[str, ...]
     variables: Mapping[str, str]  # that select the GPU

@@ -1,4 +1,7 @@
-"""Defaults of executors' fields, apart from the schema, whose import takes longer than a run."""
+"""Defaults of executors' fields.
+
+They are apart from the schema, as its import takes longer than a run.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +18,5 @@ OF_KIND: dict[str, dict[str, Any]] = {
 
 
 def defaults_of(kind: str) -> dict[str, Any]:
-    """Return the defaults of an executor of a kind, except for empty ones."""
+    """Return the defaults of a kind of executor, except empty ones."""
     return {**ALL, **OF_KIND[kind]}

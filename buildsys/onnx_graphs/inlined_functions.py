@@ -36,7 +36,10 @@ def inline_functions(source: Path, copy: Path) -> None:
 
 
 def inline_all(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without local functions, those of another opset converted to the model's."""
+    """Return a model without local functions.
+
+    Those of another opset are converted to the model's.
+    """
     inlined: onnx.ModelProto = inline_local_functions(model, convert_version=True)
     return inlined
 

@@ -56,7 +56,7 @@ class Background:
         self._room = threading.Semaphore(_MOST_PIECES)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run a piece of work after those submitted before; wait if there are many of them."""
+        """Run a piece of work after earlier ones; wait if there are many."""
         from concurrent.futures import ThreadPoolExecutor  # 10 ms, too much for a run without work
 
         with waiting():
@@ -151,7 +151,7 @@ class Publisher:
             }
 
     def missing(self, wanted: Mapping[str, OutputFile]) -> dict[str, OutputFile]:
-        """Return the files that the build folder does not have with these contents."""
+        """Return the files missing or different in the build folder."""
         sizes = {str(self._build / name): file.size for name, file in wanted.items()}
         present = self._digests.digests(sizes, sizes)
         missing = {}

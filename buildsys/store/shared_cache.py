@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class SharedCache:
-    """A shared cache. Threads may share it; no method raises because of the remote side.
+    """A shared cache. Thread-safe; no method raises because of the remote side.
 
     ``timeout_s`` is for everything that one target needs from it, ``known_hosts`` a file with the
     host keys of SFTP servers besides the user's own. If the cache is ``required``, all methods
@@ -114,7 +114,7 @@ class SharedCache:
         return frozenset(name.removesuffix(".json") for name in found or ())
 
     def read_order(self, answer: str) -> bytes | None:
-        """Return what a job has to do after an answer, None if there is nothing yet."""
+        """Return the order after an answer, None if there is none yet."""
         return self._read_note(_ORDERS, answer)
 
     def write_order(self, answer: str, content: bytes) -> None:
@@ -193,7 +193,7 @@ class SharedCache:
             )
 
     def check_writable(self) -> None:
-        """Write and remove a small file, to find out before a long build."""
+        """Write and remove a small file."""
         name = f"tmp/{uuid.uuid4().hex}"
 
         def write(place: RemoteFolder, _: threading.Event) -> None:

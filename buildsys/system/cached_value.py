@@ -1,4 +1,4 @@
-"""Attributes that are computed on first use, without a lock.
+"""Attributes computed on first use, without a lock.
 
 Until Python 3.12 ``functools.cached_property`` has one lock for all instances of a class. With a
 hundred threads nearly all of them wait for it.
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class cached_value(Generic[T]):  # noqa: N801 - a decorator
-    """A method as an attribute; two threads may compute it at the same time."""
+    """A method as an attribute; two threads may compute it at once."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute

@@ -1,4 +1,4 @@
-"""Turns of threads that would otherwise compete for the interpreter.
+"""Turns of threads, instead of competition for the interpreter.
 
 Hundreds of threads wait for machines, and some of them always have something to do. With every
 system call the interpreter's lock goes to another thread and back: 700 context switches a target,
@@ -18,7 +18,7 @@ _are_used = False
 
 @contextmanager
 def taken_in_turns(*, needed: bool) -> Iterator[None]:
-    """Let threads take turns from now on, if ``needed``; this one has the first."""
+    """Let threads take turns, if ``needed``; this one has the first."""
     global _are_used
     _are_used = needed
     try:
@@ -44,7 +44,10 @@ def turn() -> Iterator[None]:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let others have their turn while this thread waits. It must hold nothing that they need."""
+    """Let others have their turn while this thread waits.
+
+    It must hold nothing that they need.
+    """
     if not _has_turn():
         yield
         return

@@ -52,7 +52,7 @@ def prepare(options: Options) -> None:
 
 
 def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the calls of operators that PyTorch itself does not have."""
+    """Return the calls of operators from outside PyTorch."""
     from buildsys.backends.captured_program import unknown_operators
 
     return unknown_operators(request, "ExecuTorch")

@@ -104,7 +104,7 @@ class RunAction(PlainCommand):
     )
 
     def perform(self, names: Sequence[str], options: Options) -> int:
-        """Return the exit code of the outcome, that of the last request if more follow."""
+        """Return the exit code of the last outcome."""
         end_with_stdin(options)
         linger_s = number_of_seconds(options, "linger", 0.0) if options["answer"] else 0.0
         place = cache(lambda: RequestPlace.of(options))

@@ -61,7 +61,7 @@ class TargetLine:
 
 
 def target_line(target: str, status: str = "not run") -> TargetLine:
-    """Return the line of a target that nothing is known about yet."""
+    """Return the line of a target without a state."""
     stage, model, variant = map(sys.intern, (*target.split(":", 2), "")[:3])
     return TargetLine(target, model, stage, variant, status)
 

@@ -1,4 +1,4 @@
-"""Latency against error of a model's engines, with their sizes, as a chart."""
+"""Chart of latency against error of a model's engines."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _border(
     across: Callable[[float], float],
     top: Callable[[float | None], float],
 ) -> str:
-    """Return steps along the engines with the smallest error up to their latency."""
+    """Return steps along the Pareto-optimal engines."""
     path, least = "", math.inf
     for one in sorted(points, key=lambda one: (one.p50_ms or 0.0, one.error or 0.0)):
         if (error := one.error or 0.0) < least:

@@ -92,7 +92,7 @@ def _sources(
 
 
 def _parse_class(source: bytes, name: str) -> ast.Module:
-    """Parse a top-level class of a library, without the rest of its file.
+    """Parse a top-level class without the rest of its file.
 
     A class ends before the next line that is neither indented nor a comment nor a closing bracket.
     """
