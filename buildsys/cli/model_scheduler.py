@@ -55,7 +55,7 @@ class Control(TaskControl):  # type: ignore[misc]  # doit has no type informatio
 class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
     """Starts targets of earlier models first, up to each place's jobs.
 
-    Every place has a queue of its own: targets that wait for one place keep no other one idle.
+    Each place has a separate queue, so targets that wait for one place leave no other one idle.
     Targets of one job take turns, so those that wait for it take no room either.
     """
 

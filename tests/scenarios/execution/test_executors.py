@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,19 +57,6 @@ class Cluster:
         """Return the targets whose records are in the store."""
         found = self.store.glob("actions/*/*.json")
         return sorted(json.loads(path.read_bytes().split(b"\n")[1])["target"] for path in found)
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The temporary folder of all jobs, as it keeps their worker servers."""
-    return tmp_path_factory.mktemp("elsewhere")
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[ForkedMachine]:
-    started = ForkedMachine()
-    yield started
-    started.close()
 
 
 @pytest.fixture

@@ -97,12 +97,6 @@ class Machines(NamedTuple):
         return other
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all tests, as it keeps the worker servers of all requests."""
-    return tmp_path_factory.mktemp("elsewhere")
-
-
 @pytest.fixture
 def machines(ready: ReadyProject, elsewhere: Path, tmp_path: Path) -> Iterator[Machines]:
     (tmp_path / "store").mkdir()

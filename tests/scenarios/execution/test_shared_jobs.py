@@ -9,7 +9,6 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,19 +58,6 @@ class Jobs:
     def running(self) -> list[int]:
         found = processes_marked(self.project.mark).items()
         return [pid for pid, command in found if "run-action" in command]
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The temporary folder of all jobs, as it keeps their worker servers."""
-    return tmp_path_factory.mktemp("elsewhere")
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[ForkedMachine]:
-    started = ForkedMachine()
-    yield started
-    started.close()
 
 
 @pytest.fixture
