@@ -34,6 +34,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("cli", "execution", "manifest", "plan", "report", "store", "system", "workers.client")
 FURTHER = ("blake3", "rich.console", "tomllib" if sys.version_info >= (3, 11) else "tomli")
+FURTHER += ("doit.doit_cmd", "pydantic.types", "yaml")
+ALL, THEIRS = "all", "of other packages"  # loaded by a server
 
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxruntime", "onnxsim", "onnxscript")
 LIBRARIES += ("onnx-ir", "onnxslim", "sympy", "ml-dtypes", "tensorrt_rtx")
@@ -41,29 +43,39 @@ texts_file = Path(os.devnull)  # JSON, written by the first process of the tests
 
 
 def start_doit(
-    arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], program: str = "doit"
+    arguments: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    program: str = "doit",
+    *,
+    with_ours: bool = True,
 ) -> ForkedDoit:
-    """Start ``doit`` or ``buildsys`` as the leader of a session."""
-    server = next(_servers(environment["PYTHONPATH"]))
+    """Start ``doit`` or ``buildsys`` as the leader of a session.
+
+    Without ``with_ours`` it has to import all modules of ours that it uses.
+    """
+    server = next(_servers(ALL)) if with_ours else next(_servers(THEIRS))
     return server.start(program, arguments, cwd, environment)
 
 
 @cache
-def _servers(path: str) -> Iterator[DoitServer]:
-    return itertools.cycle([DoitServer(path, seed) for seed in ("1", "2")])
+def _servers(modules: str) -> Iterator[DoitServer]:
+    seeds = ("1", "2") if modules == ALL else ("1",)
+    return itertools.cycle([DoitServer(modules, seed) for seed in seeds])
 
 
 class DoitServer:
     """A server, which ends with this process."""
 
-    def __init__(self, path: str, hash_seed: str) -> None:
+    def __init__(self, modules: str, hash_seed: str) -> None:
         self._channel, theirs = socket.socketpair()
         self._sending = threading.Lock()
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
         with theirs:
             # pipes, as Python treats streams on files differently
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), str(texts_file)],
+                [sys.executable, __file__, str(theirs.fileno()), str(texts_file), modules],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdout=subprocess.PIPE,
@@ -262,6 +274,7 @@ def _become(
     streams: list[int], arguments: list[str], cwd: str, environment: dict[str, str]
 ) -> None:
     """Make this process what a new one with these arguments is."""
+    known, path = (one["PYTHONPATH"].split(os.pathsep) for one in (os.environ, environment))
     os.setsid()
     for stream, descriptor in enumerate(streams, start=1):
         os.dup2(descriptor, stream)
@@ -270,7 +283,8 @@ def _become(
     os.environ.update(environment)
     os.chdir(cwd)
     sys.argv[1:] = arguments
-    sys.path[0] = cwd  # as under `python -m doit`
+    # the current folder as under `python -m doit`
+    sys.path[:] = [cwd, *path, *(entry for entry in sys.path[1:] if entry not in known)]
 
 
 def run(program: str) -> None:
@@ -287,15 +301,21 @@ def run(program: str) -> None:
         os._exit(end.code or 0)
 
 
-if __name__ == "__main__":
+def import_ours() -> None:
+    """Import the modules of the orchestrator."""
     for package in PACKAGES:
         found = importlib.import_module(f"buildsys.{package}")
         for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
+
+
+if __name__ == "__main__":
     for name in FURTHER:
         importlib.import_module(name)
-    make_classes()
-    know_texts(sys.argv[2])
+    if sys.argv[3] == ALL:
+        import_ours()
+        make_classes()
+        know_texts(sys.argv[2])
     gc.freeze()  # else a collection would write to every page that the processes share
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

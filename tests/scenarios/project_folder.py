@@ -140,9 +140,19 @@ class ProjectFolder:
             start_new_session=True,  # so that leftover processes can be found
         )
 
-    def start(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> ForkedDoit:
-        """Start doit in a process forked from one that has imported its modules."""
-        return start_doit(arguments, cwd or self.root, self.environment, program)
+    def start(
+        self,
+        *arguments: str,
+        cwd: Path | None = None,
+        program: str = "doit",
+        with_ours: bool = True,
+    ) -> ForkedDoit:
+        """Start doit in a process forked from one that has imported its modules.
+
+        Without ``with_ours`` only those of other packages.
+        """
+        folder = cwd or self.root
+        return start_doit(arguments, folder, self.environment, program, with_ours=with_ours)
 
     def doit(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> Ran:
         """Run doit in a process forked from one that has imported its modules."""

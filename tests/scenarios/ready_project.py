@@ -122,8 +122,14 @@ class ReadyProject(ProjectFolder):
         self._started.append(process)
         return process
 
-    def start(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> ForkedDoit:
-        process = super().start(*arguments, cwd=cwd, program=program)
+    def start(
+        self,
+        *arguments: str,
+        cwd: Path | None = None,
+        program: str = "doit",
+        with_ours: bool = True,
+    ) -> ForkedDoit:
+        process = super().start(*arguments, cwd=cwd, program=program, with_ours=with_ours)
         self._started.append(process)
         return process
 

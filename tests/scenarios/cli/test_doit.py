@@ -94,7 +94,7 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
 def test_each_command_imports_what_it_uses(
     built: ProjectFolder, arguments: tuple[str, ...]
 ) -> None:
-    ran = finish(built.start_new(*arguments))
+    ran = finish(built.start(*arguments, with_ours=False))
     assert (ran.code, ran.err) == (0, "")
     assert ran.out
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from project_folder import ProjectFolder
-from ready_project import VALUES, ReadyProject
+from ready_project import VALUES, ReadyProject, TorchProject
 
 NET = """\
 import glob
@@ -91,9 +92,25 @@ def touch_weights(project: ProjectFolder, value: float = 1.0) -> None:
     torch.save(state, project.root / "weights/net.pth")
 
 
+@pytest.fixture(scope="module")
+def read_once(torch_place: TorchProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A built network that reads much without a declaration; only to be copied."""
+    kept = tmp_path_factory.mktemp("reading") / "project"
+    with torch_place.cleared():
+        torch_place.create()
+        build_reading(torch_place)
+        shutil.copytree(torch_place.root, kept)
+    return kept
+
+
 @pytest.fixture
-def reading(project: ProjectFolder) -> ProjectFolder:
-    """A built network that reads much without a declaration."""
+def reading(read_once: Path, empty_place: TorchProject) -> ProjectFolder:
+    """A copy of that network."""
+    empty_place.copy_from(read_once)
+    return empty_place
+
+
+def build_reading(project: ProjectFolder) -> None:
     write(project, "plugins/models/net.py", NET)
     write(project, "plugins/computed.py", "x = 1\n")
     write(project, "../elsewhere/far.py", "x = 1\n")
@@ -113,7 +130,6 @@ def reading(project: ProjectFolder) -> ProjectFolder:
     manifest.write_text(text)
     ran = project.doit("export:m")
     assert ran.code == 0, ran.out
-    return project
 
 
 def reasons(project: ProjectFolder, target: str = "export:m") -> list[str]:
