@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torchvision.ops import deform_conv2d
 
 
 class Affine(nn.Module):
@@ -178,6 +177,8 @@ class Deformed(nn.Module):
         self.weight = nn.Parameter(torch.ones(3, 3, 3, 3))
 
     def forward(self, x: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        from torchvision.ops import deform_conv2d  # two seconds, so not at collection
+
         return deform_conv2d(x, offset, self.weight)
 
 

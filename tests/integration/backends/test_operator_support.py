@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import onnx
@@ -15,7 +16,7 @@ from stage_jobs import manifest, stage_job
 
 from buildsys.backends.onnxruntime import backend as ort_backend
 from buildsys.backends.onnxruntime import kernels
-from buildsys.backends.operator_support import onnx_operators, torch_registries
+from buildsys.backends.operator_support import onnx_operators
 from buildsys.errors import StageError
 from buildsys.stages.export import stage as export
 
@@ -33,45 +34,57 @@ def exports(folder: Path, name: str, exporter: str, opset: int, **sections: Any)
     return True
 
 
+@pytest.fixture(scope="module")
+def registries() -> ModuleType:
+    """Import PyTorch's registries: three seconds, so not where tests are collected."""
+    import torchvision  # noqa: F401 (registers its operators)
+
+    from buildsys.backends.operator_support import torch_registries
+
+    return torch_registries
+
+
 @pytest.mark.parametrize(
     ("operator", "network", "lowest"),
     [("aten::celu", "Celu", 12), ("aten::linear", "Affine", 7), ("aten::asinh", "Asinh", None)],
 )
 def test_torchscript_translates_from_that_opset_on(
-    tmp_path: Path, operator: str, network: str, lowest: int | None
+    tmp_path: Path, registries: ModuleType, operator: str, network: str, lowest: int | None
 ) -> None:
-    assert torch_registries.torchscript_from(operator) == lowest
+    assert registries.torchscript_from(operator) == lowest
     if lowest is None:
         assert not exports(tmp_path, network, "torchscript", 20)
         return
     assert exports(tmp_path, network, "torchscript", lowest)
-    if lowest > torch_registries.TORCHSCRIPT_OPSETS[0]:
+    if lowest > registries.TORCHSCRIPT_OPSETS[0]:
         assert not exports(tmp_path, network, "torchscript", lowest - 1)
 
 
-def test_a_symbolic_function_that_only_refuses_is_none() -> None:
+def test_a_symbolic_function_that_only_refuses_is_none(registries: ModuleType) -> None:
     """Registered for opset 8 or 9, these raise that they need a later one."""
-    assert torch_registries.torchscript_from("aten::cumsum") == 11
-    assert torch_registries.torchscript_from("aten::where") == 9
+    assert registries.torchscript_from("aten::cumsum") == 11
+    assert registries.torchscript_from("aten::where") == 9
 
 
-def test_dynamo_needs_the_opset_of_the_operators_that_it_writes(tmp_path: Path) -> None:
-    translation = torch_registries.dynamo_translation("torchvision::deform_conv2d")
-    assert translation == torch_registries.Translation(19, ("DeformConv",))
+def test_dynamo_needs_the_opset_of_the_operators_that_it_writes(
+    registries: ModuleType, tmp_path: Path
+) -> None:
+    translation = registries.dynamo_translation("torchvision::deform_conv2d")
+    assert translation == registries.Translation(19, ("DeformConv",))
     assert exports(tmp_path, "Deformed", "dynamo", 19, inputs=DEFORMED)
     assert not exports(tmp_path, "Deformed", "dynamo", 18, inputs=DEFORMED)
 
 
-def test_dynamo_by_its_registry_by_parts_or_not_at_all() -> None:
-    assert torch_registries.dynamo_translation("aten::asinh") == torch_registries.Translation(18)
-    assert torch_registries.dynamo_translation("aten::rms_norm") == torch_registries.Translation(
+def test_dynamo_by_its_registry_by_parts_or_not_at_all(registries: ModuleType) -> None:
+    assert registries.dynamo_translation("aten::asinh") == registries.Translation(18)
+    assert registries.dynamo_translation("aten::rms_norm") == registries.Translation(
         23, ("RMSNormalization",), by_parts=True
     )
-    assert torch_registries.dynamo_translation(
-        "aten::adaptive_avg_pool2d"
-    ) == torch_registries.Translation(None, by_parts=True)
-    assert torch_registries.dynamo_translation("aten::_linalg_eigh") is None
-    assert torch_registries.dynamo_translation("nobody::knows") is None
+    assert registries.dynamo_translation("aten::adaptive_avg_pool2d") == registries.Translation(
+        None, by_parts=True
+    )
+    assert registries.dynamo_translation("aten::_linalg_eigh") is None
+    assert registries.dynamo_translation("nobody::knows") is None
 
 
 def runs(folder: Path, operator: str, opset: int, element: int) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from torch import nn
-from torchvision.models import get_weight
 
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
@@ -33,6 +32,8 @@ FIELDS: dict[str, Any] = {
 def test_an_image_equals_that_of_the_weights_bit_by_bit(
     tmp_path: Path, weights: str, changes: dict[str, Any], size: tuple[int, int]
 ) -> None:
+    from torchvision.models import get_weight  # two seconds, so not at collection
+
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     file = tmp_path / "photo.png"
     Image.fromarray(pixels).save(file)

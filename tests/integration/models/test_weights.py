@@ -7,7 +7,7 @@ import math
 import resource
 import struct
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from sample_networks import Affine, Small
 from stage_jobs import ROOT, manifest
 from torch import nn
-from torchvision import models
 
 from buildsys.errors import StageError
 from buildsys.models import weights_files
@@ -173,26 +172,41 @@ def test_a_parameter_without_shape_is_an_error() -> None:
         draw_parameters(nn.LazyLinear(3), 0)
 
 
-def small_swin() -> nn.Module:
-    return models.SwinTransformer([4, 4], 24, depths=[1, 1], num_heads=[2, 4], window_size=[7, 7])
+def torchvision_model(name: str, **sizes: Any) -> nn.Module:
+    from torchvision import models  # two seconds, so not at collection
+
+    return getattr(models, name)(**sizes)
+
+
+SWIN = {
+    "patch_size": [4, 4],
+    "embed_dim": 24,
+    "depths": [1, 1],
+    "num_heads": [2, 4],
+    "window_size": [7, 7],
+}
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("name", "sizes"),
     # they call kaiming_normal_, normal_ (linear layers), trunc_normal_ and kaiming_uniform_
-    [models.resnet18, models.mobilenet_v2, small_swin, models.squeezenet1_0],
-    ids=lambda make: make.__name__,
+    [
+        ("resnet18", {}),
+        ("mobilenet_v2", {}),
+        ("SwinTransformer", SWIN),
+        ("squeezenet1_0", {}),
+    ],
 )
-def test_all_default_values_are_overwritten(make: Callable[[], nn.Module]) -> None:
+def test_all_default_values_are_overwritten(name: str, sizes: dict[str, Any]) -> None:
     """Their initialization is skipped, so any other value would be uninitialized memory."""
     with SkipInitialization():
-        module = make()
+        module = torchvision_model(name, **sizes)
         frozen = {key: tensor.clone() for key, tensor in module.named_buffers()}
     for parameter in module.parameters():
         parameter.data.fill_(float("nan"))
     draw_parameters(module, 0)
     assert all(parameter.isfinite().all() for parameter in module.parameters())
-    reference = make()
+    reference = torchvision_model(name, **sizes)
     assert all(torch.equal(frozen[key], tensor) for key, tensor in reference.named_buffers())
 
 
@@ -481,9 +495,8 @@ def test_a_shared_tensor_may_be_saved_once(tmp_path: Path) -> None:
 
 
 def test_a_torchvision_model_loads_a_file(tmp_path: Path) -> None:
-    state = {
-        name: tensor + 1 for name, tensor in models.squeezenet1_0(weights=None).state_dict().items()
-    }
+    initial = torchvision_model("squeezenet1_0").state_dict()
+    state = {name: tensor + 1 for name, tensor in initial.items()}
     torch.save(state, tmp_path / "w.pth")
     source = {
         "torchvision": "squeezenet1_0",

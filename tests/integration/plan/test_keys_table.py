@@ -314,9 +314,9 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
         "configs/models/given.yaml",
     ),
     "required": in_manifest("name: ort}", "name: ort, required: true}"),
-    "bench": in_manifest("duration: 20ms", "duration: 30ms"),
+    "bench": in_manifest("duration: 1ms", "duration: 2ms"),
     "bench gpu": in_manifest(
-        "duration: 20ms", "cuda_graph: [false, true], in_flight: 2, duration: 20ms"
+        "duration: 1ms", "cuda_graph: [false, true], in_flight: 2, duration: 1ms"
     ),
     "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),

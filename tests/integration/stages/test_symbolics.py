@@ -13,7 +13,6 @@ import pytest
 from stage_jobs import ROOT, manifest, stage_job
 from torch.onnx._internal.torchscript_exporter import registration
 
-from buildsys.backends.operator_support.torch_registries import load_symbolics
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
 from buildsys.stages.export import stage as export
@@ -70,7 +69,9 @@ NEW_PATH = "from torch.onnx._internal.torchscript_exporter import registration\n
 @pytest.fixture(autouse=True)
 def _restored_registry() -> Iterator[None]:
     """Restore torch's registry, as tests share one process."""
-    load_symbolics()
+    from buildsys.backends.operator_support.torch_registries import load_symbolics
+
+    load_symbolics()  # imported here: one second, so not at collection
     groups = registration.registry._registry
     before = {
         name: (dict(g._functions._overrides), dict(g._functions._merged))
