@@ -250,22 +250,27 @@ class Dispatcher:
                         place.start(shared, job, order, partial(on_event, _waiting(name)))
                 elif not place.follow(shared, order, self._shared):
                     continue
-                answer, state = self._wait(place, name, shared, order, on_event)
+                follows = attempt == 0
+                answer, problem = self._wait(place, name, shared, order, on_event, follows=follows)
                 if answer is not None and answer.exit_code not in _RETRIED:
                     return answer
-                if answer is not None:
-                    problem = answer.reason
-                elif attempt > 0:
-                    problem = self._problem(place, shared.handle, state)
-                else:  # perhaps it ended before its order came
-                    problem = "the job of its model ended"
                 on_event({"event": "progress", "message": f"trying again: {problem}"})
         raise TemporaryError(f"{name}: {ATTEMPTS} attempts failed: {problem}", "run it again")
 
     def _wait(
-        self, place: Place, name: str, shared: ModelJob, order: Order, on_event: OnEvent
-    ) -> tuple[Answer | None, JobState]:
-        """Return a job's answer to an order, if any, and its state."""
+        self,
+        place: Place,
+        name: str,
+        shared: ModelJob,
+        order: Order,
+        on_event: OnEvent,
+        *,
+        follows: bool,
+    ) -> tuple[Answer | None, str]:
+        """Return a job's answer to an order, and the problem if there is no good one.
+
+        Raises: StageError: another job would give none either.
+        """
 
         def show(state: JobState) -> None:
             if state.phase == RUNNING:
@@ -285,7 +290,10 @@ class Dispatcher:
             if content is not None:
                 self._shared.remove_notes(order.answer, shared.answer)
                 answer = decode_answer(content, order.answer, order.request, self._trust)
-            return answer, state
+                return answer, answer.reason
+            if follows:  # perhaps the job ended before its order came
+                return None, "the job of its model ended"
+            return None, self._problem(place, shared.handle, state)
         finally:
             place.leave(shared, order, state, -1 if answer is None else answer.exit_code)
 

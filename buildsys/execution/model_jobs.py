@@ -169,6 +169,7 @@ class Place:
         try:
             if ended:
                 self.executor.cancel(ended)
+                self.executor.forget(ended)
             if self.stopped.is_set():
                 raise WorkerDied(STOPPED)
             arguments = [*job.arguments, "--store", self.url, "--answer", order.answer]
@@ -196,6 +197,7 @@ class Place:
         ``code`` is the exit code of its answer.
         """
         if state is not None and state.phase in (ENDED, LOST):
+            self.executor.forget(shared.handle)
             self.slots.release()
         elif state is not None and order.linger and shared.left and code in LINGERS_AFTER:
             shared.answer = order.answer
@@ -208,14 +210,19 @@ class Place:
         key = job_key(action)
         with self.guard:
             shared = self.jobs.get(key) if key else None
-        if shared is not None:
+            if key is None or shared is None:
+                return
             shared.left.discard(action.target)
-            if not shared.left and self.slots.resume(shared):
-                self._end(shared)
+            if shared.left:
+                return
+            del self.jobs[key]
+        if self.slots.resume(shared):
+            self._end(shared)
 
     def _end(self, shared: ModelJob) -> None:
         try:
             with suppress(TemporaryError):  # it ends by itself
                 self.executor.cancel(shared.handle)
+                self.executor.forget(shared.handle)
         finally:
             self.slots.release()

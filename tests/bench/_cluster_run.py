@@ -59,7 +59,9 @@ class _Machines:
     def _read(self) -> None:
         for line in self._process.stdout or ():
             event = json.loads(line)
-            before = self.states[event["job"]]
+            before = self.states.get(event["job"])
+            if before is None:  # it was cancelled
+                continue
             kind = event["event"]
             if kind == "running":
                 state = JobState(RUNNING, machine=event["machine"])
@@ -88,11 +90,7 @@ class SimulatedExecutor:
     def poll(self, handles: Collection[str]) -> Mapping[str, JobState]:
         """Return the states of jobs."""
         states = _machines[0].states
-        found = {handle: states[handle] for handle in handles if handle in states}
-        for handle, state in found.items():
-            if state.phase in (ENDED, LOST):
-                del states[handle]
-        return found
+        return {handle: states[handle] for handle in handles if handle in states}
 
     def cancel(self, handle: str) -> None:
         """End a job."""
@@ -102,6 +100,10 @@ class SimulatedExecutor:
         """Return nothing: jobs print nothing."""
         del handle
         return ""
+
+    def forget(self, handle: str) -> None:
+        """Drop the state of a job."""
+        _machines[0].states.pop(handle, None)
 
     def close(self) -> None:
         """Leave the process to the end of the run."""

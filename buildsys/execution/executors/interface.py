@@ -66,6 +66,9 @@ class JobExecutor(Protocol):
     def log(self, handle: str) -> str:
         """Return what a job has printed so far, "" if that is unknown."""
 
+    def forget(self, handle: str) -> None:
+        """Drop what is kept of a job that has ended or was cancelled."""
+
     def close(self) -> None:
         """End all unfinished jobs and the connection."""
 

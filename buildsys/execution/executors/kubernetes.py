@@ -85,6 +85,7 @@ class KubernetesExecutor:
     def cancel(self, handle: str) -> None:
         """Delete a Job with its Pod."""
         self._delete({handle} - self._final.keys())
+        self._started.discard(handle)
 
     def log(self, handle: str) -> str:
         """Return the end of a Pod's log, "" if it is gone."""
@@ -92,6 +93,11 @@ class KubernetesExecutor:
             return self._kubectl("logs", f"job/{handle}", f"--tail={_LOG_LINES}")
         except StageError:
             return ""
+
+    def forget(self, handle: str) -> None:
+        """Drop the state of an ended Job, not the Job itself."""
+        if self._final.pop(handle, None) is not None:
+            self._started.discard(handle)
 
     def close(self) -> None:
         """Delete all unfinished Jobs."""

@@ -5,6 +5,7 @@ A job ends with this process, however that ends: its standard input closes then,
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import signal
@@ -41,12 +42,13 @@ class ProcessExecutor:
         self._folder = folder
         self._logs = tempfile.TemporaryDirectory(prefix="buildsys-jobs-")
         self._jobs: dict[str, _Started] = {}
+        self._numbers = itertools.count()
         self._guard = threading.Lock()
 
     def submit(self, job: RemoteJob) -> str:
         """Start a process."""
         with self._guard:
-            handle = f"{len(self._jobs)}-{job.name}"
+            handle = f"{next(self._numbers)}-{job.name}"
             log = Path(self._logs.name, handle)
             command = [*self._command, *self._quoted(job.arguments), "--attached"]
             try:
@@ -80,6 +82,12 @@ class ProcessExecutor:
         """Return the end of a process's output."""
         started = self._jobs.get(handle)
         return read_end(started.log, _LOG_BYTES) if started else ""
+
+    def forget(self, handle: str) -> None:
+        """Drop an ended process and its output."""
+        started = self._jobs.pop(handle, None)
+        if started is not None:
+            started.log.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End all processes."""

@@ -96,6 +96,12 @@ class RayExecutor:
         """Return the end of a job's output."""
         return self._logs.get(handle, "")
 
+    def forget(self, handle: str) -> None:
+        """Drop the state and the log of a job; later events of it are ignored."""
+        self._states.pop(handle, None)
+        self._logs.pop(handle, None)
+        self._driver.jobs.discard(handle)
+
     def close(self) -> None:
         """End the driver; Ray ends its jobs."""
         self._closed.set()
@@ -130,8 +136,8 @@ class RayExecutor:
     def _receive(self, event: Message) -> None:
         """Take in an event of a job; called by the thread of its driver."""
         handle = event["job"]
-        before = self._states[handle]
-        if before.phase in (ENDED, LOST):
+        before = self._states.get(handle)
+        if before is None or before.phase in (ENDED, LOST):
             return
         if event["event"] == "log":
             self._logs[handle] = (self._logs.get(handle, "") + event["text"])[-_LOG_LENGTH:]

@@ -80,6 +80,13 @@ class SlurmExecutor:
         file = self._log_files.get(handle)
         return read_end(file, _LOG_BYTES) if file else ""
 
+    def forget(self, handle: str) -> None:
+        """Drop the state of an ended job; its log stays."""
+        if handle in self._final or handle in self._cancelled:
+            self._log_files.pop(handle, None)
+            self._final.pop(handle, None)
+            self._cancelled.discard(handle)
+
     def close(self) -> None:
         """End all jobs."""
         self._cancel(self._log_files.keys())

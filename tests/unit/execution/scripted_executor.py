@@ -68,6 +68,9 @@ class Scripted:
     def log(self, handle: str) -> str:
         return f"first line\nlast line of {handle}\n"
 
+    def forget(self, handle: str) -> None:
+        del self.states[handle]
+
     def close(self) -> None:
         self.cancelled.append("all")
 

@@ -63,6 +63,7 @@ def test_lost_and_killed_jobs_are_tried_again(place: Place) -> None:
     ]
     names = {job.arguments[-1] for job in place.executor.jobs}
     assert len(names) == 3  # an answer of a job that counts as lost is not taken for another's
+    assert place.executor.states == {}
 
 
 def test_attempts_are_limited(place: Place) -> None:

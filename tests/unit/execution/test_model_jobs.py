@@ -91,7 +91,10 @@ def test_a_job_ends_once_no_target_is_left(place: Place) -> None:
     assert place.executor.cancelled == []
     place.dispatcher.settle(SECOND)  # it was up to date
     assert place.executor.cancelled == ["job-1"]
+    assert place.executor.states == {}
     place.build(OTHER)  # in the only slot
+    place.dispatcher.settle(OTHER)
+    assert place.dispatcher._places["lab"].jobs == {}
 
 
 def test_a_job_that_waits_in_vain_gives_its_slot_to_another(
