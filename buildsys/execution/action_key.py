@@ -76,6 +76,8 @@ class ActionKey:
 
     def without_reads(self) -> ActionKey:
         """Return the key as it is known before the first run."""
+        if not self.reads:
+            return self  # with the digest, if that is known
         parts = {label: value for label, value in self.parts.items() if label not in self.reads}
         return replace(self, make_parts=lambda: parts, reads={})
 

@@ -133,11 +133,7 @@ def make_request(
             inputs |= {named[role]: path for role, path in earlier.items()}
             baseline = Baseline(described, named)
         kept = stored(inputs), stored(files)
-    request = ActionRequest(
-        SCHEMA, __version__, action, known.digest, parts, *kept, baseline, source
-    )
-    decode_request(encode_request(request))  # what cannot be read must not be written
-    return request
+    return ActionRequest(SCHEMA, __version__, action, known.digest, parts, *kept, baseline, source)
 
 
 def _project_files(
@@ -180,6 +176,13 @@ def encode_request(request: ActionRequest) -> bytes:
     """Return a request's bytes, in the order of its fields."""
     document = _adapter().dump_python(request, mode="json")
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def checked_content(request: ActionRequest) -> bytes:
+    """Return a request's bytes. Raises: UsageError: they could not be read."""
+    content = encode_request(request)
+    decode_request(content)
+    return content
 
 
 def decode_request(content: bytes) -> ActionRequest:

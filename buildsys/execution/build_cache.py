@@ -93,6 +93,7 @@ class BuildCache:
                 found = self.find(action, key)
                 if found is not None:
                     break
+        self._read_last.pop(action.target, None)  # a record takes 50 kB
         return key, found
 
     def _reads(self, action: Action, key: ActionKey) -> Iterator[Reads]:

@@ -19,7 +19,7 @@ from typing import Any
 from buildsys.errors import StageError, TemporaryError, WorkerDied
 from buildsys.execution.action_key import ActionKey
 from buildsys.execution.action_request import (
-    encode_request,
+    checked_content,
     make_request,
     sign_request,
     store_content,
@@ -173,7 +173,7 @@ class Dispatcher:
             )
             if self._signing_key is not None:
                 request = sign_request(request, self._signing_key)
-            return self._push(encode_request(request), request.objects)
+            return self._push(checked_content(request), request.objects)
 
     def _job(self, action: Action, request: str, shared: ModelJob, rebuild: bool) -> RemoteJob:
         """Return the job for a request, if it starts one."""

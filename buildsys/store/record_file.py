@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def encode_record(record: ActionRecord) -> bytes:
 
 def signed_bytes(record: ActionRecord) -> bytes:
     """Return the canonical bytes of a record without origin and signature."""
-    content = {name: value for name, value in asdict(record).items() if name not in _ADDED}
+    content = {name: getattr(record, name) for name in _FIELDS if name not in _ADDED}
     content["seconds"] = float(record.seconds)
     # as it is read back: names in JSON are texts
     return _to_bytes(json.loads(_to_bytes({"schema": _SCHEMA, **content})))
@@ -207,7 +207,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def _body(record: ActionRecord) -> bytes:
-    content = asdict(record)
+    content = {name: getattr(record, name) for name in _FIELDS}
     if not (record.origin or record.signature):  # as earlier versions read it
         for name in _ADDED:
             del content[name]

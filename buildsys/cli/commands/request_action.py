@@ -10,7 +10,7 @@ from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.action_request import (
-    encode_request,
+    checked_content,
     make_request,
     sign_request,
     store_content,
@@ -56,7 +56,7 @@ class RequestAction(ProjectCommand):
             request = make_request(action, key, *folders, store, source=session.checkout)
             if key_file is not None:
                 request = sign_request(request, SigningKey(key_file))
-            content = encode_request(request)
+            content = checked_content(request)
             own = store_content(store, content)
             shared.push_objects([*request.objects, own], store)  # the request last
         total = sum(file.size for file in request.objects)

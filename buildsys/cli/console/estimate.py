@@ -55,6 +55,8 @@ class Remaining:
 class _Usual(NamedTuple):
     seconds: float
     is_known: bool  # from the target's history
+    after: tuple[str, ...]  # not the action: its model would be planned again at every look
+    exclusive: bool
 
 
 class Estimate:
@@ -77,7 +79,7 @@ class Estimate:
 
         Runs in a thread, half of the time: the models of a large project take seconds.
         """
-        unknown: list[str] = []
+        unknown: list[Action] = []
         known: dict[tuple[str, str], list[float]] = {}
         waiting = [line for line in self._lines.values() if line.status in ("not run", "running")]
         for _, lines in groupby(waiting, key=lambda line: line.model):
@@ -93,20 +95,24 @@ class Estimate:
                     known.setdefault((line.stage, line.variant), []).append(state.expected_s)
                 if state.state == FRESH and not self._session.always:
                     continue
+                action = self._session.actions[target]
                 if state.restorable:
-                    self._usual[target] = _Usual(_RESTORED_S, is_known=True)
+                    self._add(action, _RESTORED_S, is_known=True)
                 elif state.expected_s is not None:
-                    self._usual[target] = _Usual(state.expected_s + _PER_TARGET_S, is_known=True)
+                    self._add(action, state.expected_s + _PER_TARGET_S, is_known=True)
                 else:
-                    unknown.append(target)
+                    unknown.append(action)
             if self._stopped.wait(time.monotonic() - started):
                 return
-        for target in unknown:
-            line, action = self._lines[target], self._session.actions[target]
-            others = known.get((line.stage, line.variant))
+        for action in unknown:
+            others = known.get((action.stage, action.variant))
             seconds = sorted(others)[len(others) // 2] if others else default_s(action)
-            self._usual[target] = _Usual(seconds + _PER_TARGET_S, is_known=False)
+            self._add(action, seconds + _PER_TARGET_S, is_known=False)
         self._is_complete = True
+
+    def _add(self, action: Action, seconds: float, *, is_known: bool) -> None:
+        before = (*action.after, *action.order)
+        self._usual[action.target] = _Usual(seconds, is_known, before, action.exclusive)
 
     def remaining(self) -> Remaining | None:
         """Return the remaining time, None while it is unknown."""
@@ -122,11 +128,10 @@ class Estimate:
             seconds = usual.seconds
             if line.status == "running":
                 seconds = max(seconds - (now - line.began), _LEAST_LEFT * seconds)
-            action = self._session.actions[target]
             total += seconds
-            alone += seconds if action.exclusive else 0.0
+            alone += seconds if usual.exclusive else 0.0
             unknown += 0.0 if usual.is_known else seconds
-            before = (ends.get(name, 0.0) for name in (*action.after, *action.order))
+            before = (ends.get(name, 0.0) for name in usual.after)
             ends[target] = seconds + max(before, default=0.0)
         shared = (total - alone) / self._jobs + alone  # nothing runs next to a benchmark
         longest = max(ends.values(), default=0.0)
