@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,6 +20,7 @@ from buildsys.execution.environment_parts import (
     variables_of,
 )
 from buildsys.execution.machine_needs import lacking
+from buildsys.execution.option_parts import encode, flatten_options
 from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
 from buildsys.execution.remote_environments import RemoteEnvironments
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
@@ -34,8 +34,6 @@ from buildsys.system.text_cache import TextCache
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
 NEEDS = "needs:machine"  # what this machine lacks; nothing if it meets all needs
 ABSENT = "absent"  # the value of a missing file or distribution
-_SPECIAL = re.compile(r"([\\.\[\]])")
-_encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
 _PACKAGE = "buildsys"
 _CODE_ROOT = str(Path(__file__).resolve().parents[2])
 Files = dict[str, FileDigest | None]
@@ -108,7 +106,7 @@ class KeyBuilder:
         self._listings = FolderListings()
         self._values = ReadValues(str(project), digests, {str(build)})
         self._environment = EnvironmentParts(str(project), texts)
-        self._code: dict[tuple[str, ...], dict[str, str | None]] = {}
+        self._code: dict[tuple[str, ...], dict[str, str]] = {}
 
     @property
     def executors(self) -> str:
@@ -165,7 +163,7 @@ class KeyBuilder:
                 made |= self._environment.of_action(action)
                 if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
                     made[NEEDS] = lacks
-            made |= content_parts("code", self._code_of(action.code))
+            made |= self._code_parts(action.code)
             for label in [name for name in made if name.endswith("source.weights.sha256")]:
                 # a matching sha256 adds nothing to the digest; with another one the stage fails
                 if wrong_sha256:
@@ -216,11 +214,15 @@ class KeyBuilder:
         for label in sorted(before.files.keys() | now.files.keys()):
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
+        if action.executor:  # the code of the other machine, which compares keys, built it
+            return ""
         # the modules need not be followed again: with equal contents they import the same
-        pinned = self._code_of(action.code)
-        found = self._own_digests.digests(map(_module_file, pinned))
-        changed = (name for name, d in pinned.items() if _digest(found[_module_file(name)]) != d)
-        return next(changed, "")
+        pinned = self._code_parts(action.code)
+        names = [label.partition(":")[2] for label in pinned]
+        found = self._own_digests.digests(map(_module_file, names))
+        present = content_parts("code", {n: _digest(found[_module_file(n)]) for n in names})
+        changed = (label for label, value in pinned.items() if present[label] != value)
+        return next(changed, "").partition(":")[2]
 
     def _shards(self, name: str) -> list[str]:
         """Return the other files of weights with an index."""
@@ -289,8 +291,8 @@ class KeyBuilder:
 
         return SourceTree(root, look, self._texts, package=package, listings=self._listings)
 
-    def _code_of(self, modules: tuple[str, ...]) -> dict[str, str | None]:
-        """Return the digests of our ``modules`` and their imports by name."""
+    def _code_parts(self, modules: tuple[str, ...]) -> Mapping[str, str]:
+        """Return the parts for our ``modules`` and their imports; all keys share their texts."""
         if not modules:
             return {}
         if modules not in self._code:
@@ -308,7 +310,8 @@ class KeyBuilder:
                 text = json.dumps([file.removesuffix(".py").replace("/", ".") for file in files])
                 self._texts.set(cached, text)
             names: list[str] = json.loads(text)
-            self._code[modules] = {n: _digest(loaded.get(_module_file(n))) for n in names}
+            digests = {name: _digest(loaded.get(_module_file(name))) for name in names}
+            self._code[modules] = content_parts("code", digests)
         return self._code[modules]
 
     @cached_property
@@ -345,44 +348,13 @@ def declared_parts(action: Action) -> dict[str, str]:
     """Return the parts for an action's options and file roles."""
     parts = flatten_options(action.options, "config:")
     for name, files in (("inputs", action.inputs), ("outputs", action.outputs)):
-        parts[name] = _encode({role: ref.path for role, ref in sorted(files.items())})
+        parts[name] = encode({role: ref.path for role, ref in sorted(files.items())})
     return parts
 
 
 def content_parts(kind: str, digests: Mapping[str, str | None]) -> dict[str, str]:
     """Return one part per file, labelled ``kind:NAME``."""
     return {f"{kind}:{name}": ABSENT if d is None else d for name, d in digests.items()}
-
-
-def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return dotted names and JSON texts of all leaves, unique per options.
-
-    A list of plain values is one leaf (``[1, 3, 224, 224]``), other lists are numbered
-    (``profiles[0].x``). Empty maps and lists are leaves. Dots, brackets and backslashes in names
-    are escaped with a backslash.
-
-    Raises: TypeError: a name is not a string, or a value is not JSON.
-    """
-    leaves: dict[str, str] = {}
-    waiting = [(prefix + _escape(name), value) for name, value in options.items()]
-    while waiting:
-        name, value = waiting.pop()
-        if value and isinstance(value, dict):
-            waiting += [(f"{name}.{_escape(key)}", item) for key, item in value.items()]
-        elif isinstance(value, (list, tuple)) and any(
-            isinstance(item, (dict, list, tuple)) for item in value
-        ):
-            waiting += [(f"{name}[{index}]", item) for index, item in enumerate(value)]
-        elif value is None:  # the encoder is ten times slower for single values that are no strings
-            leaves[name] = "null"
-        else:
-            leaves[name] = str(value) if type(value) is int else _encode(value)
-    return leaves
-
-
-@cache  # the same few field names occur in every target
-def _escape(name: str) -> str:
-    return _SPECIAL.sub(r"\\\1", name)
 
 
 def own_code(folder: str = "") -> Iterator[str]:

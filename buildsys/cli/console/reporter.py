@@ -94,7 +94,7 @@ class Reporter:
         if line is None or finished is None:
             return
         with self._lock:
-            line.status = finished.status
+            line.status, line.log_file = finished.status, None
             line.reason = shown_text(with_hint(finished.reason, finished.hint))
             line.seconds = finished.seconds
             if finished.waited or finished.restored:
@@ -133,6 +133,7 @@ class Reporter:
                 return
             finished = self.session.finished.get(task.name)
             line.status, line.reason = "failed", shown_text(fail.message.strip())
+            line.log_file = None
             line.seconds = finished.seconds if finished else 0.0
             log = self.session.log(task.name)
             has_log = os.path.exists(log)  # noqa: PTH110 - no error in an unreadable folder

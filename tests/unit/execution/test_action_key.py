@@ -12,9 +12,9 @@ from buildsys.execution.action_key import (
     ActionKey,
     content_parts,
     declared_parts,
-    flatten_options,
     own_code,
 )
+from buildsys.execution.option_parts import flatten_options
 from buildsys.execution.stale_reasons import part_reasons
 from buildsys.plan.action import Action, FileRef
 
