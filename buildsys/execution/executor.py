@@ -379,7 +379,7 @@ class Executor:
         self._signers.add(record, BUILT_HERE)
         self._runs.add_build(action, key, record, why, figures, machine=machine)
         names = key.without_reads().digest if key.reads else ""
-        keep = partial(self._cache.keep, action, record, names)
+        keep = partial(self._cache.keep, action, record, names, is_shared=bool(reply.elsewhere))
         if self._shares_locks:  # who waits for this target looks for it in the shared cache
             keep()
         else:
