@@ -105,7 +105,10 @@ def write_pages(session: Session, models: Iterable[str], *, processes: int = 1) 
     Raises: BuildsysError, OSError: a page cannot be written.
     """
     project = session.project
-    chosen = [one for one in models if "html" in project.models[one].data["report"]["formats"]]
+    # their texts, as parsed manifests of thousands of models would stay: 60 kB each
+    chosen = [
+        one for one in models if "html" in json.loads(project.models[one].text)["report"]["formats"]
+    ]
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
     project.state.mkdir(parents=True, exist_ok=True)
@@ -210,7 +213,7 @@ def _read_rows(path: Path) -> dict[str, IndexRow]:
 def _page(session: Session, model: str, ledger: Ledger, history: History) -> ModelPage:
     actions = session.actions.of(model)
     build, folder = session.project.build, session.project.build / FOLDER
-    data = session.project.models[model].data
+    data = json.loads(session.project.models[model].text)
 
     own, up = build / model, os.path.relpath(build / model, folder)
 

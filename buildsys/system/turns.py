@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+_M_ARENA_MAX = -8  # of mallopt in glibc
 _lock = threading.Lock()
 _state = threading.local()
 _are_used = False
@@ -21,6 +22,11 @@ def taken_in_turns(*, needed: bool) -> Iterator[None]:
     """Let threads take turns, if ``needed``; this one has the first."""
     global _are_used
     _are_used = needed
+    if needed:  # one heap suffices; else glibc keeps the free memory of each thread apart
+        import ctypes  # only in runs with many threads
+
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     try:
         with turn():
             yield

@@ -33,7 +33,7 @@ SINCE = option("since", "only what differs from a git revision")
 JUNIT = option("junit", "write the results as JUnit XML into a file")
 SUMMARY = option("summary", "write a summary in Markdown into a file")
 _WAITING_THREADS = 16  # besides those of -n
-_KEPT_PLANS = 100  # of models that have ended
+_KEPT_PLANS = 20  # of models that have ended
 cmd_run.TaskControl, cmd_run.MThreadRunner = Control, ThreadRunner  # doit has no other place
 
 
