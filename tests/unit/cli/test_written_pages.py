@@ -205,7 +205,9 @@ def test_the_page_counts_the_targets_of_the_console(session: Session) -> None:
 
 
 def test_a_model_without_html_has_no_page(session: Session) -> None:
-    session.project.models["net"].data["report"]["formats"] = ["json"]
+    model = session.project.models["net"]
+    model.data["report"]["formats"] = ["json"]
+    vars(model)["text"] = json.dumps(model.data)
     assert update_pages(session, ["net"]) == ""
     assert not (session.project.build / "report").exists()
 
