@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -13,14 +14,19 @@ def parse_torchlib_once(patch: pytest.MonkeyPatch) -> None:
     from onnxscript._framework_apis import torch_2_5
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    registry_of = cache(ONNXRegistry.from_torchlib)
     make = ONNXRegistry.from_torchlib.__func__
+
+    @cache
+    def registry_of(_has_torchvision: bool, *opset: Any, **named_opset: Any) -> ONNXRegistry:
+        """Register torchlib; functions for operators of torchvision only if that is loaded."""
+        return make(ONNXRegistry, *opset, **named_opset)
 
     def copied_registry(cls: type[ONNXRegistry], *opset: Any, **named_opset: Any) -> ONNXRegistry:
         """Return a registry that the export may add to; a subclass registers other functions."""
         if cls is not ONNXRegistry:
             return make(cls, *opset, **named_opset)
-        registered, copy = registry_of(*opset, **named_opset), ONNXRegistry()
+        registered = registry_of("torchvision" in sys.modules, *opset, **named_opset)
+        copy = ONNXRegistry()
         copy._opset_version = registered.opset_version
         copy.functions = {name: [*found] for name, found in registered.functions.items()}
         return copy
