@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from onnxscript._internal.values import TracedOnnxFunction
 from torch.onnx._internal import torchscript_exporter
 from torch.onnx._internal.exporter import _decomp
 from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -103,9 +104,19 @@ class _EveryOpset(ONNXRegistry):
         """Keep all functions."""
 
 
-@lru_cache(maxsize=1)  # torch parses 500 functions
-def _torchlib() -> ONNXRegistry:
+def parse_torchlib() -> ONNXRegistry:
+    """Parse torchlib's 500 functions once; every dynamo export would parse them again."""
+    parsed = vars(TracedOnnxFunction).get("function_ir")
+    if isinstance(parsed, property) and parsed.fget is not None:
+        kept = cached_property(parsed.fget)
+        kept.__set_name__(TracedOnnxFunction, "function_ir")
+        TracedOnnxFunction.function_ir = kept  # type: ignore[method-assign, assignment]
     return _EveryOpset.from_torchlib()
+
+
+@lru_cache(maxsize=1)
+def _torchlib() -> ONNXRegistry:
+    return parse_torchlib()
 
 
 def _registry_for(opset: int) -> ONNXRegistry:

@@ -15,7 +15,8 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ LIMIT_VARIABLE = "BUILDSYS_INTERPRETER_LIMIT"
 _DEFAULT_LIMIT_S = 30.0
 _KEPT_OUTPUT = 4000  # characters
 _CONCURRENT_IMPORTS = 4
+_IMPORTS = {"torchvision": "torch"}  # which takes seconds
 
 # Any Python since 2.7 must be able to parse these scripts.
 INTERPRETER_SCRIPT = """
@@ -42,32 +44,41 @@ answer = {
 os.write(int(sys.argv[1]), json.dumps(answer).encode())
 """
 
-# argv[2] is the module
+# argv[2] is the module, argv[3:] are others to describe with it
 LIBRARY_SCRIPT = """
 import json, os, sys
-name, answer = sys.argv[2], {}
-if name == "onnxsim":
+
+def describe(name):
+    answer = {}
+    try:
+        module = __import__(name)
+        answer["version"] = str(getattr(module, "__version__", ""))
+        answer["file"] = str(getattr(module, "__file__", ""))
+    except Exception as error:
+        if isinstance(error, ImportError) and getattr(error, "name", None) == name:
+            answer["missing"] = True
+        answer["problem"] = "%s: %s" % (type(error).__name__, error)
+        return answer
+    if name == "onnxruntime":
+        answer["providers"] = list(module.get_available_providers())
+    if name in ("tensorrt", "tensorrt_rtx"):
+        try:
+            answer["builder"] = bool(module.Builder(module.Logger(module.Logger.ERROR)))
+        except Exception as error:
+            answer["builder"] = False
+            problem = str(error).split("\\n")[0]
+            answer["builder_problem"] = "%s: %s" % (type(error).__name__, problem)
+    if name == "torch":
+        answer["cuda"] = module.version.cuda
+    return answer
+
+if sys.argv[2] == "onnxsim":
     # onnxsim imports them for seconds without needing them here
     sys.modules["torch"] = sys.modules["sympy"] = None
 sys.path[:] = [entry for entry in sys.path if entry]
-try:
-    module = __import__(name)
-    answer["version"] = str(getattr(module, "__version__", ""))
-    answer["file"] = str(getattr(module, "__file__", ""))
-except Exception as error:
-    if isinstance(error, ImportError) and getattr(error, "name", None) == name:
-        answer["missing"] = True
-    answer["problem"] = "%s: %s" % (type(error).__name__, error)
-if "problem" not in answer and name == "onnxruntime":
-    answer["providers"] = list(module.get_available_providers())
-if "problem" not in answer and name in ("tensorrt", "tensorrt_rtx"):
-    try:
-        answer["builder"] = bool(module.Builder(module.Logger(module.Logger.ERROR)))
-    except Exception as error:
-        answer["builder"] = False
-        answer["builder_problem"] = "%s: %s" % (type(error).__name__, str(error).split("\\n")[0])
-if "problem" not in answer and name == "torch":
-    answer["cuda"] = module.version.cuda
+answer = describe(sys.argv[2])
+if sys.argv[3:]:
+    answer["others"] = dict((name, describe(name)) for name in sys.argv[3:])
 os.write(int(sys.argv[1]), json.dumps(answer).encode())
 os._exit(0)
 """
@@ -182,11 +193,14 @@ class Library:
 def check_libraries(
     python: Path, names: Iterable[str], environment: Mapping[str, str], limit_s: float
 ) -> dict[str, Library]:
-    """Import each library in a separate process: some crash or hang."""
+    """Import each library in a separate process: some crash or hang.
 
-    def check(name: str) -> Library:
+    What a usable one has imported is described by the same process.
+    """
+
+    def check(name: str, *others: str) -> Library:
         try:
-            result = run_probe(python, LIBRARY_SCRIPT, (name,), environment, limit_s)
+            result = run_probe(python, LIBRARY_SCRIPT, (name, *others), environment, limit_s)
         except OSError as error:
             return Library(name, problem=f"{python} cannot be started: {error.strerror}")
         if result.timed_out:
@@ -196,11 +210,29 @@ def check_libraries(
             abrupt = result.crashed or not result.last_line
             printed = "" if abrupt else f": {result.last_line}"
             return Library(name, problem=f"the interpreter {result.ending} on import{printed}")
-        facts = dict(result.fields)
-        version, missing = str(facts.pop("version", "")), bool(facts.pop("missing", False))
-        problem = str(facts.pop("problem", ""))
-        return Library(name, version, missing, "" if missing else problem, facts)
+        return _described(name, result.fields)
+
+    def check_all(name: str) -> list[Library]:
+        if name not in together:
+            return [check(name)]
+        library, other = check(name, together[name]), together[name]
+        facts = dict(library.facts or {})
+        fields = facts.pop("others", {}).get(other)
+        described = library.is_usable and fields and "problem" not in fields
+        second = _described(other, fields) if described else check(other)
+        return [replace(library, facts=facts), second]
 
     distinct = list(dict.fromkeys(names))
+    together = {one: other for one, other in _IMPORTS.items() if {one, other} <= {*distinct}}
+    asked = [name for name in distinct if name not in together.values()]
     with ThreadPoolExecutor(_CONCURRENT_IMPORTS) as threads:
-        return dict(zip(distinct, threads.map(check, distinct), strict=True))
+        answers = chain.from_iterable(threads.map(check_all, asked))
+        found = {library.name: library for library in answers}
+    return {name: found[name] for name in distinct}
+
+
+def _described(name: str, fields: Mapping[str, Any]) -> Library:
+    facts = dict(fields)
+    version, missing = str(facts.pop("version", "")), bool(facts.pop("missing", False))
+    problem = str(facts.pop("problem", ""))
+    return Library(name, version, missing, "" if missing else problem, facts)

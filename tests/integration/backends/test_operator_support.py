@@ -11,6 +11,7 @@ import pytest
 from engine_jobs import engine_options, request
 from export_jobs import NETWORKS
 from onnx import TensorProto, helper
+from onnxscript._internal.values import TracedOnnxFunction
 from small_graphs import make_model
 from stage_jobs import manifest, stage_job
 
@@ -133,3 +134,14 @@ def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
     assert kernels.Kernel(9, 21, {}).supports(13, {})
     assert kernel.supports(22, {"T": "tensor(float)"})
     assert not kernel.supports(22, {"T": "tensor(double)"})
+
+
+def test_the_functions_of_torchlib_are_parsed_once() -> None:
+    parsed = {
+        meta.onnx_function: meta.onnx_function.function_ir
+        for metas in torch_registries.parse_torchlib().functions.values()
+        for meta in metas
+        if isinstance(meta.onnx_function, TracedOnnxFunction)
+    }
+    assert len(parsed) > 100
+    assert all(function.function_ir is found for function, found in parsed.items())

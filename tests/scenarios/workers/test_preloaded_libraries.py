@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from buildsys.workers import server_kinds
+from buildsys.workers.client import server_handle
 from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import LIGHT, TORCH
@@ -30,6 +31,11 @@ def pool(project: Path) -> Iterator[WorkerPool]:
     """A pool with the kind of server given by a job's variant."""
     with pytest.MonkeyPatch.context() as patch, WorkerPool(project / ".buildsys") as pool:
         patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setattr(
+            server_handle,
+            "late_preload",
+            lambda job: server_kinds._DYNAMO if job.options["do"] == "export" else (),
+        )
         patch.setattr(
             server_kinds,
             "server_kind_of",

@@ -180,6 +180,26 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
     assert found["numpy"].is_usable
 
 
+def test_an_imported_library_is_described_with_the_one_that_imports_it(tmp_path: Path) -> None:
+    environment = PythonFolder(tmp_path / "env")
+    names, log = ("torch", "torchvision"), tmp_path / "imports"
+    torch = f"open({str(log)!r}, 'a').write('torch ')\n__version__ = '1.0'\n"
+    torch += "class version: cuda = '12.0'\n"
+    environment.write("torch.py", torch)
+    environment.write("torchvision.py", "import torch\n__version__ = '2.0'\n")
+    found = check_libraries(environment.python, names, HERE, 60)
+    assert [(one.name, one.version) for one in found.values()] == [
+        ("torch", "1.0"), ("torchvision", "2.0"),
+    ]  # fmt: skip
+    assert (found["torch"].facts or {})["cuda"] == "12.0"
+    assert "others" not in (found["torchvision"].facts or {})
+    assert log.read_text() == "torch "
+    environment.write("torchvision.py", "import os, torch\nos.abort()\n")
+    found = check_libraries(environment.python, names, HERE, 60)
+    assert found["torch"].is_usable
+    assert "SIGABRT" in found["torchvision"].problem
+
+
 def test_a_program_that_is_not_python_is_reported(tmp_path: Path) -> None:
     found = check_libraries(program(tmp_path / "python", "echo what"), ["numpy"], HERE, 5)
     assert (

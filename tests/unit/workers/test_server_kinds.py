@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def test_only_dynamo_exports_load_dynamo() -> None:
     assert late_preload(_job("export", export={"exporter": "torchscript"})) == (stage,)
     first, *rest = late_preload(_job("export", export={"exporter": "dynamo"}))
     assert first == stage and "torch.export._trace" in rest
+    assert all(importlib.util.find_spec(name) for name in rest if name.startswith("buildsys"))
 
 
 def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:
