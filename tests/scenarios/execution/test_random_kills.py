@@ -1,6 +1,6 @@
 """Repeated ``kill -9`` of random processes, with changes in between.
 
-There are five kills by default, 240 with ``BUILDSYS_LONG_TESTS=1``, or ``BUILDSYS_KILLS``. A run
+There are three kills by default, 240 with ``BUILDSYS_LONG_TESTS=1``, or ``BUILDSYS_KILLS``. A run
 prints its seed; ``BUILDSYS_KILL_SEED`` repeats its choices, though not the exact moments.
 """
 
@@ -27,7 +27,7 @@ from ready_project import ReadyProject, content_of, contents, processes_marked, 
 from buildsys.cli.failure_report import KEPT
 
 LONG = os.environ.get("BUILDSYS_LONG_TESTS", "0") not in ("", "0")
-KILLS = int(os.environ.get("BUILDSYS_KILLS", "240" if LONG else "5"))
+KILLS = int(os.environ.get("BUILDSYS_KILLS", "240" if LONG else "3"))
 SEED = int(os.environ.get("BUILDSYS_KILL_SEED") or random.SystemRandom().randrange(10**6))
 NETWORKS = {"a": "networks/net.onnx", "b": "networks/other.onnx"}
 TOOLS = ("onnxsim", "none")

@@ -64,6 +64,13 @@ def test_only_dynamo_exports_load_dynamo() -> None:
     assert all(importlib.util.find_spec(name) for name in rest if name.startswith("buildsys"))
 
 
+def test_only_local_functions_load_onnxscript() -> None:
+    stage = "buildsys.stages.operators.stage"
+    functions = {"functions": {"functions": {"d::F": "ops.py:f"}}}
+    assert late_preload(_job("operators", **functions)) == (stage, "onnxscript")
+    assert late_preload(_job("operators", libraries={"kernel": {}})) == (stage,)
+
+
 def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:
     assert late_preload(_job("simplify", simplify={})) == ("buildsys.stages.simplify.stage",)
 
