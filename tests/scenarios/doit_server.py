@@ -317,5 +317,6 @@ if __name__ == "__main__":
         import_ours()
         make_classes()
         know_texts(sys.argv[2])
+        importlib.import_module("forked_modules").fork_modules()
     gc.freeze()  # else a collection would write to every page that the processes share
     run(serve(socket.socket(fileno=int(sys.argv[1]))))
