@@ -11,7 +11,6 @@ import pytest
 from engine_jobs import engine_options, request
 from export_jobs import NETWORKS
 from onnx import TensorProto, helper
-from onnxscript._internal.values import TracedOnnxFunction
 from small_graphs import make_model
 from stage_jobs import manifest, stage_job
 
@@ -136,10 +135,12 @@ def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
     assert not kernel.supports(22, {"T": "tensor(double)"})
 
 
-def test_the_functions_of_torchlib_are_parsed_once() -> None:
+def test_the_functions_of_torchlib_are_parsed_once(registries: ModuleType) -> None:
+    from onnxscript._internal.values import TracedOnnxFunction
+
     parsed = {
         meta.onnx_function: meta.onnx_function.function_ir
-        for metas in torch_registries.parse_torchlib().functions.values()
+        for metas in registries.parse_torchlib().functions.values()
         for meta in metas
         if isinstance(meta.onnx_function, TracedOnnxFunction)
     }
