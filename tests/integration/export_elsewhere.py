@@ -1,4 +1,6 @@
-"""Export and simplify models of a project, in this process or as a program (``ROOT OUT MODEL…``).
+"""Export and simplify models of a project, and capture a program of torch.export.
+
+It does so in this process or as a program (``ROOT OUT MODEL…``).
 
 The program writes the digest of each file to OUT/digests.json.
 """
@@ -11,21 +13,29 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from stage_jobs import stage_job
+from stage_jobs import manifest, stage_job
 from torchlib_once import parse_torchlib_once
 
 from buildsys.manifest.project import load_project
 from buildsys.stages.export import stage as export
+from buildsys.stages.program import stage as program
 from buildsys.stages.simplify import stage as simplify
+
+PROGRAM: dict[str, Any] = {
+    "source": {"python": "tests/integration/sample_networks.py:Affine"},
+    "engines": [{"backend": "executorch", "name": "e"}],
+}
 
 
 def export_models(root: Path, out: Path, names: list[str]) -> dict[str, str]:
     """Return file -> digest."""
     models = load_project(root).models
     torch.manual_seed(os.getpid())  # must not matter
+    program.run(stage_job("program", manifest(**PROGRAM), out))
     for name in names:
         exported, simplified = (
             stage_job(stage, models[name].data, out, root) for stage in ("export", "simplify")
@@ -38,7 +48,7 @@ def export_models(root: Path, out: Path, names: list[str]) -> dict[str, str]:
         }
         result = simplify.run(replace(simplified, inputs=inputs))
         assert result.status == "passed", result.reason
-    files = sorted(out.rglob("model.onnx*"))
+    files = sorted([*out.rglob("model.onnx*"), *out.rglob("program.pt2")])
     return {
         path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
