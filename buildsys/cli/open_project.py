@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from buildsys.cli.target_names import TargetNames
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.execution.executors.interface import LOCAL
-from buildsys.plan.project_plan import ProjectPlan
+from buildsys.plan.project_plan import ProjectPlan, model_of
 
 if TYPE_CHECKING:
     from buildsys.execution.baselines import Baselines
@@ -37,6 +37,7 @@ class OpenProject(TargetNames):
         # without models, project.yaml may be the reason: it is not checked
         self.executors = project.executors() if project.models else {}
         self.placer = _placer(self.executors)
+        self._obstacles: dict[str, Sequence[str]] = {}  # of targets that have no place
         versions = builder_versions(project.root, project.state)
         super().__init__(project, ProjectPlan(project.models, versions, self._executor_of))
         # (target, event) from any thread: progress, the stale reason, or waiting for a process
@@ -108,8 +109,14 @@ class OpenProject(TargetNames):
 
     @property
     def _executor_of(self) -> Callable[[Action], str] | None:
-        placer = self.placer
-        return (lambda action: placer.place(action).executor) if placer else None
+        return self._place if self.placer else None
+
+    def _place(self, action: Action) -> str:
+        assert self.placer is not None
+        place = self.placer.place(action)
+        if place.obstacles:
+            self._obstacles[action.target] = place.obstacles
+        return place.executor
 
     @cached_property
     def remote_jobs(self) -> dict[str, int]:
@@ -125,9 +132,9 @@ class OpenProject(TargetNames):
         if self.placer is None:
             return
         for target in targets:
-            place = self.placer.place(self.actions[target])
-            if place.obstacles:
-                problem = f"nothing can run {target}: {'; '.join(place.obstacles)}"
+            self.actions.targets(model_of(target))
+            if obstacles := self._obstacles.get(target):
+                problem = f"nothing can run {target}: {'; '.join(obstacles)}"
                 hint = "correct its `needs`, or add an executor to configs/project.yaml"
                 raise UsageError(problem, hint)
 

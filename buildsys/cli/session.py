@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from buildsys.manifest.project import Project
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
-_CHECKED_TOGETHER = 250  # models; their plans take 70 kB each
+CHECKED_TOGETHER = 250  # models; their plans take 70 kB each
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
 
 
@@ -151,8 +151,8 @@ class Session(OpenProject):
         try:
             found = self.executor.models.find(texts)
             unknown = [model for model in check if model not in found]
-            for first in range(0, len(unknown), _CHECKED_TOGETHER):
-                some = unknown[first : first + _CHECKED_TOGETHER]
+            for first in range(0, len(unknown), CHECKED_TOGETHER):
+                some = unknown[first : first + CHECKED_TOGETHER]
                 planned = ((model, list(self.actions.of(model).values())) for model in some)
                 found |= self.executor.models.check(
                     {name: PlannedModel(texts[name], actions) for name, actions in planned}

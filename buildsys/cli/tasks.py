@@ -25,7 +25,7 @@ from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.model_scheduler import Control, Models
 from buildsys.cli.project_root import shown_path, shown_text
-from buildsys.cli.session import Session, no_garbage_collection
+from buildsys.cli.session import CHECKED_TOGETHER, Session, no_garbage_collection
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
 from buildsys.manifest.project import load_project
@@ -139,6 +139,8 @@ def select(session: Session, requested: Requested) -> Selection | None:
         groups += [name] if name not in members else []
     needed = list(session.needed(single))
     fresh: dict[str, dict[str, str]] = {}
+    if not single and not requested.every_task:
+        session.actions.most_models = CHECKED_TOGETHER
     if not requested.every_task:
         checked = dict.fromkeys((*whole, *map(model_of, needed)))
         fresh = session.up_to_date_models(checked, check=whole)
@@ -146,7 +148,7 @@ def select(session: Session, requested: Requested) -> Selection | None:
     targets.update(dict.fromkeys(one for one in needed if model_of(one) not in fresh))
     for model in whole:
         if model not in fresh:
-            targets.update(dict.fromkeys(session.actions.of(model)))
+            targets.update(dict.fromkeys(session.actions.targets(model)))
     known = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
     known.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
     up_to_date = [one for one in known if one not in targets]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ class ProjectPlan(Mapping[str, Action]):
         self._version_of = version_of
         self._executor_of = executor_of
         self._planned: dict[str, dict[str, Action]] = {}
+        self._targets: dict[str, tuple[str, ...]] = {}  # of all models planned so far
         self._guard = threading.Lock()
         self.most_models = 2000
 
@@ -53,9 +54,14 @@ class ProjectPlan(Mapping[str, Action]):
             planned = {action.target: action for action in actions}
             with self._guard:
                 self._planned[model] = planned
+                self._targets[model] = tuple(planned)
                 while len(self._planned) > self.most_models:
                     del self._planned[next(iter(self._planned))]
         return planned
+
+    def targets(self, model: str) -> Sequence[str]:
+        """Return the targets of one model, which is planned once for them."""
+        return self._targets.get(model) or tuple(self.of(model))
 
     def stages(self) -> list[str]:
         """Return the stages of all models in the order of their targets.
