@@ -285,7 +285,8 @@ def _build(run: _Run) -> tuple[Outcome, ActionRecord | None]:
             pool.close()
             run.made |= _recorded(executor, target) | _said(pool)
             executor.close()  # waits for the outputs to be shared
-    is_shared = outcome.status == PASSED and not action.measures
+    # what was restored has just been read there: the store of this run was empty
+    is_shared = outcome.status == PASSED and not action.measures and not outcome.restored
     if is_shared and (record is None or run.place.shared.read_action(target, record.key) is None):
         problem = f"{target} was built, but its record is not in the store"
         raise TemporaryError(problem, "run it again; see the warnings above")
