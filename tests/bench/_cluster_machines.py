@@ -56,6 +56,7 @@ class Pool:
     running: dict[int, Job] = field(default_factory=dict)  # by machine
     useful_s: float = 0.0
     wasted_s: float = 0.0
+    away_s: float = 0.0  # after a loss
 
 
 class Cluster:
@@ -187,6 +188,7 @@ class Cluster:
 
     def _release(self, job: Job, machine: int, ended: float, away_s: float = 0.0) -> None:
         pool = self.pools[job.pool]
+        pool.away_s += away_s
         del pool.running[machine]
         del self.jobs[job.handle]
         self.last_end = max(self.last_end, ended)
@@ -250,6 +252,7 @@ class Cluster:
             "losses": dict(self.losses),
             "useful_s": {name: pool.useful_s for name, pool in self.pools.items()},
             "wasted_s": {name: pool.wasted_s for name, pool in self.pools.items()},
+            "away_s": {name: pool.away_s for name, pool in self.pools.items()},
         }
 
 

@@ -180,6 +180,9 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     session = Session(load_project(project))
     recorded, wrong = check_outputs(session)
     first = runs[0]
+    taken = ("useful_s", "wasted_s", "away_s")
+    needed_s = [sum(first[one][name] for one in taken) / pools[name] for name in pools]
+    with_losses_s = max(bound.path_s, *needed_s)
     return {
         "models": given.models,
         "targets": targets,
@@ -187,6 +190,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "bounds": {"path": bound.path_s, **bound.work_s},
         "makespan_s": first["makespan_s"],
         "ratio": first["makespan_s"] / bound.seconds,
+        "with_losses_s": with_losses_s,
         "cpu_share": first["cpu_s"] / first["makespan_s"],
         "ms_per_target": 1000 * (first["cpu_s"] - first["before_s"] - first["after_s"]) / targets,
         "built_twice": sum(each.get("built_twice", 0) for each in runs),
@@ -227,6 +231,11 @@ def main() -> None:
     rows = [
         ("lower bound of the makespan", f"{found['bound_s']:.0f} s", ""),
         ("makespan", f"{found['makespan_s']:.0f} s, {found['ratio']:.3f} times", "≤ 1.10"),
+        (
+            "bound with killed jobs and lost machines",
+            f"{found['with_losses_s']:.0f} s, {found['makespan_s'] / found['with_losses_s']:.3f}",
+            "",
+        ),
         ("CPU time of doit in all", f"{first['cpu_s']:.0f} s", ""),
         ("before the first job", f"{first['before_s']:.0f} s", ""),
         ("for each target", f"{found['ms_per_target']:.1f} ms", ""),
