@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
@@ -82,13 +81,15 @@ def _sort_key(message: Message) -> tuple[str, str]:
 
 def messages(source: str) -> Iterator[Message]:
     """Yield the messages of errors in a module."""
+    if not any(name in source for name in _NAMES | _error_classes()):
+        return  # parsing takes most of the time
     tree = ast.parse(source)
     constants = {
         _name(one.targets[0]): one.value
         for one in tree.body
         if isinstance(one, ast.Assign) and isinstance(one.value, (ast.Constant, ast.JoinedStr))
     }
-    for call, scope in _calls(_Constants(constants).visit(tree)):
+    for call, scope in _calls(tree, constants):
         first = _ARGUMENTS.get(_name(call.func), 0)
         given = {keyword.arg: keyword.value for keyword in call.keywords}
         texts = [*call.args[first : first + 2]]
@@ -103,34 +104,36 @@ def messages(source: str) -> Iterator[Message]:
                 yield Message(text, remedy)
 
 
-class _Constants(ast.NodeTransformer):
-    """Replaces the names of a module's constants by their values."""
+class _Scope(NamedTuple):
+    """A function or a module, with the constants of the module."""
 
-    def __init__(self, values: Mapping[str, ast.expr]) -> None:
-        self._values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the value of a constant."""
-        value = self._values.get(node.id) if isinstance(node.ctx, ast.Load) else None
-        return node if value is None else ast.copy_location(copy(value), node)
+    node: ast.AST
+    constants: Mapping[str, ast.expr]
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
+def _calls(
+    tree: ast.Module, constants: Mapping[str, ast.expr]
+) -> Iterator[tuple[ast.Call, _Scope]]:
     """Yield the calls making errors, each with its function."""
     kinds = _NAMES | _error_classes()
-    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for scope in [tree, *scopes]:
-        for node in _walk_scope(scope):
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        scope = _Scope(waiting.pop(), constants)
+        for node in _walk_scope(scope.node):
             if isinstance(node, ast.Call) and _name(node.func) in kinds:
                 yield node, scope
+            elif isinstance(node, ast.FunctionDef):
+                waiting.append(node)
 
 
 def _walk_scope(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without those of functions in it."""
-    for child in ast.iter_child_nodes(scope):
-        if not isinstance(child, ast.FunctionDef):
+    """Yield the nodes of a function, without those inside functions in it."""
+    waiting = [scope]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
             yield child
-            yield from _walk_scope(child)
+            if not isinstance(child, ast.FunctionDef):
+                waiting.append(child)
 
 
 @cache
@@ -153,7 +156,7 @@ def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
-def _texts(node: ast.expr, call: ast.Call, scope: ast.AST) -> list[str]:
+def _texts(node: ast.expr, call: ast.Call, scope: _Scope) -> list[str]:
     """Return the possible texts of an expression."""
     if isinstance(node, ast.Constant):
         return [str(node.value)] if isinstance(node.value, str) else [_ANY]
@@ -174,7 +177,7 @@ def _texts(node: ast.expr, call: ast.Call, scope: ast.AST) -> list[str]:
     if isinstance(node, ast.Name):
         assigned = [
             one
-            for one in _walk_scope(scope)
+            for one in _walk_scope(scope.node)
             if isinstance(one, ast.Assign)
             and one.end_lineno is not None
             and one.end_lineno < call.lineno
@@ -183,6 +186,8 @@ def _texts(node: ast.expr, call: ast.Call, scope: ast.AST) -> list[str]:
         if assigned:
             last = max(assigned, key=lambda one: one.lineno)
             return _texts(last.value, last, scope)
+        if node.id in scope.constants:
+            return _texts(scope.constants[node.id], call, scope)
     return [_ANY]
 
 

@@ -67,24 +67,24 @@ def texts() -> tuple[Text, ...]:
     found: list[Text] = []
     for file in sorted(PACKAGE.rglob("*.py")):
         name = file.relative_to(PACKAGE).as_posix()
-        strings: list[tuple[int, str]] = []
-        _add_strings(ast.parse(file.read_text(encoding="utf-8")), strings)
+        strings = _strings(ast.parse(file.read_text(encoding="utf-8")))
         found += (Text(f"{name}:{line}", one) for line, one in strings)
     return tuple(one for one in found if " " in one.text.strip() and not _CODE.search(one.text))
 
 
-def _add_strings(node: ast.AST, found: list[tuple[int, str]]) -> None:
-    """Add the strings below a node, without docstrings."""
-    if isinstance(node, ast.JoinedStr):
-        parts = (v.value if isinstance(v, ast.Constant) else ANY for v in node.values)
-        found.append((node.lineno, "".join(map(str, parts))))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        found.append((node.lineno, node.value))
-    for child in ast.iter_child_nodes(node):
-        is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
-        is_part = isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)
-        if not is_docstring and not is_part:
-            _add_strings(child, found)
+def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the strings of a module with their lines, without docstrings."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.JoinedStr):
+            parts = (v.value if isinstance(v, ast.Constant) else ANY for v in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.Constant):
+                waiting.append(child)
+            elif isinstance(child.value, str) and not isinstance(node, (ast.Expr, ast.JoinedStr)):
+                yield child.lineno, child.value
 
 
 # --- commands, options, variables ---

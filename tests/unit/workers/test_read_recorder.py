@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,31 @@ import pytest
 
 from buildsys.system.files import listing_digest
 
+# forks a process per line: starting one for each test takes ten times as long
+_SERVER = """
+import json, os, runpy, sys, traceback
+from buildsys.workers.server import read_recorder
+for line in sys.stdin:
+    driver, project, environment = json.loads(line)
+    answers, output = os.pipe()
+    if not os.fork():
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(project)
+        sys.argv[1:] = [project]
+        try:
+            exec(driver, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(output)
+    with open(answers) as answer:
+        print(json.dumps(answer.read()), flush=True)
+    os.wait()
+"""
 _DRIVER = """
 import json, runpy, sys
 from pathlib import Path
@@ -41,18 +68,27 @@ def recorded(project: Path, code: str, **variables: str) -> Found:
 
 def run(project: Path, driver: str = _DRIVER, **variables: str) -> list[list[Any]]:
     """Return all reads of a project's module when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", driver, str(project)],
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "SCALE": "2", **variables},
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("READS")]
+    streams = server()
+    environment = {**os.environ, "SCALE": "2", **variables}
+    print(json.dumps([driver, str(project), environment]), file=streams.stdin, flush=True)
+    assert streams.stdout is not None
+    printed: str = json.loads(streams.stdout.readline())
+    (line,) = [line for line in printed.splitlines() if line.startswith("READS")] or [printed]
+    assert line.startswith("READS"), line
     reads: list[list[Any]] = json.loads(line.removeprefix("READS"))
     return reads
+
+
+@cache
+def server() -> subprocess.Popen[str]:
+    """Start the process that forks all others; it has only loaded the recorder."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    started = subprocess.Popen(
+        [sys.executable, "-c", _SERVER], env=environment, text=True, **streams
+    )
+    atexit.register(started.communicate)
+    return started
 
 
 @pytest.fixture
