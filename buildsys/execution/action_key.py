@@ -113,9 +113,13 @@ class KeyBuilder:
         """The identity of the project's executors."""
         return self._elsewhere.identity if self._elsewhere else ""
 
-    def build(self, action: Action, reads: Reads | None = None) -> ActionKey:
+    def build(
+        self, action: Action, reads: Reads | None = None, *, from_repository: bool = False
+    ) -> ActionKey:
         """Return the present key of an action. ``reads`` are those of its last run.
 
+        ``from_repository`` leaves out the libraries, devices and variables that its stage lists,
+        and our own code: reading them takes seconds where nothing is known yet.
         Raises: StageError: a file cannot be read.
         """
         files: Files = {}
@@ -157,19 +161,17 @@ class KeyBuilder:
 
         def make_parts() -> Parts:
             made = declared_parts(action)
-            if action.executor and self._elsewhere:
-                made |= self._elsewhere.of_action(action)
-            else:
-                made |= self._environment.of_action(action)
-                if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
-                    made[NEEDS] = lacks
-            made |= self._code_parts(action.code)
+            if not from_repository:
+                made |= self._environment_parts(action)
+                made |= self._code_parts(action.code)
             for label in [name for name in made if name.endswith("source.weights.sha256")]:
                 # a matching sha256 adds nothing to the digest; with another one the stage fails
                 if wrong_sha256:
                     made[label] = wrong_sha256
                 elif action.weights:
                     del made[label]
+            if from_repository:
+                return made | parts
             tools = (label for label in parts if label.startswith(TOOL))
             imported = [label.removeprefix(TOOL) for label in tools if not label.endswith(FILES)]
             made |= parts | self._environment.of_imports(action, imported)
@@ -177,6 +179,14 @@ class KeyBuilder:
 
         key = ActionKey(action.target, make_parts, files, missing, covered=frozenset(covered))
         return self.with_reads(action, key, reads) if reads else key
+
+    def _environment_parts(self, action: Action) -> Parts:
+        if action.executor and self._elsewhere:
+            return dict(self._elsewhere.of_action(action))
+        made = dict(self._environment.of_action(action))
+        if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
+            made[NEEDS] = lacks
+        return made
 
     def with_reads(self, action: Action, key: ActionKey, reads: Reads) -> ActionKey:
         """Return ``key`` with the present values of other reads."""

@@ -75,7 +75,10 @@ def planned_builds(root: Path, build: Path, actions: Mapping[str, Action]) -> Pl
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
         keys = KeyBuilder(root, build, DigestCache(db), db)
-        parts = {target: _select(keys.build(action).parts) for target, action in actions.items()}
+        parts = {
+            target: _select(keys.build(action, from_repository=True).parts)
+            for target, action in actions.items()
+        }
         db.close()
     return PlannedBuilds(parts, {target: action.after for target, action in actions.items()})
 

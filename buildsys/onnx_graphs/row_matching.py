@@ -36,8 +36,9 @@ def match_rows(candidates: Sequence[Array]) -> Array:
         queue, free = deque([row]), -1
         while queue and free < 0:
             current = queue.popleft()
+            near = candidates[current]
             # nearest first, so rows stay in place if they can
-            for candidate in sorted(map(int, candidates[current]), key=lambda c: abs(c - current)):
+            for candidate in near[np.argsort(abs(near - current), kind="stable")].tolist():
                 if candidate in reached:
                     continue
                 reached[candidate] = current

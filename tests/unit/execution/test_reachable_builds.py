@@ -6,11 +6,14 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_project import ALL, ENGINE, EXPORT, actions, build, make_executor, stale
 
+from buildsys.execution import action_key, environment_parts
 from buildsys.execution.reachable_builds import planned_builds
 from buildsys.plan.action import Action
 from buildsys.store.garbage_collection import Collection, collect
@@ -39,6 +42,22 @@ def collect_garbage(
         reached=reached,
         dry_run=False,
     )
+
+
+def test_plans_are_compared_without_reading_our_code_and_libraries(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    (root / "net.py").write_text("import blocks, numpy\n")
+    for module, name in ((action_key, "own_code"), (environment_parts, "package_identities")):
+        monkeypatch.setattr(module, name, refuse)
+    graph = {name: replace(one, tools=("numpy",)) for name, one in actions().items()}
+    found = planned_builds(root, root / "build", graph)
+    assert {label for label, _ in found.parts[EXPORT]} >= {
+        "config:export.opset", "source:net.py", "source:blocks.py", "inputs", "outputs",
+    }  # fmt: skip
 
 
 def stored(root: Path) -> Counter[str]:
