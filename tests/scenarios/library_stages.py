@@ -6,6 +6,7 @@ As a program it does the same without a worker:
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib.util
 import json
@@ -148,5 +149,6 @@ def _digest(content: bytes) -> str:
 
 
 if __name__ == "__main__":
+    gc.disable()  # a second less while torch is imported
     print(json.dumps(STAGES[sys.argv[1]](Path(sys.argv[2]))), flush=True)
     os._exit(0)

@@ -6,12 +6,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property, lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from onnxscript._internal.values import TracedOnnxFunction
 from torch.onnx._internal import torchscript_exporter
-from torch.onnx._internal.exporter import _decomp
+from torch.onnx._internal.exporter import _decomp, _schemas
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.torchscript_exporter.registration import registry
 
@@ -105,12 +106,18 @@ class _EveryOpset(ONNXRegistry):
 
 
 def parse_torchlib() -> ONNXRegistry:
-    """Parse torchlib's 500 functions once; every dynamo export would parse them again."""
+    """Parse torchlib's 500 functions once; every dynamo export would parse them again.
+
+    It would also read their signatures again.
+    """
     parsed = vars(TracedOnnxFunction).get("function_ir")
     if isinstance(parsed, property) and parsed.fget is not None:
         kept = cached_property(parsed.fget)
         kept.__set_name__(TracedOnnxFunction, "function_ir")
         TracedOnnxFunction.function_ir = kept  # type: ignore[method-assign, assignment]
+    read_signature = getattr(_schemas, "op_signature_from_function", None)
+    if isinstance(read_signature, FunctionType):
+        _schemas.op_signature_from_function = cache(read_signature)
     return _EveryOpset.from_torchlib()
 
 

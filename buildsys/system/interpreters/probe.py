@@ -46,7 +46,9 @@ os.write(int(sys.argv[1]), json.dumps(answer).encode())
 
 # argv[2] is the module, argv[3:] are others to describe with it
 LIBRARY_SCRIPT = """
-import json, os, sys
+import gc, json, os, sys
+
+gc.disable()  # collections take a fifth of importing torch
 
 def describe(name):
     answer = {}

@@ -139,14 +139,18 @@ def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
 def test_the_functions_of_torchlib_are_parsed_once(registries: ModuleType) -> None:
     from onnxscript._internal.values import TracedOnnxFunction
 
+    first, second = (
+        [meta for metas in registries.parse_torchlib().functions.values() for meta in metas]
+        for _ in range(2)
+    )
     parsed = {
         meta.onnx_function: meta.onnx_function.function_ir
-        for metas in registries.parse_torchlib().functions.values()
-        for meta in metas
+        for meta in first
         if isinstance(meta.onnx_function, TracedOnnxFunction)
     }
     assert len(parsed) > 100
     assert all(function.function_ir is found for function, found in parsed.items())
+    assert all(one.signature is again.signature for one, again in zip(first, second, strict=True))
 
 
 def test_composite_operators_are_loaded_once_and_completely(

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from export_elsewhere import export_models
+from export_elsewhere import PROGRAM, export_models
 from onnx import helper
 from small_graphs import conv_bn
 from stage_jobs import ROOT
@@ -73,7 +73,7 @@ def builds(
         "OMP_NUM_THREADS": str(torch.get_num_threads() + 1),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
     }
-    command = [sys.executable, SUPPORT / "export_elsewhere.py", other, other / "build", *models]
+    command = [sys.executable, "-c", PROGRAM, other, other / "build", *models]
     with (
         (other / "log").open("w") as log,
         subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=other) as process,
