@@ -1,11 +1,11 @@
 """CPU time of the further cases of validate, relative to a build with one engine.
 
-The stages up to verify run with and without ``validate: {drawn_sizes: 0, other_values: false}``, in
-turns, each in a fork like that of a worker server: libraries and the stage are imported, their
-objects are left out of garbage collections, and freed memory is kept. A stage with the same job on
-both sides runs once a round and counts on both, as its noise is as large as what is measured. The
-least CPU time of the forks counts, as other load only adds to it, on one thread: with two, the one
-that waits for the other spins, and for longer if other processes have the cores.
+The stages up to verify run in turns, each in a fork like that of a worker server: libraries and the
+stage are imported, their objects are left out of garbage collections, and freed memory is kept. The
+progress that a stage reports separates its further cases from the rest, so one process gives both
+times: processes of 2 s differ from each other by more than the further cases take. Other load slows
+both down, so their ratio counts, as the median of all rounds. It runs on one thread: with two, the
+one that waits for the other spins, and for longer if other processes have the cores.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import math
 import os
+import re
+import statistics
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +37,15 @@ from buildsys.workers.server.child import run_stage
 from buildsys.workers.server_kinds import TORCH, late_preload
 
 STAGES = ("export", "reference", "simplify", "validate", "engine", "verify")
-OFF = {"drawn_sizes": 0, "other_values": False}
+FURTHER = re.compile(r"further cases|case (drawn|seed|extremes|nan|inf)-")  # of the progress
 SETTINGS = "MALLOC_TRIM_THRESHOLD_"  # of a worker; glibc reads it when a process starts
 
 
-def cpu_seconds(action: Action, folder: Path) -> float:
-    """Run a stage in a fork, as a worker does; return its CPU seconds."""
+def cpu_seconds(action: Action, folder: Path) -> tuple[float, float]:
+    """Run a stage in a fork, as a worker does.
+
+    Return the CPU seconds of its further cases, and those of everything else.
+    """
     outputs = {role: folder / file.path for role, file in action.outputs.items()}
     for path in outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,46 +64,55 @@ def cpu_seconds(action: Action, folder: Path) -> float:
     for name in late_preload(job):
         importlib.import_module(name)
     gc.freeze()
+    answer, sent = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        found = run_stage(job)
-        os._exit(0 if found.status == "passed" else 1)
+        os.write(sent, struct.pack("d", further_seconds(job)))
+        os._exit(0)
     _, status, used = os.wait4(pid, 0)
     if status:
         sys.exit(f"{job.target} failed")
-    return used.ru_utime + used.ru_stime
+    (further,) = struct.unpack("d", os.read(answer, 8))
+    os.close(answer)
+    os.close(sent)
+    if (further > 0) != ("further" in job.options):
+        sys.exit(f"the progress of {job.target} does not show its further cases")
+    return further, used.ru_utime + used.ru_stime - further
+
+
+def further_seconds(job: Job) -> float:
+    """Run a stage in this process; return the CPU seconds of its further cases."""
+    steps: list[tuple[str, float]] = []
+
+    def note(message: str = "") -> None:
+        steps.append((message, time.process_time()))
+
+    if run_stage(replace(job, progress=note)).status != "passed":
+        os._exit(1)
+    note()
+    return sum(end - start for (step, start), (_, end) in pairwise(steps) if FURTHER.search(step))
 
 
 def measure(model: str, rounds: int, folder: Path) -> Mapping[str, Any]:
-    """Return the least CPU seconds of each stage without further cases, and what they add."""
-    on = json.loads(load_project(ROOT).models[model].text)
-    engine = next(engine for engine in on["engines"] if engine["backend"] == "onnxruntime")
-    on["engines"] = [{**engine, "intra_op_threads": 1}]
-    off = {**on, "validate": {**on["validate"], **OFF}}
-    pairs = [
-        (without, action)
-        for without, action in zip(plan_model(off), plan_model(on), strict=True)
-        if action.stage in STAGES
-    ]
-    least = {action.stage: (math.inf, math.inf) for _, action in pairs}
-    for _, action in pairs:
+    """Return the CPU seconds of each stage, and the share of the further cases, by round."""
+    spec = json.loads(load_project(ROOT).models[model].text)
+    engine = next(engine for engine in spec["engines"] if engine["backend"] == "onnxruntime")
+    spec["engines"] = [{**engine, "intra_op_threads": 1}]
+    actions = [action for action in plan_model(spec) if action.stage in STAGES]
+    for action in actions:
         cpu_seconds(action, folder)  # fills the caches of files
-    for number in range(rounds):
-        for without, action in pairs:
-            if (without.options, without.inputs) == (action.options, action.inputs):
-                off_s = on_s = cpu_seconds(action, folder)
-            elif number % 2:
-                off_s, on_s = cpu_seconds(without, folder), cpu_seconds(action, folder)
-            else:
-                on_s, off_s = cpu_seconds(action, folder), cpu_seconds(without, folder)
-            known = least[action.stage]
-            least[action.stage] = min(off_s, known[0]), min(on_s, known[1])
-    stages = {
-        stage: {"off_s": off_s, "cost_s": on_s - off_s} for stage, (off_s, on_s) in least.items()
+    taken = [{a.stage: cpu_seconds(a, folder) for a in actions} for _ in range(rounds)]
+    stages = {stage: [found[stage] for found in taken] for stage in taken[0]}
+    stages["all"] = [tuple(map(sum, zip(*found.values(), strict=True))) for found in taken]
+    return {
+        "model": model,
+        "stages": {
+            stage: {"cost_s": [cost for cost, _ in times], "rest_s": [rest for _, rest in times]}
+            for stage, times in stages.items()
+        },
+        "shares": [cost / rest for cost, rest in stages["all"]],
     }
-    total = {name: sum(stage[name] for stage in stages.values()) for name in ("off_s", "cost_s")}
-    return {"model": model, "stages": stages, **total, "share": total["cost_s"] / total["off_s"]}
 
 
 def main() -> None:
@@ -110,14 +127,15 @@ def main() -> None:
         figures = [measure(model, options.rounds, folder) for model in options.models]
     rows = []
     for one in figures:
-        parts = {name: stage for name, stage in one["stages"].items() if stage["cost_s"]}
-        rows += [
-            (one["model"], name, f"{part['off_s']:.2f}", f"{part['cost_s']:+.3f}", "")
-            for name, part in parts.items()
-        ]
-        share = f"{100 * one['share']:+.1f} %"
-        rows.append((one["model"], "all", f"{one['off_s']:.2f}", f"{one['cost_s']:+.3f}", share))
-    columns = ("model", "stage", "without (CPU s)>", "cost (CPU s)>", "share>")
+        shares = [100 * share for share in one["shares"]]
+        range_ = f"{min(shares):.1f} to {max(shares):.1f} %"
+        shown = {"all": (f"{statistics.median(shares):+.2f} %", range_)}
+        for stage, times in one["stages"].items():
+            rest, cost = (statistics.median(times[part]) for part in ("rest_s", "cost_s"))
+            if cost:
+                figure = shown.get(stage, ("", ""))
+                rows.append((one["model"], stage, f"{rest:.2f}", f"{cost:+.3f}", *figure))
+    columns = ("model", "stage", "without (CPU s)>", "cost (CPU s)>", "share>", "range>")
     publish("Further cases of validate", columns, rows, {"models": figures}, options.json)
 
 

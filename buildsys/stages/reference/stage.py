@@ -64,6 +64,8 @@ def run(job: Job) -> StageResult:
             )
         cases[case] = _save_case(job, case, dims, Case(inputs, outputs, original.float_type))
     warnings = []
+    if "further" in job.options:
+        job.progress("choosing further cases")  # reads the network's source
     pending = deque(further_cases(job, original.module))
     while pending:
         further = pending.popleft()

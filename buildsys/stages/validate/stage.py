@@ -160,6 +160,8 @@ def _further_cases(job: Job) -> dict[str, _FurtherCase]:
     if "simplified_cases" not in job.options:
         places = [("", "simplified"), ("unmodified.", _UNMODIFIED)]
     further, found = job.options.get("further", {"cases": ()}), {}
+    if further["cases"]:
+        job.progress("reading further cases")
     for name in further["cases"]:
         files = [
             (graph, path)

@@ -182,10 +182,12 @@ def _run_cases(job: Job, session: Session) -> _Checks:
 def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
     """Compare the further cases of ``validate`` that fit a profile."""
     further = job.options.get("further", {"cases": ()})
-    for name in further["cases"]:
-        path = job.inputs.get(f"case.{name}")
-        if path is None:  # no such size, or the network refuses it
-            continue
+    paths = {name: job.inputs.get(f"case.{name}") for name in further["cases"]}
+    # others have no such size, or the network refuses it
+    found = {name: path for name, path in paths.items() if path is not None}
+    if found:
+        job.progress("reading further cases")
+    for name, path in found.items():
         golden = load_case(path)
         shapes = {input_: tensor.shape for input_, tensor in golden.inputs.items()}
         checks.cases[name] = dims_of_shapes(further["shapes"], shapes)

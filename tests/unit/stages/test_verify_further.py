@@ -98,7 +98,9 @@ def test_a_right_engine_passes_with_the_figures_of_further_cases(verified: Any) 
     assert result.status == "passed"
     assert list(result.figures["cases"]) == [*CASES, "drawn-1", "seed-1"]
     assert result.figures["dims"]["seed-1"] == {"batch": FURTHER}
-    assert verified.steps[len(CASES) :] == ["case drawn-1 (batch 5)", "case seed-1 (batch 5)"]
+    assert verified.steps[len(CASES) :] == [
+        "reading further cases", "case drawn-1 (batch 5)", "case seed-1 (batch 5)",
+    ]  # fmt: skip
     assert len(session.inputs) == 2  # nothing to explain
     assert "warnings" not in result.figures
 
