@@ -111,7 +111,6 @@ def test_the_committed_schemas_are_current(tmp_path):
 
 
 @cache
-@cache
 def _validator(name: str) -> jsonschema.Draft202012Validator:
     schema = json.loads(schema_texts()[name])
     jsonschema.Draft202012Validator.check_schema(schema)
