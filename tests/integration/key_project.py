@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import onnx
@@ -346,6 +347,9 @@ class KeyProject:
         self.root = root / "project"
         self._kept = root / "kept"
         self._pool = WorkerPool(root / "pool")
+        # by content and by stamp, as state.db keeps them, which is restored after every edit
+        self._texts: dict[str, str] = {}
+        self._digests: dict[str, Any] = {}
         self.environment = Environment(
             root / "envs/other", "numpy", "onnxruntime"
         )  # of the toolchain, which edits may relabel
@@ -473,6 +477,10 @@ class KeyProject:
     def session(self) -> Session:
         session = Session(load_project(self.root))
         vars(session)["_pool"] = self._pool
+        executor = session.executor
+        executor._db._texts = self._texts
+        for cache in (executor._digests, executor._keys._own_digests):
+            cache._known = self._digests
         return session
 
     def records(self) -> dict[str, dict[str, str]]:
