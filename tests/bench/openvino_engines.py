@@ -21,7 +21,7 @@ import numpy as np
 
 from buildsys.backends.interface import BuildRequest
 from buildsys.backends.load import load_backend
-from buildsys.manifest.schema.engines import engine_spec
+from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.onnx_graphs.tensors import tensor_of
 
 _MEDIAN = re.compile(r"Median:\s+([\d.]+) ms")

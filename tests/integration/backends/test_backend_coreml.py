@@ -26,7 +26,7 @@ from buildsys.backends.coreml.package import WEIGHTS, constants, read_engine, wr
 from buildsys.backends.interface import BuildRequest, GraphRefusedError
 from buildsys.backends.load import load_backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.manifest.schema.engines import engine_spec
+from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.stages.program import stage as program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the converter, on its own code

@@ -19,7 +19,7 @@ from buildsys.backends.executorch.compatibility import read_header
 from buildsys.backends.interface import BuildRequest, Calibration, GraphRefusedError
 from buildsys.backends.load import load_backend
 from buildsys.errors import StageError
-from buildsys.manifest.schema.engines import engine_spec
+from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.program import stage as program
 

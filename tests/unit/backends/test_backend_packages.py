@@ -12,7 +12,7 @@ from backend_package import PACKAGE, install, registered
 import buildsys
 from buildsys.backends.load import load_backend
 from buildsys.errors import Unavailable
-from buildsys.manifest.schema.engines import engine_spec
+from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.system import backend_registry
 from buildsys.system.backend_registry import (
     backend_names,
