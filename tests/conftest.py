@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -26,6 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# in one process each, for a GPU, and for libraries that take 15 s to import
+TOGETHER = re.compile(r"tests/(gpu|integration)/(?!plan/)")
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 8 << 30  # the files of a run take 1 GB, its processes 5 GB
 
@@ -79,12 +82,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run each file in a single process, for its fixtures, and all GPU tests in one."""
+    """Run each file in a single process, for its fixtures, and all of some folders in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "tests/gpu" if file.startswith("tests/gpu/") else file
+            together = TOGETHER.match(nodeid)
+            return together.group() if together else nodeid.partition("::")[0]
 
     return ByFile(config, log)

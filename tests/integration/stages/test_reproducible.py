@@ -33,7 +33,7 @@ EXPORTERS = {"torchscript": "{opset: 17}", "dynamo": "{exporter: dynamo, opset: 
 MORE = {  # special exports: model and export section
     "functions": ("flatten_head", "{opset: 17, export_modules_as_functions: true}"),
     "large": ("flatten_head", "{exporter: dynamo, opset: 18, external_data: true}"),
-    "verbose": ("flatten_head", "{opset: 17, verbose: true}"),
+    "verbose": ("conv_bn_relu", "{opset: 17, verbose: true}"),
 }
 MODELS = {f"{name}-torchscript": (name, EXPORTERS["torchscript"]) for name in NAMES}
 # conv_bn_relu has the operators of flatten_head
