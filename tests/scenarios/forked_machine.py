@@ -31,9 +31,10 @@ sys.exit(code)
 
 
 class ForkedMachine:
-    """Runs commands of buildsys until this process ends."""
+    """Runs commands of buildsys, or of doit, until this process ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = "buildsys") -> None:
+        self._program = program
         self._folder = tempfile.TemporaryDirectory(prefix="bs-")  # addresses must be short
         folder = Path(self._folder.name)
         client, address = folder / "client.py", folder / "socket"
@@ -58,8 +59,9 @@ class ForkedMachine:
     def _run(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client, client.makefile("rw") as stream:
             arguments, cwd, environment = json.loads(stream.readline())
-            arguments.remove("--attached")  # the connection closes instead of standard input
-            run = start_doit(arguments, Path(cwd), environment, "buildsys")
+            if "--attached" in arguments:  # the connection closes instead of standard input
+                arguments.remove("--attached")
+            run = start_doit(arguments, Path(cwd), environment, self._program)
             threading.Thread(target=_end_with, args=[client, run], daemon=True).start()
             out, err = run.communicate()
             # fails if the client was killed

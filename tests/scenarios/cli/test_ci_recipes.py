@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from command_answers import commit, git
+from forked_machine import ForkedMachine
 from project_folder import REPOSITORY, TIMEOUT_S
 from ready_project import ReadyProject
 
@@ -23,15 +24,23 @@ RECIPES = REPOSITORY / "docs/ci"
 INSTALLED = "/srv/models/.venv/bin/python"
 
 
+@pytest.fixture(scope="module")
+def forked_doit() -> Iterator[str]:
+    """A command like ``doit`` that need not start Python."""
+    machine = ForkedMachine("doit")
+    yield shlex.join(machine.command)
+    machine.close()
+
+
 @pytest.fixture
-def tagged(ready_built: ReadyProject, tmp_path: Path) -> ReadyProject:
+def tagged(ready_built: ReadyProject, tmp_path: Path, forked_doit: str) -> ReadyProject:
     """A project with a tagged model, with the programs of a CI machine."""
     manifest = ready_built.root / "configs/models/a.yaml"
     manifest.write_text(manifest.read_text() + "tags: [nightly]\n")
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in {
-        "doit": f'exec {sys.executable} -m doit "$@"',
+        "doit": f'exec {forked_doit} "$@"',
         "gh": f'echo "$@" > {tmp_path}/comment; test -s build/summary.md',
     }.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
