@@ -146,6 +146,7 @@ def plan(world: World) -> tuple[dict[str, Any], dict[str, Action]]:
 
 _parsed = cache(dependencies.parse_python)
 _code: dict[tuple[str, ...], dict[str, str | None]] = {}  # our own, which no step changes
+_digests: dict[str, Any] = {}  # of the same files
 _identities: dict[tuple[str, bool], str] = {}  # of installed packages, which no step changes
 _identity = package_files._identity
 
@@ -278,6 +279,7 @@ def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[st
     store = Store(state / "store")
     executor = Executor(root, root / "build", state, actions, pool=pool, store=store)
     executor._keys._code = _code
+    executor._keys._own_digests._known = _digests
     for target, action in actions.items():
         expected = model is None or model.may_run(spec, action, world)
         if not executor.is_fresh(target):
