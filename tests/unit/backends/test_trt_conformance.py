@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 import pytest
 from trt_names import API, MODULES, PACKAGE, Use, missing, table_uses, unclassified, uses
 
 from buildsys.backends.tensorrt import library
 
-ALL = [use for module in MODULES for use in uses((PACKAGE / module).read_text(), module)]
+
+@cache
+def uses_of(module: str) -> tuple[Use, ...]:
+    return tuple(uses((PACKAGE / module).read_text(), module))
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_name_exists_in_its_versions(module: str) -> None:
-    found = list(uses((PACKAGE / module).read_text(), module))
     wrong = [
         f"{use.where}: {use.owner}.{use.name} is not in {', '.join(missing(use))}"
-        for use in found
+        for use in uses_of(module)
         if missing(use)
     ]
     assert wrong == []
@@ -37,7 +40,7 @@ def test_the_tables_list_exactly_the_versions_with_a_value(
 
 
 def test_the_walk_finds_known_uses() -> None:
-    seen = {(use.owner, use.name) for use in ALL}
+    seen = {(use.owner, use.name) for module in MODULES for use in uses_of(module)}
     assert {
         ("IExecutionContext", "execute_async_v3"), ("IBuilderConfig", "set_memory_pool_limit"),
         ("OnnxParser", "parse_from_file"), ("", "Runtime"),
