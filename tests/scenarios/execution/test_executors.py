@@ -112,9 +112,9 @@ def test_another_machine_is_noticed(cluster: Cluster) -> None:
     assert reasons == ["the libraries and devices of other are not known yet"]
     again = project.doit(*LAB[:1])
     assert again.code == 0, again.err
-    project.edit("configs/project.yaml", "env", "timeout")  # not a command that runs buildsys
+    project.edit("configs/project.yaml", '["env"', '["timeout"')  # does not run buildsys
     broken = project.doit(*LAB[:1])
-    assert broken.code == 2
+    assert broken.code == 2, broken.out + broken.err
     assert "without an answer" in broken.out
 
 
