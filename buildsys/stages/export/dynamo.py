@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import torch
 
-from buildsys.backends.operator_support.decompositions import avoid_repetitions
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.onnx_file import INLINE_LIMIT, load_model
 from buildsys.stages.export.guards import check_guards, recorded_guards
@@ -37,7 +36,6 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
     Raises: CheckFailed: ``verify`` is set and found a difference, or the program is wrong at sizes
     within ``dims``.
     """
-    avoid_repetitions()
     messages: list[str] = []
     dynamic_shapes: dict[str, Any] | None = None
     if request.dynamic_inputs:  # by parameter of forward, as torch.export expects

@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx
 import pytest
-import torch
 from engine_jobs import engine_options, request
 from export_jobs import NETWORKS
 from onnx import TensorProto, helper
@@ -154,33 +153,3 @@ def test_the_functions_of_torchlib_are_parsed_once(registries: ModuleType) -> No
     assert len(parsed) > 100
     assert all(function.function_ir is found for function, found in parsed.items())
     assert all(one.signature is again.signature for one, again in zip(first, second, strict=True))
-
-
-def test_composite_operators_are_loaded_once_and_completely(
-    registries: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch._export import utils
-    from torch.export import exported_program
-
-    from buildsys.backends.operator_support.decompositions import avoid_repetitions
-
-    avoid_repetitions()
-    load, calls = utils._materialize_cpp_cia_ops, []
-    monkeypatch.setattr(utils, "_materialize_cpp_cia_ops", lambda: calls.append("load") or load())
-    with torch.library._scoped_library("tests", "DEF") as library:
-        library.define("same(Tensor x) -> Tensor")
-        library.impl("same", torch.clone, "CompositeImplicitAutograd")
-        found = exported_program._collect_all_valid_cia_ops()
-        assert len(calls) == 1
-        assert torch.ops.tests.same.default in found
-        assert found == utils._collect_all_valid_cia_ops()
-    assert len(calls) > 10  # torch does it for each namespace
-
-
-def test_annotations_of_torch_are_made_once() -> None:
-    from buildsys.backends.operator_support.decompositions import avoid_repetitions
-
-    avoid_repetitions()
-    kernel = torch.ops.aten.relu.default.py_impl(torch._C.DispatchKey.Meta)
-    other = torch.ops.aten.relu.default.py_impl(torch._C.DispatchKey.Meta)
-    assert kernel.__annotations__["fn"] is other.__annotations__["fn"]
