@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,14 +41,31 @@ class RayCluster:
             "--include-dashboard=false", f"--temp-dir={self._folder}", cpus=0,
         )  # fmt: skip
 
-    def start_node(self, name: str, resources: Mapping[str, float]) -> None:
-        self._start(name, resources, f"--address={self.address}")
+    def start_node(
+        self, name: str, resources: Mapping[str, float], *, cpu: int | None = None
+    ) -> None:
+        """Start a node.
+
+        With ``cpu`` it runs on this processor only, with temporary files and servers of its own.
+        """
+        binding: list[str] = []
+        if cpu is not None:
+            own = self._folder / name
+            own.mkdir()
+            binding = ["taskset", "--cpu-list", str(cpu)]
+            binding += ["env", *(f"{variable}={own}" for variable in ("TMPDIR", "XDG_RUNTIME_DIR"))]
+        self._start(name, resources, f"--address={self.address}", binding=binding)
 
     def _start(
-        self, name: str, resources: Mapping[str, float], *options: str, cpus: int = 1
+        self,
+        name: str,
+        resources: Mapping[str, float],
+        *options: str,
+        cpus: int = 1,
+        binding: Sequence[str] = (),
     ) -> None:
         command = [
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
+            *binding, sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
             f"--num-cpus={cpus}", "--num-gpus=0", f"--node-name={name}",
             f"--resources={json.dumps(dict(resources))}", "--object-store-memory=80000000",
             "--disable-usage-stats", "--include-log-monitor=false", *options,
