@@ -28,9 +28,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from buildsys.errors import BuildsysError, StageError
+from buildsys.system.libraries import LIBRARY_FOLDERS, in_library
 from buildsys.system.suggestions import nearest
 
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 _PIP_NAMES = {  # packages whose modules have other names
     "cv2": "opencv-python-headless", "PIL": "pillow", "skimage": "scikit-image",
     "sklearn": "scikit-learn", "yaml": "pyyaml",
@@ -130,7 +130,7 @@ def _make_importable(project: Path, folder: Path) -> None:
 
     def find(path: str) -> FileFinder:
         resolved = Path(path).resolve()
-        if not resolved.is_relative_to(root) or set(_LIBRARY_FOLDERS) & set(resolved.parts):
+        if not resolved.is_relative_to(root) or in_library(f"{resolved}/"):
             raise ImportError("not a folder of the project")
         extensions = (ExtensionFileLoader, EXTENSION_SUFFIXES)
         return FileFinder(path, extensions, (_UncachedLoader, [".py"]))
@@ -217,7 +217,7 @@ def innermost_location(frames: list[tuple[str, int]], project: Path) -> str:
         if path.is_relative_to(_OWN_CODE):
             continue
         in_project = path.is_relative_to(project) or path.is_relative_to(project.resolve())
-        if in_project and not set(_LIBRARY_FOLDERS) & set(path.parts):
+        if in_project and not in_library(filename):
             return f"{_relative(filename, project)}:{line}"
         if not library_line and "/torch/" not in filename and filename[:1] != "<":
             library_line = f"{_relative(filename, project)}:{line}"
@@ -228,7 +228,7 @@ def _relative(filename: str, project: Path) -> str:
     for root in (project, project.resolve()):
         if Path(filename).is_relative_to(root):
             return str(Path(filename).relative_to(root))
-    for folder in _LIBRARY_FOLDERS:
+    for folder in LIBRARY_FOLDERS:
         filename = filename.rpartition(f"/{folder}/")[2]
     return filename
 

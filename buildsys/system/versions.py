@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.system import compilers
+from buildsys.system.libraries import in_library
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -75,7 +76,6 @@ _WRITTEN_VERSION = re.compile(
 _READ_BYTES = 1 << 16
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _EXTRA = re.compile(r";.*\bextra\b")
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
 
 def tool_versions(
@@ -321,6 +321,6 @@ def source_root(
     if spec is None or spec.origin is None or not spec.has_location:
         return None
     file = Path(spec.origin)
-    if not in_libraries and any(part in _LIBRARY_FOLDERS for part in file.parts):
+    if not in_libraries and in_library(spec.origin):
         return None
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)

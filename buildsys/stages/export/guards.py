@@ -25,6 +25,7 @@ from buildsys.errors import CheckFailed, StageError
 from buildsys.manifest.shape_cases import DimRange, Dims
 from buildsys.models.user_code import innermost_location
 from buildsys.stages.export.request import ExportRequest
+from buildsys.system.libraries import in_library
 
 _SOURCE = re.compile(
     r"L\['(?P<parameter>\w+)'\](?:\[(?P<position>\d+)\])?\.size\(\)\[(?P<axis>\d+)\]"
@@ -124,8 +125,7 @@ def check_guards(program: Any, guards: Sequence[Guard], request: ExportRequest) 
 
 
 def _is_standard_library(file: str) -> bool:
-    inside = file.startswith(_STANDARD_LIBRARY)
-    return inside and "site-packages" not in file and "dist-packages" not in file
+    return file.startswith(_STANDARD_LIBRARY) and not in_library(file)
 
 
 def _environment(program: Any) -> ShapeEnv | None:

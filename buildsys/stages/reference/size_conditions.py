@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from buildsys.stages.reference.drawn_sizes import Condition
+from buildsys.system.libraries import in_library
 
 Assigned = Mapping[str, ast.expr]  # local variable -> its value
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages", f"{Path(inspect.__file__).parent}/")
+_STANDARD_LIBRARY = f"{Path(inspect.__file__).parent}/"
 _STAGE = "buildsys.stages.reference.stage"  # imported before any code of the user
 _SIZE = "size"  # the variable of a condition
 _MOST_CONDITIONS = 64
@@ -124,7 +125,7 @@ def _modules_below(project: Path) -> list[str]:
 
 
 def _is_library(file: str) -> bool:
-    return any(folder in file for folder in _LIBRARY_FOLDERS)
+    return in_library(file) or file.startswith(_STANDARD_LIBRARY)
 
 
 def _file_of(module: str) -> str:

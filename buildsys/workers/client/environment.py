@@ -22,11 +22,11 @@ from buildsys.system.backend_registry import link_packages
 from buildsys.system.files import Stamp, link_into, stamp
 from buildsys.system.interpreters.interpreter import Interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.libraries import in_library
 from buildsys.system.package_files import package_identities
 from buildsys.system.text_cache import TextCache
 from buildsys.workers.server_kinds import ServerKind
 
-_INSTALLED = ("site-packages", "dist-packages")
 _DEFAULTS = {
     # A worker ends with its stage, so freed memory need not be returned to the system. With glibc's
     # defaults each buffer of a large graph is mapped, zeroed and unmapped: half the time of
@@ -86,7 +86,7 @@ def server_environment(
             entries = filter(None, environment["PYTHONPATH"].split(os.pathsep))
             environment["PYTHONPATH"] = os.pathsep.join(str(Path(e).absolute()) for e in entries)
         # on PYTHONPATH, site-packages would hide the standard library
-        if package.parent.name not in _INSTALLED:
+        if not in_library(str(package)):
             _prepend(environment, "PYTHONPATH", package.parent)
     for name, value in _DEFAULTS.items():
         environment.setdefault(name, value)

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from buildsys.system.libraries import in_library
+
 _USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"  # kinds of code
-LIBRARIES = ("/site-packages/", "/dist-packages/")
 # a toolchain's interpreter imports this package through a link
 OWN_CODE = tuple(
     {f"{file.parents[2]}{os.sep}" for file in (Path(__file__), Path(__file__).resolve())}
@@ -66,6 +67,6 @@ def _kind_of(file: str) -> str:
         return _NEUTRAL
     if file.startswith(OWN_CODE):
         return _OURS
-    if any(part in file for part in LIBRARIES):
+    if in_library(file):
         return _LIBRARY
     return _NEUTRAL if file.startswith(STANDARD) else _USER

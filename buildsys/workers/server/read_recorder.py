@@ -33,8 +33,9 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from buildsys.system.files import Stamp, listing_digest, stamp
+from buildsys.system.libraries import in_library
 from buildsys.workers.job import MAX_READS
-from buildsys.workers.server.callers import CACHES, LIBRARIES, OWN_CODE, STANDARD, Callers
+from buildsys.workers.server.callers import CACHES, OWN_CODE, STANDARD, Callers
 
 FILE, LISTING, VARIABLE, MODULE = "file", "listing", "variable", "module"
 ALL_VARIABLES = "*"
@@ -223,7 +224,7 @@ class ReadRecorder:
         is_system = name.startswith(_SYSTEM) and not name.startswith(_MEMORY)
         if not inside and (is_system or name.startswith(self._installed)):
             return
-        if name in self._products or any(part in name for part in (*CACHES, *LIBRARIES)):
+        if name in self._products or in_library(name) or any(part in name for part in CACHES):
             return
         caller = self._callers.find(frame)
         in_thread = not caller.ours and threading.get_ident() != self._thread
@@ -319,7 +320,7 @@ class ReadRecorder:
                 if known or not name.startswith(self._roots) or name.startswith(self._ignored):
                     continue
                 before = stamp(name)
-                if before is not None and not any(part in name for part in LIBRARIES):
+                if before is not None and not in_library(name):
                     self._write(FILE, name, "", before)
 
 
