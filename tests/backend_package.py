@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from buildsys.manifest.schema import engines
 from buildsys.system import backend_registry
 
 SOURCE = Path(__file__).with_name("reference_backend")
@@ -41,7 +42,11 @@ def install(site: Path, *, distribution: str = "buildsys-reference", module: str
 @contextmanager
 def registered(site: Path) -> Iterator[None]:
     """Forget known backends before and after; forget the modules of ``site``."""
-    caches = (backend_registry.other_backends, backend_registry.describe_backend)
+    caches = (
+        backend_registry.other_backends,
+        backend_registry.describe_backend,
+        engines._adapter,
+    )
     for cached in caches:
         cached.cache_clear()
     try:

@@ -10,9 +10,10 @@ import json
 import marshal
 from collections.abc import Mapping
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError, create_model
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from buildsys.manifest.precisions import base_precision
@@ -76,7 +77,12 @@ class ModelFields:
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
-        return {name: self._kept(_default(name)) for name in _NAMES.keys() - _REQUIRED}
+        fields = ModelSpec.model_fields
+        found = {name: _default(fields[_NAMES[name]]) for name in _NAMES.keys() - _REQUIRED}
+        return {
+            name: self._kept(_with_dependent_defaults(name, value, None))
+            for name, value in found.items()
+        }
 
     def _kept(self, value: Any) -> Any:
         self._texts[id(value)] = _to_json(value)
@@ -86,12 +92,12 @@ class ModelFields:
 _to_json = partial(json.dumps, separators=(",", ":"))
 
 
-def _default(name: str) -> Any:
-    """Return a default. Only that of a section needs a validator, which takes 1 ms to make."""
-    info = ModelSpec.model_fields[_NAMES[name]]
-    if info.validate_default:
-        return _validated(name, {})
-    return to_jsonable_python(info.get_default(call_default_factory=True), by_alias=True)
+def _default(info: FieldInfo) -> Any:
+    """Return a default. That of a section needs no validator, which takes 1 ms to make."""
+    if not info.validate_default:
+        return to_jsonable_python(info.get_default(call_default_factory=True), by_alias=True)
+    spec: Any = next(iter(get_args(info.annotation)), info.annotation)  # it may be optional
+    return {each.alias or name: _default(each) for name, each in spec.model_fields.items()}
 
 
 def _validated(name: str, written: Mapping[str, Any]) -> Any:

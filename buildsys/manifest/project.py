@@ -233,6 +233,7 @@ class _Load:
     _links_into: Path | None
     _wanted: Collection[str] | None = None  # models
     _started_ns: int = field(default_factory=time.time_ns)
+    _accepted: Stamp | None = None  # of project.yaml, if the cache knows that it has no errors
     errors: list[ManifestError] = field(default_factory=list)
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
     ambiguous: set[str] = field(default_factory=set)  # names of several models
@@ -250,6 +251,8 @@ class _Load:
         files = self.files()
         cache = read_cache(cache_file, str(configs))
         valid = cache.valid_entries(root)
+        project_file = self.shown(files[0])
+        self._accepted = cache.stamps[project_file] if project_file in valid else None
         entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             name = self.shown(file)
@@ -290,7 +293,8 @@ class _Load:
         from buildsys.manifest.resolve import Resolver
         from buildsys.manifest.workspace import Workspace
 
-        return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
+        workspace = Workspace(self._project.root, self._project.configs, self._links_into)
+        return Resolver(workspace, self._accepted)
 
     def _is_wanted(self, file: str) -> bool:
         if self._wanted is None:

@@ -158,6 +158,9 @@ def _member(annotation: Any, step: str | int) -> Any:
 
 def _members(annotation: Any) -> list[Any]:
     """Return the types of a union without annotations, or the only type."""
+    for mark in getattr(annotation, "__metadata__", ()):
+        if hasattr(mark, "load"):
+            return _members(mark.load())
     bare = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
     if get_origin(bare) in (Union, types.UnionType):
         return [inner for member in get_args(bare) for inner in _members(member)]

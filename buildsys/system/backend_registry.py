@@ -29,7 +29,6 @@ from typing import Any
 
 from buildsys.errors import Unavailable
 from buildsys.system.files import link_into
-from buildsys.system.versions import normalized
 
 GROUP = "buildsys.backends"
 _FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
@@ -206,6 +205,7 @@ def our_backends() -> tuple[str, ...]:
 def other_backends() -> Mapping[str, BackendPackage]:
     """Return the backends of other distributions by name."""
     from buildsys.system.entry_points import entry_points  # slow
+    from buildsys.system.versions import normalized  # slow
 
     found: dict[str, BackendPackage] = {}
     for entry in entry_points(group=GROUP):
@@ -287,8 +287,8 @@ def package_folder(package: BackendPackage) -> Path | None:
 
 def package_files(name: str) -> Iterator[Path]:
     """Yield the files that decide the fields of another distribution's backend."""
-    package = other_backends().get(name)
-    if package is None:
+    package = find_package(name)
+    if package is None or not package.owner:
         return
     if package.metadata:
         yield Path(package.metadata, "entry_points.txt")

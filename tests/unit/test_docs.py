@@ -15,6 +15,7 @@ from buildsys.backends.tensorrt.common_options import TensorRtBase
 from buildsys.backends.tensorrt_rtx.options import ComputeCapability
 from buildsys.cli.main import commands_of
 from buildsys.execution import stale_reasons
+from buildsys.manifest.json_schema import schema_texts
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
 from buildsys.manifest.schema.base import DType, Precision, Spec
@@ -62,6 +63,7 @@ ABSTRACT = (
     TensorRtBase,
     *TOLERANCES.values(),
 )
+schema_texts()  # imports all sections
 SPECS = [spec for spec in sections(Spec) if spec not in ABSTRACT and spec.__name__[0] != "_"]
 
 

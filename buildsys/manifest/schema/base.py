@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable as Function
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -167,6 +168,24 @@ class NeedsSpec(MachineSpec):
     )
 
 
+@dataclass(frozen=True)
+class Deferred:
+    """Annotation of a type whose module is imported when a manifest has values of it."""
+
+    module: str
+    name: str
+
+    def load(self) -> Any:
+        """Return the type."""
+        return getattr(import_module(self.module), self.name)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Return the schema of the type."""
+        return handler.generate_schema(self.load())
+
+
 def section(alias: str | None = None) -> Any:
     """Return a field with the section's own defaults."""
     return Field(default_factory=dict, validate_default=True, alias=alias)
@@ -189,7 +208,8 @@ class OneOf:
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         """Return the schema of the tagged union."""
-        members = dict(zip(self.kinds, get_args(source), strict=True))
+        # a union of one type is that type
+        members = dict(zip(self.kinds, get_args(source) or (source,), strict=True))
         tags = {kind: f"<{getattr(spec, '__name__', kind)}>" for kind, spec in members.items()}
 
         def tag(value: object) -> str | None:

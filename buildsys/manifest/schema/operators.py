@@ -1,4 +1,4 @@
-"""Operators registered with an exporter, and custom operators with their implementations."""
+"""Custom operators and their implementations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_s
 
 from buildsys.manifest.schema.base import (
     CXX_SOURCE_PATTERN,
-    MODULE_PATTERN,
     OPERATOR_PATTERN,
     Callable,
     OneOf,
@@ -19,27 +18,6 @@ from buildsys.system.backend_registry import backend_names, describe_backend
 
 Operator = Annotated[str, Field(pattern=OPERATOR_PATTERN)]
 LibrarySource = Annotated[str, Field(pattern=CXX_SOURCE_PATTERN)]
-PythonFile = Annotated[str, Field(pattern=MODULE_PATTERN)]
-
-
-class SymbolicSpec(Spec):
-    """A symbolic function, or a file registering such functions, for torchscript."""
-
-    op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
-    function: Callable | None = Field(None, description="FILE.py:CALLABLE, f(g, *inputs).")
-    opset: int | None = Field(
-        None, description="First opset of the function; default: the export's opset only."
-    )
-    module: PythonFile | None = Field(
-        None, description="Instead of the others: a file that registers symbolics on import."
-    )
-
-
-class TranslationSpec(Spec):
-    """A translation of an operator to ONNX for exporter: dynamo."""
-
-    op: str = Field(description="Operator of PyTorch, such as aten::asinh or aten::add.Tensor.")
-    function: Callable = Field(description="FILE.py:CALLABLE of onnxscript operators: f(*inputs).")
 
 
 class _PerBackend(Spec):

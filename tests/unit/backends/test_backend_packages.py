@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from backend_package import PACKAGE, install, registered
+from pydantic import ValidationError
 
 import buildsys
 from buildsys.backends.load import load_backend
 from buildsys.errors import Unavailable
 from buildsys.manifest.schema.engine_spec import engine_spec
+from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema_errors import known_fields
 from buildsys.system import backend_registry
 from buildsys.system.backend_registry import (
     backend_names,
@@ -113,6 +116,25 @@ def test_the_fields_depend_on_the_files_of_the_package(site: Path) -> None:
     names = {path.name for path in package_files("reference")}
     assert {"entry_points.txt", PACKAGE, "options.py", "description.py"} <= names
     assert list(package_files("onnxruntime")) == []
+
+
+def test_the_fields_of_an_engine_are_checked_by_its_package(site: Path) -> None:
+    engine = {"name": "e", "backend": "reference", "log_level": 3}
+    model = ModelSpec.model_validate({"model": "net", "engines": [engine]})
+    dumped = model.model_dump(mode="json")["engines"][0]
+    assert (dumped["log_level"], dumped["precision"]) == (3, "fp32")
+    with pytest.raises(ValidationError) as caught:
+        ModelSpec.model_validate({"model": "net", "engines": [{**engine, "log_levle": 3}]})
+    location = caught.value.errors()[0]["loc"]
+    assert location == ("engines", 0, "<ReferenceEngine>", "log_levle")
+    assert "log_level" in known_fields(ModelSpec, location[:-1])
+
+
+def test_an_engine_of_no_backend_names_those_of_all_packages(site: Path) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ModelSpec.model_validate({"model": "net", "engines": [{"backend": "refrence"}]})
+    names = ", ".join((*our_backends(), "reference"))
+    assert caught.value.errors()[0]["ctx"] == {"field": "backend", "kinds": names}
 
 
 def test_an_engine_whose_fields_are_unknown_is_unavailable(site: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,14 +87,50 @@ def test_another_file_is_one_sentence(
 
 def test_a_manifest_in_the_cache_needs_neither_pydantic_nor_yaml(models: Path) -> None:
     (models / "b.yaml").unlink()
-    import time
+    load_settled()
+    assert not imported_by_check() & {"pydantic", "yaml", "doit"}
 
-    time.sleep(2 * SETTLE_NS / 1e9)  # the stamps of the files can be trusted
+
+def test_an_edited_manifest_needs_only_the_sections_that_it_has(models: Path) -> None:
+    (models / "b.yaml").unlink()
+    (models.parent / "project.yaml").write_text("timing_caches: t\n")
+    (models.parent / "engines.yaml").write_text("rtx: {backend: tensorrt_rtx}\n")
+    load_settled()
+    engine = "{name: e, backend: onnxruntime}"
+    (models / "a.yaml").write_text(f"model: a\nengines: [{engine}]\n{MANIFEST}")
+    imported = imported_by_check()
+    options = {name for name in imported if re.fullmatch(r"buildsys\.backends\.\w+\.options", name)}
+    assert options == {"buildsys.backends.onnxruntime.options"}
+    rare = ("commands", "executors", "operators", "project", "registrations", "surgery")
+    assert "buildsys.manifest.schema.source" in imported
+    assert not imported & {f"buildsys.manifest.schema.{name}" for name in rare}
+    assert "buildsys.system.entry_points" not in imported
+
+
+def load_settled() -> None:
+    """Load the project into the cache once the stamps of its files can be trusted."""
+    time.sleep(2 * SETTLE_NS / 1e9)
     load_project(Path.cwd())
+
+
+def imported_by_check() -> set[str]:
+    """Return the modules that a new process has after a check of a.yaml."""
     code = (
         "import sys; from buildsys.cli.check_manifests import main; "
-        "assert main(['configs/models/a.yaml']) == 0; "
-        "print(*({'pydantic', 'yaml', 'doit'} & sys.modules.keys()))"
+        "assert main(['configs/models/a.yaml']) == 0; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("\n", "")
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+def test_an_edited_project_file_is_checked(models: Path, capsys: Output) -> None:
+    (models / "b.yaml").unlink()
+    settings = models.parent / "project.yaml"
+    settings.write_text("store: {limit: 1GiB}\n")
+    load_settled()
+    settings.write_text("store: {limit: 1GiB, limt: 1}\n")
+    (models / "a.yaml").write_text(f"model: a\ntags: [x]\n{MANIFEST}")
+    code, errors = check(capsys, "configs/models/a.yaml")
+    assert (code, len(errors)) == (3, 1)
+    assert errors[0].startswith("configs/project.yaml:1:22: store.limt: unknown field")

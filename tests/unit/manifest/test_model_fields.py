@@ -70,6 +70,16 @@ def test_the_result_is_that_of_the_whole_schema() -> None:
             assert whole[name] == data[name], (model.name, name)
 
 
+def test_defaults_are_those_of_the_whole_schema() -> None:
+    given = {"model": "net"}
+    whole = ModelSpec.model_validate(given).model_dump(mode="json", by_alias=True)
+    found = ModelFields().resolve(given)
+    for limits in (whole["validate"], *whole["verify"].values()):
+        if isinstance(limits, dict):  # open, as they depend on the network's types
+            limits.update(rtol=None, cosine=None)
+    assert found == whole
+
+
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_none(item) for name, item in value.items() if item is not None}
