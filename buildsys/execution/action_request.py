@@ -257,22 +257,24 @@ def materialize(request: ActionRequest, shared: SharedCache, store: Store, proje
 
 
 class RequestedBaselines(Baselines):
-    """The baseline of a request, in place of a project's records."""
+    """The baseline of the present ``request``, in place of a project's records."""
 
-    def __init__(self, request: ActionRequest, build: Path) -> None:
-        self._request, self._folder = request, build
+    request: ActionRequest
+
+    def __init__(self, build: Path) -> None:
+        self._folder = build
 
     def parts(self, action: Action, parts: Mapping[str, str]) -> dict[str, str]:
         """Return the part of the baseline, as requested."""
         del action, parts
-        return {label: value for label, value in self._request.parts.items() if label == ENGINE}
+        return {label: value for label, value in self.request.parts.items() if label == ENGINE}
 
     def fetch(
         self, action: Action, parts: Mapping[str, str], store: Store, folder: Path
     ) -> tuple[dict[str, Any], dict[str, Path]]:
         """Return the baseline and its files, as requested."""
         del parts, store, folder
-        found = self._request.baseline
+        found = self.request.baseline
         if found is None:
             raise UsageError(f"the request of {action.target} has no baseline", _REQUEST_AGAIN)
         files = {role: self._folder / name for role, name in found.files.items()}

@@ -66,7 +66,7 @@ class Executor:
     not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins,
     ``dispatch`` before the first target on one of the ``executors`` of project.yaml.
     ``locks`` is a folder for several projects that must not disturb each other's benchmarks,
-    ``facts`` their database of facts about libraries and sources.
+    ``facts`` their database of facts about libraries, ``db`` the state if it is not a file.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Executor:
         baselines: Baselines | None = None,
         locks: Path | None = None,
         facts: StateDb | None = None,
+        db: StateDb | None = None,
         executors: Executors = NO_EXECUTORS,
         dispatch: MakeDispatcher | None = None,
     ) -> None:
         self._project, self._build, self._actions = project_root, build, actions
         self._on_event, self._before_stage = on_event, before_stage
-        self._db = StateDb(state / "state.db", notify)
+        self._db = db or StateDb(state / "state.db", notify)
         facts = pool.texts = facts or self._db
-        self._digests = DigestCache(self._db)
-        self.ledger = Ledger(self._db)
+        self._digests, self.ledger = DigestCache(self._db), Ledger(self._db)
         self._stopped = False
         self._locks, self._shares_locks = Locks(locks or state / "locks"), locks is not None
         self._background = Background()

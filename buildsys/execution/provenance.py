@@ -87,6 +87,11 @@ class ProvenanceSigner:
             with suppress(BuildsysError, OSError):  # without git, or outside of a repository
                 self._checkout = self._read_checkout()
 
+    def renew(self) -> None:
+        """Read key and checkout again for the next target."""
+        with self._guard:
+            self._is_prepared, self._checkout = False, None
+
     def sign_record(self, record: ActionRecord) -> ActionRecord | None:
         """Return a signed record, None with an unusable key."""
         self.prepare()

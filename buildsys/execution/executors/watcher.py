@@ -11,7 +11,8 @@ from typing import NamedTuple
 from buildsys.execution.executors.interface import ENDED, LOST, JobExecutor, JobState
 from buildsys.system.turns import waiting
 
-_SHORTEST_S, _LONGEST_S, _GROWTH = 0.02, 2.0, 1.3
+# between two polls: late by a twentieth of the wait on average
+_SHORTEST_S, _LONGEST_S, _GROWTH = 0.02, 2.0, 1.1
 _UNREACHABLE_S = 120.0  # without an answer of the system its jobs count as lost
 
 

@@ -21,6 +21,7 @@ from doit_server import ForkedDoit
 from project_folder import Ran, finish, wait_until
 from ready_project import VALUES, ReadyProject, content_of, workers_in
 
+from buildsys.execution.model_jobs import Order
 from buildsys.store.object_store import object_name
 from buildsys.store.signatures import generate_key
 
@@ -286,6 +287,24 @@ def test_the_folder_of_a_run_can_be_kept(machines: Machines, tmp_path: Path) -> 
     assert machines.run(digest, "--keep", str(kept)).code == 0
     assert (kept / "build/a/export/export.log").is_file()
     assert "exists" in machines.run(digest, "--keep", str(kept)).err
+
+
+def test_a_job_has_the_files_of_one_request_at_a_time(machines: Machines) -> None:
+    digest, first, second = machines.request("export:a"), "a" * 32, "b" * 32
+    job = machines.start(digest, "--answer", first, "--linger", "60")
+    wait_until((machines.store / "answers" / f"{first}.json").exists, "the first answer")
+    tree = machines.leftovers()[0] / "tree"
+    wait_until(lambda: [entry.name for entry in tree.iterdir()] == [".buildsys"], "it is removed")
+    (machines.store / "orders").mkdir()
+    new = machines.store / "new"
+    new.write_bytes(Order(digest, second, rebuild=True, linger=0).encode())
+    new.replace(machines.store / "orders" / f"{first}.json")
+    ended = finish(job)
+    assert (ended.code, ended.out.count("export:a was built in")) == (0, 2)
+    answers = [json.loads(path.read_bytes()) for path in (machines.store / "answers").iterdir()]
+    assert len(answers) == 2
+    assert all("a/export/model.onnx" in answer["files"] for answer in answers)
+    assert machines.leftovers() == []
 
 
 def test_only_lists_of_questions_are_answered(machines: Machines) -> None:
