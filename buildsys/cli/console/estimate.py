@@ -127,7 +127,7 @@ class Estimate:
                 continue
             seconds = usual.seconds
             if line.status == "running":
-                seconds = max(seconds - (now - line.began), _LEAST_LEFT * seconds)
+                seconds = _rest(usual, now - line.began)
             total += seconds
             alone += seconds if usual.exclusive else 0.0
             unknown += 0.0 if usual.is_known else seconds
@@ -136,6 +136,14 @@ class Estimate:
         shared = (total - alone) / self._jobs + alone  # nothing runs next to a benchmark
         longest = max(ends.values(), default=0.0)
         return Remaining(max(shared, longest), is_rough=unknown > (1 - _KNOWN) * total)
+
+
+def _rest(usual: _Usual, taken_s: float) -> float:
+    """Return the time left for a running target."""
+    beyond_s = taken_s - usual.seconds
+    # a first build of twice the default may well take four times as long
+    least_s = 0.0 if usual.is_known else beyond_s
+    return max(-beyond_s, least_s, _LEAST_LEFT * usual.seconds)
 
 
 def default_s(action: Action) -> float:

@@ -99,6 +99,14 @@ def test_a_first_build_has_an_order_of_magnitude(project: Project) -> None:
     assert str(found).endswith("left, first build")
 
 
+def test_a_first_build_that_takes_longer_has_more_left(project: Project) -> None:
+    project.fresh = set(project.lines) - {"export:a"}
+    usual_s = project.remaining().seconds
+    line = project.lines["export:a"]
+    line.status, line.began = "running", project.now - 30 * usual_s
+    assert project.remaining().seconds == pytest.approx(29 * usual_s)
+
+
 def test_a_new_model_takes_the_times_of_the_others(project: Project) -> None:
     project.usual = {one: 40.0 for one in project.lines if ":a" in one}
     project.fresh = {one for one in project.lines if one != "engine:b:ort"}
