@@ -91,24 +91,20 @@ class StageError(BuildsysError):
         return with_hint(self.problem, self.hint)
 
 
-@dataclass(eq=False)
 class CheckFailed(StageError):
     """A check required by the manifest failed (numbers, node support, output names)."""
 
     exit_code: ClassVar[int] = 1
 
 
-@dataclass(eq=False)
 class Unavailable(StageError):
     """A stage cannot run on this machine; the hint is the remedy."""
 
 
-@dataclass(eq=False)
 class EngineError(StageError):
     """A built engine that cannot be loaded, or run as requested."""
 
 
-@dataclass(eq=False)
 class TemporaryError(StageError):
     """A failure that another attempt, or another machine, may not meet."""
 
