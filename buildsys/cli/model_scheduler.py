@@ -23,6 +23,7 @@ from buildsys.system.turns import taken_in_turns, turn, waiting
 
 _LEAST_OPEN = 64  # models at a time
 _TURNS_FROM = 16  # threads: so many are not for stages on this machine
+_MOST_ACTIVE = 2  # targets of one job: its turn is the dispatcher's
 _OPEN_PER_JOB = 2  # so that places which are waited for do not keep others idle
 
 
@@ -56,7 +57,8 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
     """Starts targets of earlier models first, up to each place's jobs.
 
     Each place has a separate queue, so targets that wait for one place leave no other one idle.
-    Targets of one job take turns, so those that wait for it take no room either.
+    Of one job's targets one runs and one is prepared, so that the job need not wait for it. Others
+    take no room either.
     """
 
     def __init__(self, models: Models) -> None:
@@ -69,7 +71,8 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         self._runnable: dict[str, list[tuple[tuple[int, int], str]]] = {}  # heaps, by place
         self._places: dict[str, str] = {}  # of targets that have started
         self._started = Counter[str]()  # by place
-        self._busy: dict[Hashable, list[str]] = {}  # job -> targets that wait for their turn
+        self._active = Counter[Hashable]()  # targets of a job that have started
+        self._busy: dict[Hashable, list[str]] = {}  # job -> targets that wait for it
 
     def _dispatcher_generator(self, selected_tasks: Sequence[str]) -> Iterator[Any]:
         """Yield nodes to run or "hold on"; receive ended nodes."""
@@ -122,8 +125,10 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         if self._groups:
             return self._groups.popleft()
         jobs = self._models.jobs
-        for queue in self._runnable.values():
+        for place, queue in self._runnable.items():
             while queue and (job := self._models.job_of(queue[0][1])) in self._busy:
+                if self._active[job] < _MOST_ACTIVE:
+                    return self._start(place)
                 self._busy[job].append(heapq.heappop(queue)[1])
         first = [
             (queue[0], place)
@@ -132,20 +137,33 @@ class ModelScheduler(TaskDispatcher):  # type: ignore[misc]
         ]
         if not first:
             return None
-        place = min(first)[1]
+        return self._start(min(first)[1])
+
+    def _start(self, place: str) -> ExecNode:
+        """Return a place's next node, which starts now."""
         _, name = heapq.heappop(self._runnable[place])
-        self._started[place] += 1
         self._places[name] = place
-        if (job := self._models.job_of(name)) is not None:
-            self._busy[job] = []
+        job = self._models.job_of(name)
+        if job is None or job not in self._busy:  # else it has room already
+            self._started[place] += 1
+        if job is not None:
+            self._busy.setdefault(job, [])
+            self._active[job] += 1
         return self.nodes[name]
 
     def _forget(self, node: ExecNode) -> None:
         """Forget an ended target, and an ended model with its tasks."""
         name = node.task.name
-        if name in self._places:
-            self._started[self._places.pop(name)] -= 1
-            for other in self._busy.pop(self._models.job_of(name), ()):
+        if (place := self._places.pop(name, None)) is not None:
+            job = self._models.job_of(name)
+            waiting_for_it = self._busy.pop(job, [])
+            self._active[job] -= 1
+            if self._active[job] > 0:
+                self._busy[job] = []
+            else:
+                self._started[place] -= 1
+                del self._active[job]
+            for other in waiting_for_it:
                 self._queue(self.nodes[other])
         for member in self._open.pop(name, ()):
             del self.tasks[member], self.nodes[member], self._order[member]

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.errors import StageError, TemporaryError, WorkerDied
@@ -140,6 +139,8 @@ class Dispatcher:
         gpus = answer.machine.get("gpus", "")
         on_event({"event": "placed", "where": f"{where} ({gpus})" if gpus else where})
         make_folders([log.parent])
+        with suppress(StageError, OSError), self._store.lock(shared=True):  # all in one go
+            self._shared.fetch([*answer.files.values(), *filter(None, [answer.log])], self._store)
         if answer.log is not None:
             self._write_log(log, f"# {action.target} ran on {where}\n", answer.log)
         if answer.status == ERROR:
@@ -191,9 +192,9 @@ class Dispatcher:
 
     def _write_log(self, log: Path, title: str, file: OutputFile) -> None:
         """Write the log of a stage, if possible."""
-        with suppress(StageError, OSError), TemporaryDirectory() as folder:
-            self._fetch({"log": file}, Path(folder))
-            log.write_bytes(title.encode() + Path(folder, "log").read_bytes())
+        with suppress(StageError, OSError):
+            self._fetch({log.name: file}, log.parent)
+            log.write_bytes(title.encode() + log.read_bytes())
 
     def _fetch(self, files: Mapping[str, OutputFile], folder: Path) -> None:
         """Write files of an answer into a folder.
@@ -286,9 +287,8 @@ class Dispatcher:
             state = place.watcher.wait(shared.handle, show, order.answer if order.linger else "")
             if state is None:
                 raise WorkerDied("the target was stopped because the run was ended")
-            content = self._shared.read_answer(order.answer)
+            content = self._shared.take_answer(order.answer, shared.answer)
             if content is not None:
-                self._shared.remove_notes(order.answer, shared.answer)
                 answer = decode_answer(content, order.answer, order.request, self._trust)
                 return answer, answer.reason
             if follows:  # perhaps the job ended before its order came

@@ -57,16 +57,15 @@ _ATTEMPTS = 2  # if an input is written while the stage runs
 class Executor:
     """Checks targets and brings them up to date. Thread-safe.
 
-    A noisy benchmark is published for people to see, and stays stale.
-
-    ``threads`` is the number of processor threads per worker, ``jobs`` that of stages at a time; 0
-    is no limit. ``on_event`` gets the target with the worker's events, ``{"event": "stale",
-    "reason": text}`` before anything is restored or run, and ``{"event": "waiting", "holder": text,
-    "elsewhere": in another process}``. ``make_recorder`` is called before the first target that is
-    not up to date, ``before_stage`` before any stage, ``keys_at`` for a revision that a gate pins,
-    ``dispatch`` before the first target on one of the ``executors`` of project.yaml.
-    ``locks`` is a folder for several projects that must not disturb each other's benchmarks,
-    ``facts`` their database of facts about libraries, ``db`` the state if it is not a file.
+    A noisy benchmark is published for people to see, and stays stale. ``threads`` is the number of
+    processor threads per worker, ``jobs`` that of stages at a time; 0 is no limit. ``on_event``
+    gets the target with the worker's events, ``{"event": "stale", "reason": text}`` before anything
+    is restored or run, and ``{"event": "waiting", "holder": text, "elsewhere": in another
+    process}``. ``make_recorder`` is called before the first stale target, ``before_stage`` before
+    any stage, ``keys_at`` for a revision that a gate pins, ``dispatch`` before the first target on
+    one of the ``executors`` of project.yaml. ``locks`` is a folder for several projects that must
+    not disturb each other's benchmarks, ``facts`` their database of facts about libraries, ``db``
+    the state of a temporary project.
     """
 
     def __init__(
@@ -103,9 +102,10 @@ class Executor:
         self._digests, self.ledger = DigestCache(self._db), Ledger(self._db)
         self._stopped = False
         self._locks, self._shares_locks = Locks(locks or state / "locks"), locks is not None
-        self._background = Background()
-        self._runs = RunRecords(self.ledger, build, self._background, make_recorder)
-        self._publisher = Publisher(build, self._digests, self.ledger, self._background, notify)
+        background = self._background = Background()
+        self._runs = RunRecords(self.ledger, build, background, make_recorder)
+        known = self._digests, self.ledger, background
+        self._publisher = Publisher(build, *known, notify, flushes=db is None)
         self._cache = BuildCache(
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )

@@ -102,7 +102,10 @@ def make_folders(folders: Iterable[Path]) -> None:
 
 
 class Publisher:
-    """Puts the outputs of an action into the build folder."""
+    """Puts the outputs of an action into the build folder.
+
+    Without ``flushes``, for a folder that is soon removed, they need not survive a power cut.
+    """
 
     def __init__(
         self,
@@ -111,7 +114,10 @@ class Publisher:
         ledger: Ledger,
         background: Background,
         notify: Callable[[str], None] = warn_on_stderr,
+        *,
+        flushes: bool = True,
     ) -> None:
+        self._flushes = flushes
         self._build = build
         self._digests = digests
         self._ledger = ledger
@@ -203,7 +209,7 @@ class Publisher:
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
                 cached.append((name, FileDigest(digest, now)))
         self._digests.add(cached)
-        if not restored:
+        if self._flushes and not restored:
             self._background.submit(partial(self._flush, published))
         for name in unwanted:
             self._remove(name)

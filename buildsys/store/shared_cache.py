@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,9 +101,22 @@ class SharedCache:
             raise RecordError("does not match its digest")
         return content
 
-    def read_answer(self, name: str) -> bytes | None:
-        """Return a job's answer, None if there is none yet."""
-        return self._read_note(_ANSWERS, name)
+    def take_answer(self, name: str, order: str = "") -> bytes | None:
+        """Return a job's answer, None if there is none yet.
+
+        It is removed, and so is an order by the answer before it.
+        """
+
+        def take(place: RemoteFolder, timed_out: threading.Event) -> bytes | RecordError:
+            content = _read_small(place, timed_out, _note(_ANSWERS, name))
+            with suppress(Exception):  # some machines may only add
+                place.remove(_note(_ANSWERS, name))
+                if order:
+                    place.remove(_note(_ORDERS, order))
+            return content
+
+        content = self._within(take, f"look up the answer {name}")
+        return content if isinstance(content, bytes) else None
 
     def write_answer(self, name: str, content: bytes) -> None:
         """Add a job's answer."""
@@ -115,22 +129,12 @@ class SharedCache:
 
     def read_order(self, answer: str) -> bytes | None:
         """Return the order after an answer, None if there is none yet."""
-        return self._read_note(_ORDERS, answer)
+        content = self._read(_note(_ORDERS, answer), f"the order after {answer}")
+        return content if isinstance(content, bytes) else None
 
     def write_order(self, answer: str, content: bytes) -> None:
         """Add what a job has to do after an answer."""
         self._write_note(_ORDERS, answer, content)
-
-    def remove_notes(self, answer: str, order: str = "") -> None:
-        """Remove an answer, and an order by the answer before it."""
-
-        def remove(place: RemoteFolder, _: threading.Event) -> None:
-            place.remove(_note(_ANSWERS, answer))
-            if order:
-                place.remove(_note(_ORDERS, order))
-
-        with suppress(TemporaryError):
-            self._within(remove, "remove an answer")
 
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
         """Copy objects into the store; return False unless all are valid.
@@ -139,6 +143,8 @@ class SharedCache:
         Raises: OSError: the store cannot be written.
         """
         missing = {file.digest: file for file in files if not store.holds(file)}.values()
+        if not missing:
+            return True
         needed, free = sum(file.size for file in missing), shutil.disk_usage(store.folder).free
         if needed > free:
             problem = f"holds outputs of {needed >> 20} MiB, and {store.folder} has room for"
@@ -216,27 +222,13 @@ class SharedCache:
                 with store.object_path(file.digest).open("rb") as reader:
                     place.write(name, _chunks(reader, timed_out, file.size))
 
-    def _read_note(self, folder: str, name: str) -> bytes | None:
-        content = self._read(_note(folder, name), f"the answer {name}")
-        return content if isinstance(content, bytes) else None
-
     def _write_note(self, folder: str, name: str, content: bytes) -> None:
         path = _note(folder, name)
         self._within(lambda place, _: place.write(path, [content]), "write an answer")
 
     def _read(self, path: str, name: str) -> bytes | RecordError | None:
         """Return the content of a small file, None if it is missing."""
-
-        def read(place: RemoteFolder, timed_out: threading.Event) -> bytes | RecordError:
-            size = place.size(path)
-            if size is None or size <= MAX_SHARED_BYTES:
-                with place.open_to_read(path, size) as file:
-                    found = b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
-                if len(found) <= MAX_SHARED_BYTES:
-                    return found
-            return RecordError(f"is larger than {MAX_SHARED_BYTES >> 20} MiB")
-
-        return self._within(read, f"look up {name}")
+        return self._within(partial(_read_small, path=path), f"look up {name}")
 
     def _within(self, work: Callable[[RemoteFolder, threading.Event], T], attempt: str) -> T | None:
         """Return the result of ``work``; turn off, or raise, after an error or time-out.
@@ -293,6 +285,17 @@ class SharedCache:
 
 def _note(folder: str, name: str) -> str:
     return f"{folder}/{name}.json"
+
+
+def _read_small(place: RemoteFolder, timed_out: threading.Event, path: str) -> bytes | RecordError:
+    """Return the content of a small file. Raises: FileNotFoundError."""
+    size = place.size(path)
+    if size is None or size <= MAX_SHARED_BYTES:
+        with place.open_to_read(path, size) as file:
+            found = b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
+        if len(found) <= MAX_SHARED_BYTES:
+            return found
+    return RecordError(f"is larger than {MAX_SHARED_BYTES >> 20} MiB")
 
 
 def _chunks(reader: Any, timed_out: threading.Event, limit: int) -> Iterator[bytes]:

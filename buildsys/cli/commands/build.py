@@ -131,7 +131,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             return super()._execute(**options)
         jobs = {HERE: max(1, options["num_process"]), **session.remote_jobs}
         if session.remote_jobs:
-            options["num_process"] = sum(jobs.values())
+            options["num_process"] = sum(jobs.values()) + sum(session.remote_jobs.values())
         if Control.models is not None:
             Control.models = Control.models._replace(jobs=jobs)
             session.actions.most_models = Control.models.most_open + _KEPT_PLANS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from buildsys.execution.executors.interface import ENDED, LOST, JobExecutor, Job
 from buildsys.system.turns import waiting
 
 # between two polls: late by a twentieth of the wait on average
-_SHORTEST_S, _LONGEST_S, _GROWTH = 0.02, 2.0, 1.1
+_SHORTEST_S, _LONGEST_S, _GROWTH = 0.01, 2.0, 1.1
 _UNREACHABLE_S = 120.0  # without an answer of the system its jobs count as lost
 
 
@@ -92,11 +93,7 @@ class Watcher:
                 while not self._states and not self._is_stopped:
                     self._added.wait()
                     answered = time.monotonic()
-                handles = frozenset(self._states)
-                waits = {(handle, self._awaited.get(handle, "")) for handle in handles}
-            if waits - known:  # short stages end soon
-                pause_s = _SHORTEST_S
-            known = waits
+                handles, known = frozenset(self._states), self._waits()
             try:
                 found = self._executor.poll(handles)
                 names = self._list_answers() if self._awaited else ()
@@ -115,8 +112,17 @@ class Watcher:
                         pause_s = _SHORTEST_S
                         if has_answered:
                             del self._awaited[handle]
-            time.sleep(pause_s)
+                if self._added.wait_for(partial(self._is_new, known), pause_s - _SHORTEST_S):
+                    pause_s = _SHORTEST_S  # short stages end soon
+            time.sleep(_SHORTEST_S)
             pause_s = min(pause_s * _GROWTH, _LONGEST_S)
+
+    def _waits(self) -> set[tuple[str, str]]:
+        return {(handle, self._awaited.get(handle, "")) for handle in self._states}
+
+    def _is_new(self, known: set[tuple[str, str]]) -> bool:
+        """Return True after the beginning of a wait, or the end of all."""
+        return self._is_stopped or not self._waits() <= known
 
 
 def _all_lost(handles: Collection[str], error: Exception) -> Mapping[str, JobState]:

@@ -52,7 +52,9 @@ class Run:
         names = [f"m{number:03d}" for number in range(models)]
         models_of_run = Models(names, self.tasks_of, self.place_of, jobs)
         if one_job:
-            models_of_run = models_of_run._replace(job_of=lambda target: target.partition(":")[2])
+            models_of_run = models_of_run._replace(
+                job_of=lambda target: target.partition(":")[2], place_of=lambda _: "cpu"
+            )
         self.scheduler = ModelScheduler(models_of_run)
 
     @staticmethod
@@ -120,7 +122,7 @@ def test_places_have_their_own_number_of_targets(tmp_path: Any, threads: int) ->
             assert all(ended[f"{one}:{model}"] < ended[f"{stage}:{model}"] for one in after)
 
 
-def test_targets_of_one_job_take_turns_and_no_room(tmp_path: Any) -> None:
+def test_of_one_job_one_target_runs_and_one_is_prepared(tmp_path: Any) -> None:
     run = Run(tmp_path, 12, {"cpu": 3, "gpu": 3}, one_job=True)
     running, most = Counter[str](), Counter[str]()
 
@@ -138,9 +140,10 @@ def test_targets_of_one_job_take_turns_and_no_room(tmp_path: Any) -> None:
     run.work = work
     assert run.start(8) == 0
     assert sorted(run.targets) == sorted(f"{s}:m{n:03d}" for s in STAGES for n in range(12))
-    assert most["targets"] == 1  # check and engine do not depend on each other
-    assert most["models"] >= 3
-    assert run.scheduler._busy == {}
+    assert most["targets"] == 2  # check and engine do not depend on each other
+    assert most["models"] == 3
+    assert (run.scheduler._busy, run.scheduler._active) == ({}, {})
+    assert not +run.scheduler._started
 
 
 def test_a_busy_place_keeps_no_other_idle(tmp_path: Any) -> None:
