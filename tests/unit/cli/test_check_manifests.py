@@ -107,15 +107,6 @@ def test_an_edited_manifest_needs_only_the_sections_that_it_has(models: Path) ->
     assert "buildsys.system.entry_points" not in imported
 
 
-def test_the_command_looks_for_no_plugins_of_pydantic(models: Path) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "buildsys.cli.check_manifests"]
-    done = subprocess.run([*command, str(models / "a.yaml")], capture_output=True, text=True)
-    assert done.returncode == 0
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pydantic.main" in imported
-    assert not imported & {"importlib.metadata", "pydantic.plugin._loader"}
-
-
 def load_settled() -> None:
     """Load the project into the cache once the stamps of its files can be trusted."""
     time.sleep(2 * SETTLE_NS / 1e9)
