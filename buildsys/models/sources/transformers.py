@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 16 << 20
 _WEIGHTS = ("model.safetensors", f"model{INDEX_SUFFIX}")
 _PAST, _PRESENT = "past_key_values", "present"
+_CACHE = "cache"  # in transformers 5.24 and newer, for past_key_values
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -78,9 +80,10 @@ class WithCache(nn.Module):
                 raise StageError(f"the input {name} is no part of a cache", f"name them {example}")
             past.setdefault(int(layer), {})[kind] = tensor
         if past:
-            given[_PAST] = self._cache(past)
+            parameters = inspect.signature(self.model.forward).parameters
+            given[_CACHE if _CACHE in parameters else _PAST] = self._cache(past)
         result = dict(self.model(**given, use_cache=True))
-        cache = result.pop(_PAST, None)
+        cache = next((result.pop(name) for name in (_CACHE, _PAST) if name in result), None)
         layers = getattr(cache, "layers", None)
         if layers is None:
             found = "no cache" if cache is None else type(cache).__name__
