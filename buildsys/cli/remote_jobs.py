@@ -26,7 +26,7 @@ from buildsys.store.signatures import REFUSE, SigningKey, TrustPolicy
 from buildsys.store.state_db import warn_on_stderr
 
 # between two looks for the next request: late by a twentieth of the wait on average
-_SHORTEST_S, _LONGEST_S, _GROWTH = 0.01, 0.5, 1.1
+_SHORTEST_S, _LONGEST_S, _GROWTH = 0.002, 0.5, 1.1
 FACTS = "facts.db"  # about libraries, kept for all requests of this user
 STORE_OPTIONS = (
     option("store", "URL or folder of the shared cache; default: BUILDSYS_REMOTE"),

@@ -7,9 +7,9 @@ knows nothing of targets, keys and results: these travel through the shared cach
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from buildsys.plan.action import Needs
 
@@ -71,6 +71,13 @@ class JobExecutor(Protocol):
 
     def close(self) -> None:
         """End all unfinished jobs and the connection."""
+
+
+@runtime_checkable
+class Notifying(Protocol):
+    """An executor whose system reports changes; others are only polled."""
+
+    on_change: Callable[[], None]  # called in any thread when a state or a log has changed
 
 
 def connect(name: str, settings: Mapping[str, Any], project: Path) -> JobExecutor:

@@ -48,7 +48,7 @@ _PRELOAD = (
 _NO_REQUEST = b'{"buildsys": "", "schema": ""}'
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _LOG_BYTES = 64 << 10  # of one event
-_LOG_PAUSE_S = 0.5
+_LOG_PAUSE_S = 0.02
 _END_LIMIT_S = 5.0
 
 

@@ -63,6 +63,7 @@ class RayExecutor:
         self._numbers = itertools.count()
         self._connecting = threading.Lock()
         self._closed = threading.Event()
+        self.on_change: Callable[[], None] = lambda: None
         self._folder = tempfile.TemporaryDirectory(prefix="buildsys-ray-")
         try:
             self._driver = self._new_driver()
@@ -141,6 +142,7 @@ class RayExecutor:
             return
         if event["event"] == "log":
             self._logs[handle] = (self._logs.get(handle, "") + event["text"])[-_LOG_LENGTH:]
+            self.on_change()
             return
         after = {
             "queued": lambda: JobState(QUEUED, reason=event["reason"]),
@@ -149,6 +151,7 @@ class RayExecutor:
             "lost": lambda: JobState(LOST, machine=before.machine, reason=event["reason"]),
         }
         self._states[handle] = after[event["event"]]()
+        self.on_change()
 
 
 class _Driver:

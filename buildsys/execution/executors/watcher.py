@@ -9,11 +9,17 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from buildsys.execution.executors.interface import ENDED, LOST, JobExecutor, JobState
+from buildsys.execution.executors.interface import (
+    ENDED,
+    LOST,
+    JobExecutor,
+    JobState,
+    Notifying,
+)
 from buildsys.system.turns import waiting
 
 # between two polls: late by a twentieth of the wait on average
-_SHORTEST_S, _LONGEST_S, _GROWTH = 0.01, 2.0, 1.1
+_SHORTEST_S, _LONGEST_S, _GROWTH = 0.002, 2.0, 1.1
 _UNREACHABLE_S = 120.0  # without an answer of the system its jobs count as lost
 
 
@@ -23,7 +29,11 @@ class _Change(NamedTuple):
 
 
 class Watcher:
-    """Polls the jobs of one executor, and the answers of those that go on after them."""
+    """Polls the jobs of one executor, and the answers of those that go on after them.
+
+    A job prints a line after it has answered, so an executor that reports changes is polled at
+    the right moment.
+    """
 
     def __init__(
         self, executor: JobExecutor, answers: Callable[[], Collection[str]] = tuple
@@ -36,7 +46,9 @@ class Watcher:
         self._changes: dict[str, SimpleQueue[_Change | None]] = {}
         self._added = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._is_stopped = False
+        self._is_stopped = self._has_changed = False
+        if isinstance(executor, Notifying):
+            executor.on_change = self._notice
 
     def wait(
         self, handle: str, on_state: Callable[[JobState], None], answer: str = ""
@@ -80,6 +92,11 @@ class Watcher:
                 changes.put(None)
             self._added.notify()
 
+    def _notice(self) -> None:
+        with self._added:
+            self._has_changed = True
+            self._added.notify()
+
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._poll_all, daemon=True, name="executor")
@@ -94,6 +111,7 @@ class Watcher:
                     self._added.wait()
                     answered = time.monotonic()
                 handles, known = frozenset(self._states), self._waits()
+                self._has_changed = False
             try:
                 found = self._executor.poll(handles)
                 names = self._list_answers() if self._awaited else ()
@@ -121,8 +139,8 @@ class Watcher:
         return {(handle, self._awaited.get(handle, "")) for handle in self._states}
 
     def _is_new(self, known: set[tuple[str, str]]) -> bool:
-        """Return True after the beginning of a wait, or the end of all."""
-        return self._is_stopped or not self._waits() <= known
+        """Return True after a change, the beginning of a wait, or the end of all."""
+        return self._is_stopped or self._has_changed or not self._waits() <= known
 
 
 def _all_lost(handles: Collection[str], error: Exception) -> Mapping[str, JobState]:

@@ -18,6 +18,7 @@ class Executor:
     """One job that runs, and others that have ended."""
 
     polls = 0
+    answers: frozenset[str] = frozenset()
 
     def poll(self, handles: Collection[str]) -> Mapping[str, JobState]:
         self.polls += 1
@@ -41,3 +42,30 @@ def test_a_new_wait_ends_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert [state.phase for state in states] == [RUNNING, ENDED]
+
+
+class Notifying(Executor):
+    """Its system reports changes."""
+
+    def __init__(self) -> None:
+        self.on_change = self.missed
+
+    def missed(self) -> None:
+        raise AssertionError("nobody listens")
+
+
+def test_a_reported_change_ends_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "_GROWTH", 1e6)
+    monkeypatch.setattr(watcher, "_LONGEST_S", 60.0)
+    executor: Any = Notifying()
+    watched = watcher.Watcher(executor, lambda: executor.answers)
+    begun = time.monotonic()
+    thread = threading.Thread(target=watched.wait, args=("long", lambda _: None, "answer"))
+    thread.start()
+    wait_until(lambda: executor.polls >= 2, "the job runs, and the long pause has begun")
+    executor.answers = frozenset({"answer"})
+    executor.on_change()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert time.monotonic() - begun < 30
+    watched.stop()
