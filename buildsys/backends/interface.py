@@ -39,7 +39,8 @@ class OperatorUse:
 
     op: str  # "custom_domain::clampSwish", as the graph's nodes name it
     kind: str  # "library" (of ONNX Runtime) or "plugin" (of TensorRT)
-    path: Path  # a shared library, or the Python file of a plugin
+    # a shared library, or the Python file of a plugin; None: a plugin of the engine's own library
+    path: Path | None
     project: Path = Path()  # root for imports of Python files
     # ends the stage from within a callback of a C++ library
     fail: Fail = field(default=_raise, compare=False)

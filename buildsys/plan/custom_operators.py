@@ -115,7 +115,9 @@ class CustomOperators:
                 name = next(name for name, known in self.libraries.items() if known == library)
                 entries.append({"op": op, "kind": kind, "library": name})
             elif kind == "plugin":
-                entries.append({"op": op, "kind": kind, "python": declared["plugin"]["python"]})
+                plugin = declared["plugin"]
+                file = {} if "bundled" in plugin else {"python": plugin["python"]}
+                entries.append({"op": op, "kind": kind, **file})
             elif kind is None or op in self.functions.get(f"functions.{backend}", ()):
                 entries.append({"op": op, "kind": kind})
         return entries

@@ -319,7 +319,9 @@ def _operator_lines(manifest: Manifest) -> Iterator[OperatorLine]:
                 given = implementations(entry, backend)[kind]
                 if not isinstance(given, str):
                     files = (given[name] for name in ("file", "python", "library") if name in given)
-                    given = ", ".join(given.get("sources", ())) or next(map(str, files), "")
+                    given = ", ".join(given.get("sources", ())) or next(
+                        map(str, files), "of TensorRT"
+                    )
                 text = f"{kind} {given}"
             yield OperatorLine(entry["op"], place, text)
 

@@ -225,7 +225,8 @@ def _operators(engine: EngineResult) -> Iterator[str]:
         digest = plugin.get("file_sha256", "")
         shown = f", sha256 {digest[:_SHOWN_DIGITS]}…" if digest else ""
         name = f"{plugin.get('operator')} by plugin {plugin.get('name')} {plugin.get('version')}"
-        yield f"{name} ({plugin.get('file')}{shown})"
+        origin = f"of {plugin['bundled']}" if "bundled" in plugin else plugin.get("file")
+        yield f"{name} ({origin}{shown})"
     listed = {plugin.get("operator") for plugin in plugins}
     for operator, implementation in engine.get("operators", {}).items():
         if operator not in listed:

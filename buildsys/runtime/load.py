@@ -135,6 +135,9 @@ def _operators(
     }
     for op, use in record.map("operators").items():
         kind, _, name = str(use).partition(" ")
+        if kind == "plugin" and not name:  # of the backend's own library
+            yield OperatorUse(op, kind, None, root)
+            continue
         if not is_file_name(name):
             raise StageError(
                 f"engine.json names {name!r} for {op}, which is no file of its folder",

@@ -173,7 +173,7 @@ def open_engine(
     Raises: Unavailable: a provider did not start. StageError: ONNX Runtime refuses the graph.
     """
     titles = ["CPUExecutionProvider"] if runs_on_cpu_only(options) else None
-    graph = OrtSession(model, session, titles, [use.path for use in operators])
+    graph = OrtSession(model, session, titles, [use.path for use in operators if use.path])
     # it falls back to the CPU with no more than a log line
     started = graph.session.get_providers()
     for wanted in wanted_providers(options):

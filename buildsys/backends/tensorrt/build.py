@@ -28,6 +28,7 @@ from buildsys.backends.tensorrt.network_edits import (
     set_layer_precisions,
 )
 from buildsys.backends.tensorrt.parse import Parsed, check_parsed, network_facts, new_builder, parse
+from buildsys.backends.tensorrt.plugins.bundled import bundled_plugins
 from buildsys.backends.tensorrt.plugins.load import load_plugins
 from buildsys.backends.tensorrt.profiles import Profile, check_against_graph, resolve_profiles
 from buildsys.backends.tensorrt.timing_cache import keep_timing_cache, use_timing_cache
@@ -45,6 +46,8 @@ def build_engine(library: Library, request: BuildRequest, defined: Parsed | None
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])
     with log_of(library).collected() as messages:
         plugins = load_plugins(library, request.operators)
+        bundled, warnings = bundled_plugins(library, request)
+        plugins += bundled
         builder = defined.builder if defined else new_builder(library)
         phases.append(("start", time.perf_counter()))  # mostly TensorRT loading its kernels
         if request.definition:
@@ -99,7 +102,7 @@ def build_engine(library: Library, request: BuildRequest, defined: Parsed | None
         **({"plugins": plugins} if plugins else {}),
         **cache_facts,
         "phases": {phase: round(end - begin, 3) for (_, begin), (phase, end) in pairwise(phases)},
-        "messages": list(dict.fromkeys(messages.warnings)),
+        "messages": list(dict.fromkeys([*warnings, *messages.warnings])),
     }
 
 

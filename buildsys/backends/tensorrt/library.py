@@ -16,6 +16,7 @@ FEATURES = {  # the generations with each
     "calibrators": UNTIL_10,
     "timing caches": (TRT_8, TRT_10, TRT_11),
     "plugins in Python": SINCE_10,
+    "bundled plugins": (TRT_8, TRT_10, TRT_11),
     "local functions": SINCE_10,
     "parser in a library": (RTX,),
     "names of all refused nodes": SINCE_10,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.backends.interface import (
     BuildRequest,
@@ -24,7 +24,7 @@ from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, log_of
 from buildsys.errors import StageError
-from buildsys.system.protobuf import Content, Field, byte_fields, opened
+from buildsys.onnx_graphs.file_nodes import OnnxNode, OnnxNodes, read_nodes
 
 # general remedies: a toolchain need not have onnx, so the graph cannot be examined here
 _REMEDIES = (
@@ -36,27 +36,7 @@ _ASSERTIONS = (  # the text after the parser's condition is the part for users
     re.compile(r'.*&& "(?P<text>.+)"', re.DOTALL),
     re.compile(r"Assertion failed: .+?: (?P<text>[A-Z].+)", re.DOTALL),
 )
-# field numbers in onnx.proto: the library onnx may be missing here
-_MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
-_GRAPH_NODE = 1
-_NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR, _NODE_DOMAIN = 2, 3, 4, 7
-_FUNCTION_NAME, _FUNCTION_DOMAIN = 1, 10
-
-
-class OnnxNode(NamedTuple):
-    """A node of the main graph."""
-
-    name: str
-    operator: str
-    domain: str
-    output: str
-
-
-class OnnxNodes(NamedTuple):
-    """Nodes of a main graph, and local functions as (domain, name)."""
-
-    nodes: tuple[OnnxNode, ...] = ()
-    functions: frozenset[tuple[str, str]] = frozenset()
+PLUGIN_VERSION, PLUGIN_NAMESPACE = "plugin_version", "plugin_namespace"  # attributes of nodes
 
 
 @dataclass
@@ -181,8 +161,7 @@ def _with_all_nodes(
         if index in reported or parser.supports_operator(node.operator):
             continue
         is_function = (node.domain, node.operator) in onnx.functions
-        creator = version_adapter.find_creator(library, node.operator, "1", "")
-        if not is_function and creator is None:
+        if not is_function and plugin_creator(library, node) is None:
             reason = "the parser does not know this operator, and there is no plugin for it"
             found.append(
                 UnsupportedNode(index, node.name, node.operator, reason, output=node.output)
@@ -190,32 +169,12 @@ def _with_all_nodes(
     return found
 
 
-def read_nodes(onnx: Path) -> OnnxNodes:
-    """Return a file's nodes, without the library onnx; none if not ONNX."""
-    nodes: list[OnnxNode] = []
-    functions = set()
-    with opened(onnx) as content:
-        try:
-            for field in byte_fields(content, 0, len(content)):
-                if field.number == _MODEL_FUNCTION:
-                    texts = _texts(content, field, _FUNCTION_DOMAIN, _FUNCTION_NAME)
-                    functions.add((texts[_FUNCTION_DOMAIN], texts[_FUNCTION_NAME]))
-                if field.number != _MODEL_GRAPH:
-                    continue
-                for inner in byte_fields(content, field.start, field.stop):
-                    if inner.number == _GRAPH_NODE:
-                        numbers = (_NODE_NAME, _NODE_OPERATOR, _NODE_DOMAIN, _NODE_OUTPUT)
-                        texts = _texts(content, inner, *numbers)
-                        nodes.append(OnnxNode(*(texts[number] for number in numbers)))
-        except (ValueError, IndexError):
-            return OnnxNodes()
-    return OnnxNodes(tuple(nodes), frozenset(functions))
-
-
-def _texts(content: Content, message: Field, *numbers: int) -> dict[int, str]:
-    """Return the first text of each field, "" if there is none."""
-    found = dict.fromkeys(numbers, "")
-    for number, start, stop in byte_fields(content, message.start, message.stop):
-        if number in found and not found[number]:
-            found[number] = content[start:stop].decode(errors="replace")
-    return found
+def plugin_creator(library: Library, node: OnnxNode) -> Any:
+    """Return the plugin creator that the parser finds for a node, or None."""
+    version = node.attributes.get(PLUGIN_VERSION) or "1"
+    namespace = node.attributes.get(PLUGIN_NAMESPACE)
+    for each in [namespace] if namespace else ["", node.domain]:
+        creator = version_adapter.find_creator(library, node.operator, version, each)
+        if creator is not None:
+            return creator
+    return None

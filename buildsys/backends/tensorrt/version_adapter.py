@@ -93,23 +93,26 @@ def find_creator(library: Library, name: str, version: str, namespace: str) -> A
     return registry.get_creator(name, version, namespace)
 
 
-def creator_names(library: Library) -> list[str]:
-    """Return namespace, name and version of all registered plugin creators."""
+def creators(library: Library) -> list[Any]:
+    """Return all registered plugin creators."""
     registry = library.trt.get_plugin_registry()
     if library.generation == TRT_8:
-        creators = registry.plugin_creator_list
-    else:
-        creators = registry.all_creators
+        return list(registry.plugin_creator_list)
+    return list(registry.all_creators)
+
+
+def creator_names(library: Library) -> list[str]:
+    """Return namespace, name and version of all registered plugin creators."""
     return [
         f"{creator.plugin_namespace}::{creator.name} {creator.plugin_version}"
-        for creator in creators
+        for creator in creators(library)
     ]
 
 
 @cache
 def register_bundled_plugins(library: Library) -> None:
     """Register TensorRT's own plugins for its parser and engines, once."""
-    if library.generation != RTX:
+    if library.has("bundled plugins"):
         library.trt.init_libnvinfer_plugins(log_of(library).logger, "")
 
 

@@ -12,6 +12,7 @@ from buildsys.manifest.schema.base import (
     Callable,
     OneOf,
     Spec,
+    form,
     section,
 )
 from buildsys.system.backend_registry import backend_names, describe_backend
@@ -86,6 +87,14 @@ class PluginLibrary(Spec):
     library: str = Field(description="Path relative to the project.")
 
 
+class BundledPlugin(Spec):
+    """A plugin of TensorRT's own library, named like the operator."""
+
+    bundled: Annotated[Literal[True], form("true", lambda value: value is True)] = Field(
+        description="true: TensorRT's library has a plugin of the operator's name."
+    )
+
+
 def _is_function_map(value: object) -> bool:
     return isinstance(value, (dict, FunctionPerBackend))
 
@@ -95,7 +104,9 @@ OperatorFunction = Annotated[
     OneOf(("all", "each"), choose=lambda v: "each" if _is_function_map(v) else "all"),
 ]
 OperatorLibrary = Annotated[BuiltLibrary | GivenLibrary, OneOf(("sources", "file"))]
-OperatorPlugin = Annotated[PythonPlugin | PluginLibrary, OneOf(("python", "library"))]
+OperatorPlugin = Annotated[
+    PythonPlugin | PluginLibrary | BundledPlugin, OneOf(("python", "library", "bundled"))
+]
 
 
 class OperatorSpec(Spec):

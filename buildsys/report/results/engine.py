@@ -43,6 +43,7 @@ class Plugin(TypedDict, total=False):
     namespace: str
     file: str
     file_sha256: str
+    bundled: str  # instead of a file: the library that has it, such as TensorRT 8.6.0
 
 
 class TimingCache(TypedDict, total=False):

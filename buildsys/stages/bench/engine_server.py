@@ -67,7 +67,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def _load(request: Mapping[str, Any]) -> LocalEngine:
     uses = tuple(
-        OperatorUse(use["op"], use["kind"], Path(use["path"]), Path(use["project"]))
+        OperatorUse(use["op"], use["kind"], use["path"] and Path(use["path"]), Path(use["project"]))
         for use in request["operators"]
     )
     toolchain = Toolchain(request["toolchain"], Path(request["python"]), {})

@@ -77,8 +77,13 @@ class RemoteEngine:
         self.processes: tuple[int, ...] = (self._process.pid,)
         self._rest = b""
         operators = [
-            {"op": u.op, "kind": u.kind, "path": str(u.path), "project": str(u.project)}
-            for u in uses
+            {
+                "op": use.op,
+                "kind": use.kind,
+                "path": use.path and str(use.path),
+                "project": str(use.project),
+            }
+            for use in uses
         ]
         load = {
             "do": "load", "backend": backend, "engine": str(engine), "options": options,

@@ -146,7 +146,10 @@ def _build(job: Job, backend: Backend) -> Figures:
         settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
         portability = {n: v for n, v in settings.items() if v not in (None, False, "none")}
         messages = list(built.get("messages", ()))
-        uses = {use.op: f"{use.kind} {use.path.name}" for use in request.operators}
+        uses = {
+            use.op: use.kind if use.path is None else f"{use.kind} {use.path.name}"
+            for use in request.operators
+        }
         return {
             **built,
             **({} if "refitted_from" in built else timing_cache.figures(messages)),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from buildsys.backends.interface import OperatorUse
 from buildsys.errors import StageError
+from buildsys.onnx_graphs.file_nodes import read_nodes
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job
 
@@ -40,7 +41,8 @@ class Implementation:
     @property
     def libraries(self) -> list[Path]:
         """The shared libraries, each once."""
-        return list(dict.fromkeys(use.path for use in self.uses if use.path.suffix != ".py"))
+        paths = dict.fromkeys(use.path for use in self.uses)
+        return [path for path in paths if path is not None and path.suffix != ".py"]
 
     def apply(self, model: ModelProto) -> bool:
         """Adapt a model to the backend; return False if nothing changed.
@@ -71,6 +73,10 @@ class Implementation:
         """
         if not self.is_declared:
             return path
+        ours = {use.op for use in self.uses}
+        is_added = bool(self.missing or self.functions)
+        if not is_added and not ours & {"::".join(name) for name in read_nodes(path).functions}:
+            return path  # a toolchain for plugins needs no onnx
         from buildsys.onnx_graphs.onnx_file import load_model, save_model
 
         model = load_model(path, external_data=False)
@@ -105,7 +111,10 @@ def implementation_of(job: Job, backend: str = "onnxruntime") -> Implementation:
         if entry["kind"] is None:
             missing.append(entry["op"])
         elif entry["kind"] in ("library", "plugin"):
-            library = entry.get("library")
-            path = job.inputs[f"library.{library}"] if library else job.project / entry["python"]
+            path = None  # a bundled plugin
+            if "library" in entry:
+                path = job.inputs[f"library.{entry['library']}"]
+            elif "python" in entry:
+                path = job.project / entry["python"]
             uses.append(OperatorUse(entry["op"], entry["kind"], path, job.project, job.fail))
     return Implementation(backend, tuple(uses), frozenset(missing), job.inputs.get("functions"))

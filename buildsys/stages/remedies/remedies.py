@@ -36,7 +36,7 @@ _DEFORM_CONV = (
 class Remedy:
     """One thing to try, with the YAML to add to the manifest."""
 
-    name: str  # opset, exporter, shipped, registration, local function, surgery, library, plugin
+    name: str  # such as opset, exporter, shipped, registration, local function or plugin
     text: str
     yaml: tuple[str, ...] = ()
 
@@ -272,6 +272,12 @@ def _implementations(operator: OnnxOperator, backend: str) -> Iterator[tuple[str
     if "plugin" in kinds:
         plugin = f'plugin: {{python: "plugins/ops/{name}_plugin.py"}}'
         yield "plugin", "implement it for TensorRT", f'ops: [{{op: "{op}", {plugin}}}]'
+    if backend == "onnxruntime":
+        yield (
+            "bundled plugin",
+            "leave it to a plugin that TensorRT ships, and compare only the engines",
+            f'ops: [{{op: "{op}", plugin: {{bundled: true}}}}]',
+        )
 
 
 def _as_entries(yaml: Sequence[str], declared: Collection[str]) -> tuple[str, ...]:

@@ -84,7 +84,12 @@ def engine_notes(record: Record) -> Iterator[str]:
         )
     plugins = _unregistered_plugins(record)
     if plugins:
-        names = (f"{plugin.get('name')} ({plugin.get('file')})" for plugin in plugins)
+        module = describe_backend(record.backend).module
+        own = f"{module}.init_libnvinfer_plugins"
+        names = (
+            f"{plugin.get('name')} ({own if plugin.get('bundled') else plugin.get('file')})"
+            for plugin in plugins
+        )
         yield f"register before deserializing: {', '.join(names)}"
 
 
@@ -119,6 +124,8 @@ def older_library(record: Record, here: str, risk: str) -> Iterator[Reason]:
 def plugin_reasons(record: Record, engine: Path, project: Path | None) -> Iterator[Reason]:
     """Yield a reason per plugin neither registered nor found."""
     for plugin in _unregistered_plugins(record):
+        if plugin.get("bundled"):  # of the library itself
+            continue
         file = Path(str(plugin.get("file")))
         if file.name in record.files:  # it was checked with the other files in the folder
             continue

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from small_graphs import make_model
 
 import buildsys
 from buildsys import EngineError, load_engine
+from buildsys.backends.interface import OperatorUse, Options, Session
+from buildsys.backends.load import load_backend
 from buildsys.runtime.engine import Engine
 
 
@@ -315,6 +318,27 @@ def test_a_record_with_wrong_settings_is_one_sentence(
     assert "m:e cannot be loaded: engine.json has " in str(caught.value)
     assert str(caught.value).endswith("copy the engine's whole folder again, or build it")
     assert str(caught.value).isprintable()
+
+
+def test_a_bundled_plugin_has_no_file(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = copied(built, tmp_path)
+    edit(copy, lambda record: record.update(operators={"trt::Nms": "plugin"}))
+    backend, uses = load_backend("onnxruntime"), []
+
+    def load(file: Path, options: Options, operators: tuple[OperatorUse, ...]) -> Session:
+        uses.extend(operators)
+        return backend.load(file, options, operators)
+
+    monkeypatch.setattr(
+        "buildsys.runtime.load.load_backend",
+        lambda *_, **__: SimpleNamespace(
+            load=load, unload=backend.unload, RUN_OPTIONS=backend.RUN_OPTIONS
+        ),
+    )
+    with load_engine(copy):
+        assert uses == [OperatorUse("trt::Nms", "plugin", None, copy.parent)]
 
 
 @pytest.mark.parametrize("file", ["../x.py", "/tmp/x.py"])

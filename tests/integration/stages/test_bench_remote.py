@@ -21,6 +21,7 @@ from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_g
 from small_graphs import conv_bn
 
 from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.interface import OperatorUse
 from buildsys.backends.measurement.contenders import Pace, Samples, measure
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
@@ -65,7 +66,7 @@ def opened_peer(job: Job, toolchain: Toolchain = HERE, **changed: Any) -> Remote
         options["backend"],
         job.inputs["engine"],
         options,
-        (),
+        (OperatorUse("trt::Nms", "plugin", None, folder),),  # without a file
         project=folder,
         folder=folder,
     )

@@ -395,6 +395,7 @@ def test_an_unimplemented_operator(project: OperatorProject) -> None:
     assert [line.partition(":")[0] for line in remedies if line[0].isdigit()] == [
         "1. local function",
         "2. library",
+        "3. bundled plugin",
     ]
     assert (
         f'     ops: [{{op: "{OP}", library: {{sources: ["plugins/ops/custom_op2.c"]}}}}]'

@@ -180,6 +180,23 @@ def test_missing_and_different_plugins(
     assert can_run(file)
 
 
+def test_a_bundled_plugin_needs_no_file(
+    rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpu(monkeypatch)
+    file = copied(rtx_built, tmp_path)
+    plugin = {
+        "operator": "trt::Nms", "name": "Nms", "version": "1", "namespace": "",
+        "bundled": "TensorRT 8.6.0",
+    }  # fmt: skip
+    edit(file, lambda figures: figures.update(plugins=[plugin]))
+    result = can_run(file)
+    assert result, str(result)
+    assert result.notes == (
+        "register before deserializing: Nms (tensorrt_rtx.init_libnvinfer_plugins)",
+    )
+
+
 def test_a_registered_plugin_is_found(
     rtx_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

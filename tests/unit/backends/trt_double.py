@@ -286,6 +286,23 @@ class _ParserRefitter(Listed):
         )
 
 
+class _Registry(Listed):
+    owner = "IPluginRegistry"
+
+    def get_creator(self, name: str, version: str, namespace: str) -> Any:
+        return next(
+            (
+                each
+                for each in self._made.creators
+                if (each.name, each.plugin_version, each.plugin_namespace)
+                == (name, version, namespace)
+            ),
+            None,
+        )
+
+    get_plugin_creator = get_creator
+
+
 class _Runtime(Listed):
     owner = "Runtime"
     engine_host_code_allowed = False
@@ -308,6 +325,7 @@ class RecordingTensorRt:
         self.deaf_flags: set[str] = set()
         self.logged_error = ""
         self.built = b"engine"
+        self.creators: list[Any] = []  # of registered plugins
         self.network_flags = -1
         self.config: Any = None
         self.logger: Any = None
@@ -345,6 +363,9 @@ class RecordingTensorRt:
         if "OnnxParserRefitter" in API[self.generation]:
             module.OnnxParserRefitter = lambda refitter, _: _ParserRefitter(self, refitter)
         module.init_libnvinfer_plugins = lambda *_: True
+        module.get_plugin_registry = lambda: _Registry(
+            self, plugin_creator_list=self.creators, all_creators=self.creators
+        )
         return module
 
     def request(self, folder: Path, options: dict[str, Any], **fields: Any) -> BuildRequest:

@@ -76,6 +76,13 @@ FUNCTION = "function: plugins/ops/swish.py:swish"
             '[{op: "a::b", plugin: {python: plugins/ops/none.py}}]',
             "6:37: ops.0.plugin.python: file plugins/ops/none.py does not exist",
         ),
+        ('[{op: "a::b", plugin: {bundled: false}}]',
+         "6:38: ops.0.plugin.bundled: expected true, found false"),
+        ('[{op: "a::b", plugin: {bundle: true}}]',
+         "6:28: ops.0.plugin: expected one of the fields python, library, bundled; did you mean "
+         "bundled?"),
+        ('[{op: "a::b", plugin: {bundled: true, library: x.so}}]',
+         "6:29: ops.0.plugin.bundled: unknown field; known fields: library"),
         (
             '[{op: "a::b", library: {file: ../libx.so}}]',
             '6:36: ops.0.library.file: path "../libx.so" leaves the project',

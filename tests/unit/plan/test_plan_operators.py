@@ -53,6 +53,7 @@ def test_a_model_without_operators_has_no_operator_targets() -> None:
         {"function": FUNCTION},
         {"library": LIBRARY},
         {"plugin": PLUGIN},
+        {"plugin": {"bundled": True}},
         {"function": FUNCTION, "library": LIBRARY, "use": {"onnxruntime": "library"}},
         {"function": {"onnxruntime": FUNCTION, "tensorrt_rtx": f"{FUNCTION}_too"}},
         {"library": LIBRARY, "plugin": {"library": "plugins/ops/libswish.so"}},
@@ -108,6 +109,15 @@ def test_a_python_plugin_is_a_source_of_the_stages_that_load_it() -> None:
         ]
         assert PLUGIN["python"] in actions[target].sources
     assert PLUGIN["python"] not in actions["engine:net:ort"].sources
+
+
+def test_a_bundled_plugin_has_no_file() -> None:
+    actions = plan({"op": "a::b", "library": LIBRARY, "plugin": {"bundled": True}})
+    for target in ("engine:net:rtx", "verify:net:rtx", "bench:net:half"):
+        assert entries(actions, target) == [{"op": "a::b", "kind": "plugin"}]
+        assert not [file for file in actions[target].sources if "ops" in file]
+        assert not [role for role in actions[target].inputs if "library" in role]
+    assert set(actions["operators:net"].outputs) == {"library.swish", "result"}
 
 
 def test_only_the_backend_without_an_implementation_has_an_empty_entry() -> None:

@@ -307,7 +307,7 @@ def test_engine_provenance_lists_libraries_and_settings(results: Results) -> Non
         "precision of the layers": "90.0 % float16, 10.0 % float32",
         "plugins and operator libraries": (
             f"demo::swish by plugin Swish 1 (plugins/swish_plugin.py, sha256 {'f' * 16}…), "
-            "demo::clip by library clip.so"
+            "trt::Nms by plugin Nms 2 (of TensorRT 8.6.0), demo::clip by library clip.so"
         ),
         "optimization profiles": (
             "0: image [1, 3] to [16, 3], optimized for [8, 3]; 1: image [1, 3]"

@@ -243,9 +243,11 @@ def test_custom_operators_are_listed_with_their_implementation(results: Results)
     results.manifest["ops"] = [
         {"op": "a::b", "function": None, "library": library, "plugin": None, "use": {}}
     ]
+    results.manifest["ops"].append({"op": "trt::c", "plugin": {"bundled": True}, "use": {}})
     rows = html_of(results).rows
     assert ["a::b", "checks of the graph", "library plugins/ops/a.c"] in rows
     assert ["a::b", "engine rtx-fp16", "not implemented"] in rows
+    assert ["trt::c", "engine rtx-fp16", "plugin of TensorRT"] in rows
 
 
 def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:

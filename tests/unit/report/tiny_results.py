@@ -198,7 +198,11 @@ PASSING: dict[str, dict[str, Any]] = {
             "cuda_runtime": "13",
         },
         "precision_shares": {"layers": {"float16": 0.9, "float32": 0.1}},
-        "operators": {"demo::swish": "plugin swish_plugin.py", "demo::clip": "library clip.so"},
+        "operators": {
+            "demo::swish": "plugin swish_plugin.py",
+            "demo::clip": "library clip.so",
+            "trt::Nms": "plugin",
+        },
         "plugins": [
             {
                 "operator": "demo::swish",
@@ -206,7 +210,14 @@ PASSING: dict[str, dict[str, Any]] = {
                 "version": "1",
                 "file": "plugins/swish_plugin.py",
                 "file_sha256": "f" * 64,
-            }
+            },
+            {
+                "operator": "trt::Nms",
+                "name": "Nms",
+                "version": "2",
+                "namespace": "",
+                "bundled": "TensorRT 8.6.0",
+            },
         ],
         "profiles": [
             {"image": {"min": [1, 3], "opt": [8, 3], "max": [16, 3]}},

@@ -139,7 +139,11 @@ def test_an_existing_section_gets_another_entry() -> None:
         (OnnxOperator("", "Asinh", supported_from=17), "onnxruntime", ["surgery"]),
         (OnnxOperator("", "Gemm", supported_until=16), "tensorrt", ["opset", "surgery"]),
         (OnnxOperator("", "Gemm", supported_until=17), "tensorrt", ["surgery"]),
-        (OnnxOperator("mine", "Swish"), "onnxruntime", ["local function", "library"]),
+        (
+            OnnxOperator("mine", "Swish"),
+            "onnxruntime",
+            ["local function", "library", "bundled plugin"],
+        ),
         (OnnxOperator("mine", "Swish"), "tensorrt_rtx", ["local function", "plugin"]),
     ],
 )

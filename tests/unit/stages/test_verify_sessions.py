@@ -328,10 +328,16 @@ def test_the_engine_is_loaded_by_its_backend_in_its_toolchain_with_its_operators
 
     monkeypatch.setattr(verify, "load_backend", load_backend)
     job = stage_job(resolved(ORT), "verify", tmp_path)
-    operators = [{"op": "a::B", "kind": "plugin", "python": "p.py"}]
+    operators = [
+        {"op": "a::B", "kind": "plugin", "python": "p.py"},
+        {"op": "trt::C", "kind": "plugin"},
+    ]
     toolchain: Any = object()
     engine = {**job.options["engine"], "unusable": "it has no GPU"}
     options = {**job.options, "engine": engine, "operators": operators}
     verify.run(replace(job, options=options, inputs={"engine": tmp_path}, toolchain=toolchain))
-    uses = (OperatorUse("a::B", "plugin", tmp_path / "p.py", tmp_path),)
+    uses = (
+        OperatorUse("a::B", "plugin", tmp_path / "p.py", tmp_path),
+        OperatorUse("trt::C", "plugin", None, tmp_path),
+    )
     assert calls == [("onnxruntime", toolchain, "it has no GPU"), (tmp_path, engine, uses)]

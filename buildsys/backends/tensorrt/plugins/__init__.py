@@ -1,1 +1,1 @@
-"""TensorRT plugins: Python files and shared libraries."""
+"""TensorRT plugins: bundled, Python files and shared libraries."""

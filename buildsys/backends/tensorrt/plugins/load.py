@@ -29,14 +29,14 @@ _LOADED: dict[tuple[Library, OperatorUse], Figures] = {}
 
 
 def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Figures]:
-    """Register TensorRT's plugins and those of operators; return their facts.
+    """Register all plugins of operators; return the facts of those in files.
 
     A failing callback ends the stage, see ``Guard``.
     Raises: StageError: a file has no such plugin, cannot be loaded, or is not for this machine.
     """
     version_adapter.register_bundled_plugins(library)
-    plugins = [use for use in operators if use.kind == "plugin"]
-    new = [use for use in plugins if (library, use) not in _LOADED]
+    plugins = [(use, use.path) for use in operators if use.kind == "plugin" and use.path]
+    new = [(use, path) for use, path in plugins if (library, use) not in _LOADED]
     if new:
         if library.has("parser in a library"):
             try:
@@ -50,8 +50,8 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
                 ) from error
         # prints the Python line of a plugin that crashes
         faulthandler.enable(sys.__stderr__ or sys.stderr)
-    for path in dict.fromkeys(use.path for use in new):
-        uses = [use for use in new if use.path == path]
+    for path in dict.fromkeys(path for _, path in new):
+        uses = [use for use, its_path in new if its_path == path]
         names, first = [use.op for use in uses], uses[0]
         is_own = path.is_relative_to(first.project)
         shown = str(path.relative_to(first.project)) if is_own else path.name
@@ -72,9 +72,9 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
                 "version": creator.plugin_version,
                 "namespace": creator.plugin_namespace,
                 "file": shown,
-                "file_sha256": sha256_of(use.path),
+                "file_sha256": sha256_of(path),
             }
-    return [_LOADED[library, use] for use in plugins]
+    return [_LOADED[library, use] for use, _ in plugins]
 
 
 def _load_library(file: Path, shown: str, operators: Sequence[str], library: Library) -> list[Any]:

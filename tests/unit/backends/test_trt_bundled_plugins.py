@@ -1,0 +1,143 @@
+"""Plugins of TensorRT's own library, found for the nodes of a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from trt_double import VERSIONS, RecordingTensorRt, planned
+
+from buildsys.backends.interface import Definition, OperatorUse
+from buildsys.backends.tensorrt.build import build_engine
+from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11
+from buildsys.backends.tensorrt.plugins.bundled import bundled_plugins
+from buildsys.errors import StageError
+
+NMS = "trt::EfficientNMS_TRT"
+
+
+def tensorrt(generation: str) -> RecordingTensorRt:
+    """Return a TensorRT with two plugins, one of them in two versions."""
+    made = RecordingTensorRt(generation)
+    for name, version in (("EfficientNMS_TRT", "1"), ("Norm", "1"), ("Norm", "2")):
+        fields = [SimpleNamespace(name="limit")]
+        made.creators.append(
+            SimpleNamespace(
+                name=name, plugin_version=version, plugin_namespace="", field_names=fields
+            )
+        )
+    return made
+
+
+def request(
+    made: RecordingTensorRt, folder: Path, *nodes: dict[str, Any], op: str = NMS, **fields: Any
+) -> Any:
+    """Return the request to build an engine of a graph with nodes of one operator."""
+    domain, _, name = op.rpartition("::")
+    ports = [
+        helper.make_tensor_value_info(port, TensorProto.FLOAT, [1])
+        for port in ("x", f"y{len(nodes) - 1}")
+    ]
+    made_nodes = [
+        helper.make_node(name, ["x"], [f"y{number}"], domain=domain, **attributes)
+        for number, attributes in enumerate(nodes)
+    ]
+    graph = helper.make_graph(made_nodes, "g", *[[port] for port in ports])
+    onnx.save(helper.make_model(graph), folder / "model.onnx")
+    operators = (OperatorUse(op, "plugin", None), OperatorUse("a::other", "library", folder))
+    options = planned(made.generation, **fields)
+    return made.request(folder, options, operators=operators)
+
+
+@pytest.mark.parametrize("generation", [TRT_8, TRT_10, TRT_11])
+def test_an_engine_names_its_bundled_plugins(tmp_path: Path, generation: str) -> None:
+    made = tensorrt(generation)
+    facts = build_engine(made.library, request(made, tmp_path, {"limit": 0.5}))
+    assert facts["plugins"] == [
+        {
+            "operator": NMS,
+            "name": "EfficientNMS_TRT",
+            "version": "1",
+            "namespace": "",
+            "bundled": f"TensorRT {VERSIONS[generation]}",
+        }
+    ]
+    assert facts["messages"] == []
+
+
+def test_each_version_named_by_a_node_is_listed(tmp_path: Path) -> None:
+    made = tensorrt(TRT_8)
+    nodes = ({"plugin_version": "2"}, {}, {"plugin_version": "2", "plugin_namespace": ""})
+    plugins, _ = bundled_plugins(made.library, request(made, tmp_path, *nodes, op="trt::Norm"))
+    assert [plugin["version"] for plugin in plugins] == ["2", "1"]
+
+
+def test_attributes_that_are_no_fields_are_a_warning(tmp_path: Path) -> None:
+    made = tensorrt(TRT_8)
+    nodes = ({"limit": 0.5, "class_agnostic": 1}, {"class_agnostic": 1, "plugin_version": "1"})
+    facts = build_engine(made.library, request(made, tmp_path, *nodes))
+    assert facts["messages"] == [
+        f"TensorRT 8.6.0 ignores attributes of {NMS}: class_agnostic (no fields of its plugin)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "node", "expected"),
+    [
+        (
+            "trt::EficientNMS_TRT", {},
+            "TensorRT 8.6.0 has no plugin EficientNMS_TRT; nearest: EfficientNMS_TRT",
+        ),
+        ("trt::Quux", {}, "TensorRT 8.6.0 has no plugin Quux; name the operator like its plugin"),
+        (
+            "trt::Norm", {"plugin_version": "3"},
+            "TensorRT 8.6.0 has no plugin Norm of version 3, only of version 1, 2;"
+            " correct plugin_version or plugin_namespace of the node y0",
+        ),
+        (
+            NMS, {"plugin_namespace": "own"},
+            "TensorRT 8.6.0 has no plugin EfficientNMS_TRT of version 1 in the namespace own, only"
+            " of version 1; correct plugin_version or plugin_namespace of the node y0",
+        ),
+    ],
+)  # fmt: skip
+def test_a_plugin_that_the_library_does_not_have(
+    tmp_path: Path, op: str, node: dict[str, Any], expected: str
+) -> None:
+    made = tensorrt(TRT_8)
+    with pytest.raises(StageError) as caught:
+        build_engine(made.library, request(made, tmp_path, node, op=op))
+    assert str(caught.value) == expected
+
+
+def test_tensorrt_rtx_ships_none(tmp_path: Path) -> None:
+    made = tensorrt(RTX)
+    with pytest.raises(StageError) as caught:
+        build_engine(made.library, request(made, tmp_path, {}))
+    assert str(caught.value) == (
+        f"TensorRT-RTX 1.7.1 ships no plugins, and {NMS} needs one; add function to its entry in"
+        " ops, with use: {tensorrt: plugin}, or build this engine with backend: tensorrt"
+    )
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_other_engines_need_no_plugin(tmp_path: Path, generation: str) -> None:
+    made = RecordingTensorRt(generation)
+    plain = replace(request(made, tmp_path, {}), operators=())
+    assert bundled_plugins(made.library, plain) == ([], [])
+
+
+def test_a_network_defined_by_hand_needs_the_name_only(tmp_path: Path) -> None:
+    made = tensorrt(TRT_8)
+    defined = replace(
+        request(made, tmp_path, {"plugin_version": "3"}), definition=Definition("n.py:define")
+    )
+    assert bundled_plugins(made.library, defined) == ([], [])
+    made.creators.clear()
+    with pytest.raises(StageError, match="has no plugin EfficientNMS_TRT"):
+        bundled_plugins(made.library, defined)
