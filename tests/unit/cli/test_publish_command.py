@@ -157,6 +157,23 @@ def test_a_gate_without_a_baseline_keeps_no_engine_back(
     assert (engine.state, engine.reasons) == ("", [])
 
 
+@pytest.mark.parametrize("check", ["validate:a", "verify:a:ort"])
+@pytest.mark.parametrize("ops", [[], [{"op": "trt::Nms", "plugin": {"bundled": True}}]])
+def test_only_operators_of_plugins_excuse_validate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, ops: list[dict[str, Any]]
+) -> None:
+    session, _ = make_session(tmp_path, "a", ops=ops)
+    last = HistoryEntry("", "", "unavailable", "2026-01-02T03:04:05Z", 1.0, "no runtime")
+
+    def explain(targets: Any) -> dict[str, Explanation]:
+        runs = {check: last}
+        return {one: Explanation(one, "fresh", (), runs.get(one), None, False) for one in targets}
+
+    monkeypatch.setattr(session, "explain", explain)
+    (engine,) = publish._select(session, ["a:ort"], ModelFilter())
+    assert (engine.state == "") == (check == "validate:a" and bool(ops))
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
