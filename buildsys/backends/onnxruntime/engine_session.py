@@ -17,6 +17,7 @@ from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import OperatorUse, Options, Run
 from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
+    Provider,
     WantedProvider,
     runs_on_cpu_only,
     wanted_providers,
@@ -124,11 +125,11 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
         if wanted.provider.needs_nvidia:
             load_cuda_libraries()
         try:
-            if wanted.provider.title in ort.get_available_providers():
-                session.add_provider(wanted.provider.title, values)
-            else:
+            if is_plugin(wanted.provider):
                 values.pop("device_type", None)  # it chose the device
                 session.add_provider_for_devices(_plugin_devices(wanted), values)
+            else:
+                session.add_provider(wanted.provider.title, values)
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
             shown = ", ".join(f"{name}: {value}" for name, value in values.items())
             given = f" with {shown}" if shown else ""
@@ -201,6 +202,17 @@ def _has_plugin(title: str, distribution: str) -> bool:
         problem = f"onnxruntime {ort.__version__} cannot load {distribution}: {reason}"
         raise Unavailable(problem, f"pip install -U {distribution} onnxruntime") from error
     return True
+
+
+def is_plugin(provider: Provider) -> bool:
+    """Return True if the provider is not part of onnxruntime itself.
+
+    ONNX Runtime 1.31 counts a registered plugin with a device as available, 1.24 does not.
+    """
+    if provider.title not in ort.get_available_providers():
+        return True
+    devices = ort.get_ep_devices() if provider.plugin and hasattr(ort, "get_ep_devices") else ()
+    return any(device.ep_name == provider.title for device in devices)
 
 
 def _plugin_devices(wanted: WantedProvider) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,18 @@ from buildsys.backends.onnxruntime.compiled_graph import copy_graph
 from buildsys.backends.onnxruntime.engine_session import (
     add_providers,
     engine_session_options,
+    is_plugin,
     load_cuda_libraries,
     open_engine,
 )
+from buildsys.backends.onnxruntime.execution_providers import PROVIDERS
 from buildsys.backends.onnxruntime.placement import (
     check_placement,
     read_placement,
     record_placement,
 )
 from buildsys.errors import CheckFailed, StageError, Unavailable
+from buildsys.onnx_graphs.tensors import tensor_of
 
 FLOAT = TensorProto.FLOAT
 WANTED = {"providers": ["openvino"]}
@@ -131,10 +135,17 @@ def test_an_engine_of_the_cpu_has_no_placement(tmp_path: Path) -> None:
     ]
 
 
+HAS_QNN = importlib.util.find_spec("onnxruntime_qnn") is not None
+
+
 @pytest.mark.parametrize(
     ("name", "installs"),
     [
-        ("qnn", "pip install onnxruntime-qnn"),
+        pytest.param(
+            "qnn",
+            "pip install onnxruntime-qnn",
+            marks=pytest.mark.skipif(HAS_QNN, reason="onnxruntime-qnn is installed"),
+        ),
         ("directml", "pip install onnxruntime-directml"),
         ("migraphx", "pip install onnxruntime-migraphx"),
         ("xnnpack", "--use_xnnpack"),
@@ -171,6 +182,32 @@ def test_an_engine_of_openvino_reports_its_nodes(tmp_path: Path) -> None:
     refused = engine_options("onnxruntime", providers=[{"openvino": {"config": {"none": "1"}}}])
     with pytest.raises(StageError, match="refuses the options of openvino"):
         backend.prepare(refused)
+
+
+def test_an_available_plugin_is_still_a_plugin() -> None:
+    """The CPU's provider stands for a registered plugin: it is available and has a device."""
+    assert not is_plugin(PROVIDERS["cpu"])
+    assert is_plugin(replace(PROVIDERS["cpu"], plugin="onnxruntime-cpu"))
+
+
+@pytest.mark.skipif(not HAS_QNN, reason="needs onnxruntime-qnn")
+@pytest.mark.parametrize("ep_context", [False, True])
+def test_an_engine_of_qnn_is_built_and_loaded(tmp_path: Path, ep_context: bool) -> None:
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", "w"], ["p"], name="p"), node("Relu", ["p"], ["y"], name="y")]
+    graph = make_model(nodes, {"x": (FLOAT, [2, 4])}, {"y": (FLOAT, [2, 4])}, {"w": weights(4, 4)})
+    options = engine_options(
+        "onnxruntime", providers=[{"qnn": {"backend_type": "htp"}}], ep_context=ep_context
+    )
+    backend.prepare(options)
+    asked = request(write(tmp_path, graph), tmp_path / "e", options)
+    figures = backend.build(asked)
+    assert "cpu" not in figures["placement"]
+    kinds = {node.op_type for node in onnx.load(str(asked.engine)).graph.node}
+    assert kinds == ({"EPContext"} if ep_context else {"MatMul", "Relu"})
+    x = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)
+    found = backend.load(asked.engine, figures["settings"]).run({"x": tensor_of(x)})["y"].array
+    assert np.allclose(found, np.maximum(x @ weights(4, 4), 0), atol=1e-5)
 
 
 def test_nothing_is_kept_of_providers_that_compile_nothing(tmp_path: Path) -> None:
