@@ -9,7 +9,7 @@ import onnxruntime as ort
 
 from buildsys.backends.interface import Options
 from buildsys.backends.onnxruntime.engine_session import engine_session_options
-from buildsys.backends.onnxruntime.session import FAILURES, one_line
+from buildsys.backends.onnxruntime.session import FAILURES, explain
 from buildsys.errors import StageError, Unavailable
 
 _SINCE = "1.23"  # the first ONNX Runtime that compiles ahead of time
@@ -51,8 +51,8 @@ def compile_graph(source: Path, engine: Path, options: Options, level: str) -> N
         )
         compiler.compile_to_file(str(engine))
     except FAILURES as error:
-        problem = f"ONNX Runtime cannot keep what its providers compile: {one_line(error)}"
-        raise StageError(problem, _REMEDY) from error
+        refusal = explain("cannot keep what its providers compile", error)
+        raise StageError(refusal.problem, refusal.hint or _REMEDY) from error
 
 
 def unreadable_context(error: StageError) -> StageError:

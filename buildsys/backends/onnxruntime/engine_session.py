@@ -158,6 +158,8 @@ def load_cuda_libraries() -> None:
 
 def _own_options(wanted: WantedProvider, options: Options) -> dict[str, str]:
     """Return the provider options that an engine's settings imply."""
+    if wanted.name == "qnn" and "backend_path" not in wanted.options:
+        return {"backend_type": "htp"}  # QNN has no default for the processor as its device
     if wanted.name != "openvino":
         return {}
     own = {"device_type": "CPU"}
@@ -226,7 +228,7 @@ def _plugin_devices(wanted: WantedProvider) -> list[Any]:
     chosen = [one for one in found if kind in ("", _device_type(one))]
     if not found:
         problem = f"{provider.plugin} supports no device of this machine"
-        raise Unavailable(problem, provider.install)
+        raise Unavailable(problem, provider.elsewhere)
     if not chosen:
         known = ", ".join(map(_device_type, found))
         problem = f"{provider.plugin} finds no {kind} here, only {known}"

@@ -36,6 +36,7 @@ class Provider:
     refused: Mapping[str, str] = field(default_factory=dict)  # option -> what to use instead
     distributions: tuple[str, ...] = ()  # those that have it; () if that is unknown
     plugin: str = ""  # the one of them that adds it to any onnxruntime
+    elsewhere: str = "run it on a machine with such a device"  # if the plugin finds none
     libraries: tuple[str, ...] = ()  # further distributions that decide what it computes
     needs_nvidia: bool = False
     # compiles nodes to kernels when a session is created; sessions cannot save them
@@ -160,6 +161,8 @@ _PROVIDERS = (
         },
         distributions=("onnxruntime-ep-openvino", "onnxruntime-openvino"),
         plugin="onnxruntime-ep-openvino",
+        elsewhere="it supports Intel's only: use backend: openvino, or a toolchain with"
+        " onnxruntime-openvino",
         writes_contexts=True,
         booleans=("false", "true"),
     ),
@@ -194,9 +197,10 @@ _PROVIDERS = (
     Provider(
         "qnn",
         "QNNExecutionProvider",
-        "pip install onnxruntime-qnn, on a machine with a Qualcomm NPU",
+        "pip install onnxruntime-qnn",
         {
-            "backend_type": ("htp", "gpu", "cpu", "saver", "ir"),
+            # not saver and ir, which compute nothing and write files into the project
+            "backend_type": ("htp", "gpu", "cpu"),
             "backend_path": str,
             "device_id": int,
             "htp_performance_mode": _HTP_MODES,

@@ -91,7 +91,8 @@ def check_placement(placement: Figures, options: Options) -> Iterator[str]:
     if not elsewhere:
         raise CheckFailed(
             f"no node runs on {' or '.join(others)}: all {on_cpu.get('nodes', 0)} run on the CPU",
-            "replace the operators that it does not support, or use providers: [cpu]",
+            "read in the log if it did not start, give the inputs fixed shapes, replace the"
+            " operators that it does not support, or use providers: [cpu]",
         )
     count = on_cpu.get("nodes", 0) - on_cpu.get("shapes", 0)
     if not count:

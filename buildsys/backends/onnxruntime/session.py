@@ -32,7 +32,9 @@ FAILURES = (
     RuntimeError, ValueError, TypeError,
 )  # fmt: skip
 # with the path, which differs between machines
-_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (Load model from .*? failed: ?)?")
+_CODE = r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : "
+_PREFIX = re.compile(rf"^{_CODE}(Load model from .*? failed: ?)?")
+_PROVIDER = re.compile(rf"^.*Error creating execution provider: ({_CODE})?")
 _FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)")
 _CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
 _FLOAT32 = "most kernels are for float32: convert the network and its inputs"
@@ -98,7 +100,7 @@ class OrtGraph:
             try:
                 found = self.session.run(names, feeds)
             except FAILURES as error:
-                raise _explained(what, error) from error
+                raise explain(what, error) from error
             return {
                 port.name: tensor_of(value) if port.dtype == "string" else Tensor(value, port.dtype)
                 for port, value in zip(self.outputs, found, strict=True)
@@ -160,17 +162,21 @@ def _call(what: str, function: Callable[[], T]) -> T:
     try:
         return function()
     except FAILURES as error:
-        raise _explained(what, error) from error
+        raise explain(what, error) from error
 
 
 def one_line(error: BaseException) -> str:
     """Return ONNX Runtime's message without its codes and paths."""
-    text = " ".join(_PREFIX.sub("", str(error)).split())
+    text = " ".join(_PROVIDER.sub("", _PREFIX.sub("", str(error))).split()).removesuffix(".")
     return text if len(text) <= 400 else text[:400] + "…"
 
 
-def _explained(what: str, error: BaseException) -> StageError:
+def explain(what: str, error: BaseException) -> StageError:
+    """Return ONNX Runtime's error as one sentence, with the node or provider that it names."""
     text = " ".join(_PREFIX.sub("", str(error)).split())
+    if _PROVIDER.match(text):
+        problem = f"a provider refuses its options: {one_line(error)}"
+        return StageError(problem, "correct them in providers")
     kernel, failed = _NO_KERNEL.search(text), _FAILED_NODE.search(text)
     if found := kernel or failed:
         node = f"node {found[2]}" if found[2] else "a node without a name"

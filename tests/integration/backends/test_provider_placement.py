@@ -30,6 +30,7 @@ from buildsys.backends.onnxruntime.placement import (
     read_placement,
     record_placement,
 )
+from buildsys.backends.onnxruntime.session import explain
 from buildsys.errors import CheckFailed, StageError, Unavailable
 from buildsys.onnx_graphs.tensors import tensor_of
 
@@ -79,8 +80,11 @@ def test_an_engine_without_a_node_on_its_provider_fails(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     placement = cpu_session_placement(tmp_path, options)
-    with pytest.raises(CheckFailed, match="no node runs on openvino: all 6 run on the CPU"):
+    with pytest.raises(
+        CheckFailed, match="no node runs on openvino: all 6 run on the CPU"
+    ) as caught:
         list(check_placement(placement, options))
+    assert "read in the log if it did not start" in caught.value.hint
 
 
 def placement(*names: str, shapes: int = 0) -> dict[str, Any]:
@@ -191,14 +195,15 @@ def test_an_available_plugin_is_still_a_plugin() -> None:
 
 
 @pytest.mark.skipif(not HAS_QNN, reason="needs onnxruntime-qnn")
+@pytest.mark.parametrize("provider", ["qnn", {"qnn": {"backend_path": "libQnnHtp.so"}}])
 @pytest.mark.parametrize("ep_context", [False, True])
-def test_an_engine_of_qnn_is_built_and_loaded(tmp_path: Path, ep_context: bool) -> None:
+def test_an_engine_of_qnn_is_built_and_loaded(
+    tmp_path: Path, ep_context: bool, provider: Any
+) -> None:
     node = helper.make_node
     nodes = [node("MatMul", ["x", "w"], ["p"], name="p"), node("Relu", ["p"], ["y"], name="y")]
     graph = make_model(nodes, {"x": (FLOAT, [2, 4])}, {"y": (FLOAT, [2, 4])}, {"w": weights(4, 4)})
-    options = engine_options(
-        "onnxruntime", providers=[{"qnn": {"backend_type": "htp"}}], ep_context=ep_context
-    )
+    options = engine_options("onnxruntime", providers=[provider], ep_context=ep_context)
     backend.prepare(options)
     asked = request(write(tmp_path, graph), tmp_path / "e", options)
     figures = backend.build(asked)
@@ -208,6 +213,43 @@ def test_an_engine_of_qnn_is_built_and_loaded(tmp_path: Path, ep_context: bool) 
     x = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)
     found = backend.load(asked.engine, figures["settings"]).run({"x": tensor_of(x)})["y"].array
     assert np.allclose(found, np.maximum(x @ weights(4, 4), 0), atol=1e-5)
+
+
+REFUSED = (
+    "/onnxruntime_src/onnxruntime/core/session/plugin_ep/ep_plugin_provider_interfaces.cc:71"
+    " virtual std::unique_ptr<onnxruntime::IExecutionProvider>"
+    " onnxruntime::PluginExecutionProviderFactory::CreateProvider(const OrtSessionOptions&, const"
+    " OrtLogger&) Error creating execution provider: [ONNXRuntimeError] : 1 : FAIL : Only one of"
+    " 'backend_type' and 'backend_path' should be set."
+)
+
+
+def test_refused_options_are_one_sentence_without_places_in_c() -> None:
+    refusal = explain("cannot load the graph", RuntimeError(REFUSED))
+    assert refusal.problem == (
+        "a provider refuses its options: Only one of 'backend_type' and 'backend_path' should be"
+        " set"
+    )
+    assert refusal.hint == "correct them in providers"
+
+
+@pytest.mark.skipif(not HAS_QNN, reason="needs onnxruntime-qnn")
+@pytest.mark.parametrize("ep_context", [False, True])
+def test_options_refused_by_qnn_are_to_be_corrected(tmp_path: Path, ep_context: bool) -> None:
+    both = {"backend_type": "htp", "backend_path": "libQnnHtp.so"}
+    options = engine_options("onnxruntime", providers=[{"qnn": both}], ep_context=ep_context)
+    backend.prepare(options)
+    with pytest.raises(StageError, match="refuses its options: Only one of") as caught:
+        backend.build(request(write(tmp_path, reshaped()), tmp_path / "e", options))
+    assert caught.value.hint == "correct them in providers"
+
+
+@pytest.mark.skipif(HAS_OPENVINO, reason="OpenVINO is installed")
+def test_a_plugin_without_a_device_here_names_the_alternative() -> None:
+    with pytest.raises(Unavailable, match="supports no device of this machine") as caught:
+        add_providers(ort.SessionOptions(), engine_options("onnxruntime", providers=["openvino"]))
+    assert "use backend: openvino" in caught.value.hint
+    assert "pip install" not in caught.value.hint
 
 
 def test_nothing_is_kept_of_providers_that_compile_nothing(tmp_path: Path) -> None:

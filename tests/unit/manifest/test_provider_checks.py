@@ -46,6 +46,7 @@ def write(project, providers, more=""):
             "[{openvino: {precision: BF16}}]",
             'precision: expected one of FP32, FP16, ACCURACY, found "',
         ),
+        ("[{qnn: {backend_type: ir}}]", "backend_type: expected one of htp, gpu, cpu, found "),
         ("[{tensorrt: {trt_engine_cache_enable: true}}]", "trt_engine_cache_enable cannot be set"),
         ("[{cuda: {config: {a: 1}}}]", "config: expected a map of texts by option, found a map"),
     ],
