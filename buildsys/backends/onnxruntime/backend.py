@@ -41,6 +41,7 @@ from buildsys.backends.onnxruntime.engine_session import (
 )
 from buildsys.backends.onnxruntime.execution_providers import (
     compiles,
+    is_simulated,
     runs_on_cpu_only,
     wanted_providers,
 )
@@ -289,7 +290,7 @@ def device(options: Options) -> Figures:
     """Return the device of the first provider: a processor, an NVIDIA GPU or another one."""
     first = wanted_providers(options)[0]
     chosen = first.options.get("device_type", "CPU") if first.name == "openvino" else first.name
-    if chosen.upper() == "CPU" or first.name == "xnnpack":
+    if chosen.upper() == "CPU" or first.name == "xnnpack" or is_simulated(options):
         return {"kind": "cpu", "name": cpu_model(), "cores": usable_cores()}
     if not first.provider.needs_nvidia:
         return {
@@ -380,6 +381,9 @@ def _messages(options: Options, level: str, *, is_emulated: bool) -> list[str]:
         ),
         "fp8 is computed in float32 between its quantizers, optimized up to basic; its speed is"
         " not meaningful": precision == "fp8",
+        "qnn simulates its device on this processor; its speed is not meaningful": (
+            is_simulated(options)
+        ),
         "bfloat16 is emulated: computed in float32, every result rounded; its speed is not"
         " meaningful": is_emulated,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from buildsys.backends.onnxruntime.description import DESCRIPTION
@@ -11,7 +11,7 @@ from buildsys.backends.onnxruntime.execution_providers import CPU, known_provide
 from buildsys.system.compatibility.engine_files import Header, Reason, Record
 from buildsys.system.compatibility.rules import needs_gpu, older_library
 from buildsys.system.cpu import engine_instructions, overflows_in_int8
-from buildsys.system.engine_environment import visible_gpus, why_no_gpu
+from buildsys.system.engine_environment import version_numbers, visible_gpus, why_no_gpu
 from buildsys.system.protobuf import Content, varint
 
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
@@ -38,8 +38,26 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
                 " does not have it"
             )
             yield Reason("library", problem, provider.install)
+    if record.map("settings").get("ep_context"):
+        yield from _context_reasons(record)
     if all(provider.name == CPU for provider in known_providers(record.map("settings"))):
         yield from _check_processor(record)
+
+
+def _context_reasons(record: Record) -> Iterator[Reason]:
+    """Yield providers of another version than that whose compiled nodes the engine contains."""
+    for provider in known_providers(record.map("settings")):
+        library = provider.context_library
+        built = str(record.map("provider_libraries").get(library) or "")
+        try:
+            here = metadata.version(library) if built else ""
+        except metadata.PackageNotFoundError:  # it may be the system's
+            continue
+        is_newer = version_numbers(here) > version_numbers(built)
+        if here != built and not (provider.reads_older_contexts and is_newer):
+            problem = f"its nodes were compiled by {library} {built}, but {here} is installed"
+            newer = " or newer" if provider.reads_older_contexts else ", or build it here"
+            yield Reason("version", problem, f"pip install '{library}=={built}'{newer}")
 
 
 def _check_processor(record: Record) -> Iterator[Reason]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from platform import machine
 from typing import Any
 
 OptionType = type | tuple[str, ...]  # int, bool, str, or the possible values
@@ -41,7 +42,9 @@ class Provider:
     needs_nvidia: bool = False
     # compiles nodes to kernels when a session is created; sessions cannot save them
     compiles: bool = True
-    writes_contexts: bool = False  # keeps these kernels in EPContext nodes
+    # the distribution that keeps these kernels in EPContext nodes and reads those of its version
+    context_library: str = ""
+    reads_older_contexts: bool = False  # also those of an older version
     booleans: tuple[str, str] = ("0", "1")  # texts of false and true
 
     def value(self, value: object) -> str:
@@ -106,7 +109,7 @@ _PROVIDERS = (
         distributions=("onnxruntime-gpu",),
         libraries=("tensorrt", *_CUDA_LIBRARIES),
         needs_nvidia=True,
-        writes_contexts=True,
+        context_library="tensorrt",
     ),
     Provider(
         "cuda",
@@ -163,7 +166,7 @@ _PROVIDERS = (
         plugin="onnxruntime-ep-openvino",
         elsewhere="it supports Intel's only: use backend: openvino, or a toolchain with"
         " onnxruntime-openvino",
-        writes_contexts=True,
+        context_library="onnxruntime-ep-openvino",
         booleans=("false", "true"),
     ),
     Provider(
@@ -217,7 +220,8 @@ _PROVIDERS = (
         },
         distributions=("onnxruntime-qnn",),
         plugin="onnxruntime-qnn",
-        writes_contexts=True,
+        context_library="onnxruntime-qnn",
+        reads_older_contexts=True,
     ),
     Provider(
         "migraphx",
@@ -313,6 +317,11 @@ def allows_cpu(options: Mapping[str, Any]) -> bool:
     return not options.get("providers") or any(
         wanted.name == CPU for wanted in wanted_providers(options)
     )
+
+
+def is_simulated(options: Mapping[str, Any]) -> bool:
+    """Return True for QNN on x86 processors, where its libraries simulate Qualcomm's devices."""
+    return wanted_providers(options)[0].name == "qnn" and machine() in ("x86_64", "AMD64")
 
 
 def compiles(options: Mapping[str, Any]) -> bool:

@@ -117,7 +117,7 @@ def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Pro
             yield view.problem((*path, "optimized"), text, hint, of_key=True)
     if engine.get("ep_context") is True:
         named = {each.name for each in known_providers(engine)}
-        able = [name for name, each in PROVIDERS.items() if each.writes_contexts]
+        able = [name for name, each in PROVIDERS.items() if each.context_library]
         if not named & {*able}:
             text = f"not supported by {', '.join(sorted(named)) or 'these providers'}"
             hint = f"remove it, or use one of {', '.join(able)}"

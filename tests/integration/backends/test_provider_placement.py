@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from engine_jobs import engine_options, request
 from onnx import TensorProto, helper
 from small_graphs import make_model, weights, write
 
-from buildsys.backends.onnxruntime import backend
+from buildsys.backends.onnxruntime import backend, execution_providers
 from buildsys.backends.onnxruntime.compiled_graph import copy_graph
 from buildsys.backends.onnxruntime.engine_session import (
     add_providers,
@@ -33,6 +34,7 @@ from buildsys.backends.onnxruntime.placement import (
 from buildsys.backends.onnxruntime.session import explain
 from buildsys.errors import CheckFailed, StageError, Unavailable
 from buildsys.onnx_graphs.tensors import tensor_of
+from buildsys.system.backend_registry import describe_backend
 
 FLOAT = TensorProto.FLOAT
 WANTED = {"providers": ["openvino"]}
@@ -208,11 +210,33 @@ def test_an_engine_of_qnn_is_built_and_loaded(
     asked = request(write(tmp_path, graph), tmp_path / "e", options)
     figures = backend.build(asked)
     assert "cpu" not in figures["placement"]
+    is_simulated = platform.machine() == "x86_64"
+    simulates = "qnn simulates its device on this processor; its speed is not meaningful"
+    assert (simulates in figures["messages"]) == is_simulated
     kinds = {node.op_type for node in onnx.load(str(asked.engine)).graph.node}
     assert kinds == ({"EPContext"} if ep_context else {"MatMul", "Relu"})
     x = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)
     found = backend.load(asked.engine, figures["settings"]).run({"x": tensor_of(x)})["y"].array
     assert np.allclose(found, np.maximum(x @ weights(4, 4), 0), atol=1e-5)
+
+
+@pytest.mark.parametrize(("machine", "kind"), [("x86_64", "cpu"), ("aarch64", "xpu")])
+def test_the_device_of_qnn_is_simulated_on_x86(
+    monkeypatch: pytest.MonkeyPatch, machine: str, kind: str
+) -> None:
+    monkeypatch.setattr(execution_providers, "machine", lambda: machine)
+    options = engine_options("onnxruntime", providers=["qnn"])
+    assert backend.device(options)["kind"] == kind
+    assert backend.device({**options, "providers": ["openvino"]})["kind"] == "cpu"
+
+
+def test_compiled_nodes_are_not_expected_to_be_reproducible() -> None:
+    description = describe_backend("onnxruntime")
+    options = engine_options("onnxruntime", providers=["qnn"])
+    assert not description.not_reproducible(options)
+    assert description.not_reproducible({**options, "ep_context": True}) == (
+        "what the providers compile is not reproducible"
+    )
 
 
 REFUSED = (
