@@ -19,6 +19,7 @@ from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
     Provider,
     WantedProvider,
+    openvino_plugin_options,
     runs_on_cpu_only,
     wanted_providers,
 )
@@ -126,8 +127,10 @@ def add_providers(session: ort.SessionOptions, options: Options) -> None:
             load_cuda_libraries()
         try:
             if is_plugin(wanted.provider):
-                values.pop("device_type", None)  # it chose the device
-                session.add_provider_for_devices(_plugin_devices(wanted), values)
+                devices = _plugin_devices(wanted)
+                if wanted.name == "openvino":
+                    values = openvino_plugin_options(values, _device_type(devices[0]))
+                session.add_provider_for_devices(devices, values)
             else:
                 session.add_provider(wanted.provider.title, values)
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:

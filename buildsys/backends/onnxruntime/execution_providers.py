@@ -5,6 +5,7 @@ Standard library only: manifests, plans and ``can_run`` read this table as well.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from platform import machine
@@ -262,6 +263,19 @@ _PROVIDERS = (
     ),
     Provider(CPU, "CPUExecutionProvider", "pip install onnxruntime", compiles=False),
 )
+# properties of OpenVINO by option; and by its value where the text differs
+_OPENVINO_PROPERTIES = {
+    "num_of_threads": "INFERENCE_NUM_THREADS",
+    "num_streams": "NUM_STREAMS",
+    "model_priority": "MODEL_PRIORITY",
+}
+_OPENVINO_VALUES = {
+    ("precision", "FP32"): {"INFERENCE_PRECISION_HINT": "f32"},
+    ("precision", "FP16"): {"INFERENCE_PRECISION_HINT": "f16"},
+    ("precision", "ACCURACY"): {"EXECUTION_MODE_HINT": "ACCURACY"},
+    ("enable_opencl_throttling", "true"): {"PLUGIN_THROTTLE": "1"},
+    ("enable_qdq_optimizer", "true"): {"NPU_QDQ_OPTIMIZATION": "YES"},
+}
 PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in _PROVIDERS}
 _BY_TITLE = {provider.title: provider for provider in _PROVIDERS}
 
@@ -305,6 +319,22 @@ def wanted_providers(options: Mapping[str, Any]) -> tuple[WantedProvider, ...]:
 def provider_name(title: str) -> str:
     """Return the name in manifests of ONNX Runtime's provider ``title``."""
     return _BY_TITLE[title].name if title in _BY_TITLE else title
+
+
+def openvino_plugin_options(values: Mapping[str, str], device: str) -> dict[str, str]:
+    """Return OpenVINO's options for its plugin, which ignores most of them.
+
+    It takes these as properties of OpenVINO for ``device``: CPU, GPU or NPU.
+    """
+    options, properties = dict(values), dict[str, str]()
+    for option, value in values.items():
+        if option in _OPENVINO_PROPERTIES:
+            properties[_OPENVINO_PROPERTIES[option]] = options.pop(option)
+        elif (option, value) in _OPENVINO_VALUES:
+            del options[option]
+            properties |= _OPENVINO_VALUES[option, value]
+    options.pop("device_type", None)  # it chose the device
+    return options | ({"load_config": json.dumps({device: properties})} if properties else {})
 
 
 def runs_on_cpu_only(options: Mapping[str, Any]) -> bool:

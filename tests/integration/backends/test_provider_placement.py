@@ -25,7 +25,7 @@ from buildsys.backends.onnxruntime.engine_session import (
     load_cuda_libraries,
     open_engine,
 )
-from buildsys.backends.onnxruntime.execution_providers import PROVIDERS
+from buildsys.backends.onnxruntime.execution_providers import PROVIDERS, openvino_plugin_options
 from buildsys.backends.onnxruntime.placement import (
     check_placement,
     read_placement,
@@ -185,9 +185,50 @@ def test_an_engine_of_openvino_reports_its_nodes(tmp_path: Path) -> None:
     assert figures["placement"]["cpu"]["names"] == ["det (Det)"]
     with pytest.raises(CheckFailed, match="providers lists only openvino"):
         backend.build(request(asked.onnx, tmp_path / "f", {**options, **WANTED}))
-    refused = engine_options("onnxruntime", providers=[{"openvino": {"config": {"none": "1"}}}])
+    strange = engine_options("onnxruntime", providers=[{"openvino": {"config": {"none": "1"}}}])
+    if is_plugin(PROVIDERS["openvino"]):  # it ignores them
+        backend.prepare(strange)
+        return
     with pytest.raises(StageError, match="refuses the options of openvino"):
-        backend.prepare(refused)
+        backend.prepare(strange)
+
+
+@pytest.mark.skipif(not HAS_OPENVINO, reason="needs onnxruntime-openvino or its plugin")
+@pytest.mark.parametrize("ep_context", [False, True])
+def test_openvino_computes_in_fp32_unless_asked(tmp_path: Path, ep_context: bool) -> None:
+    """Processors with bfloat16 would otherwise use it, with errors of 4e-3."""
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", "w"], ["p"], name="p"), node("Relu", ["p"], ["y"], name="y")]
+    w = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
+    graph = make_model(nodes, {"x": (FLOAT, [64, 256])}, {"y": (FLOAT, [64, 64])}, {"w": w})
+    options = engine_options("onnxruntime", providers=["openvino"], ep_context=ep_context)
+    try:
+        backend.prepare(options)
+    except Unavailable as reason:
+        pytest.skip(reason.problem)
+    asked = request(write(tmp_path, graph), tmp_path / "e", options)
+    try:
+        figures = backend.build(asked)
+    except StageError as reason:  # onnxruntime-openvino 1.24.1
+        assert ep_context and "cannot load what they have compiled" in reason.problem
+        pytest.skip(reason.problem)
+    x = np.random.default_rng(1).normal(size=(64, 256)).astype(np.float32)
+    found = backend.load(asked.engine, figures["settings"]).run({"x": tensor_of(x)})["y"].array
+    assert np.abs(found - np.maximum(x @ w, 0)).max() < 1e-3
+
+
+def test_options_of_openvino_are_properties_for_its_plugin() -> None:
+    given = {
+        "device_type": "CPU",
+        "precision": "FP32",
+        "num_of_threads": "2",
+        "disable_dynamic_shapes": "true",
+    }
+    assert openvino_plugin_options(given, "CPU") == {
+        "disable_dynamic_shapes": "true",
+        "load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "2"}}',
+    }
+    assert openvino_plugin_options({"device_type": "GPU"}, "GPU") == {}
 
 
 def test_an_available_plugin_is_still_a_plugin() -> None:
@@ -300,7 +341,7 @@ def test_providers_of_nvidia_load_cuda_from_packages_without_printing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ort, "preload_dlls", lambda: print("not found"))
-    for providers in (["openvino"], ["cuda"]):
+    for providers in (["directml"], ["cuda"]):
         load_cuda_libraries.cache_clear()
         with pytest.raises(Unavailable):
             add_providers(ort.SessionOptions(), engine_options("onnxruntime", providers=providers))
