@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,8 +151,9 @@ def this_machine() -> dict[str, str]:
     from buildsys.history.recorder import machine_id
     from buildsys.system.devices import visible_gpus
 
-    gpus = ", ".join(gpu["name"] for gpu in visible_gpus())
-    return {"name": os.uname().nodename, "id": machine_id(), "gpus": gpus}
+    counts = Counter(gpu["name"] for gpu in visible_gpus())
+    gpus = [f"{count}x {name}" if count > 1 else name for name, count in counts.items()]
+    return {"name": os.uname().nodename, "id": machine_id(), "gpus": ", ".join(gpus)}
 
 
 def end_with_stdin(options: Options) -> None:

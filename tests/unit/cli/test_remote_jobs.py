@@ -1,0 +1,14 @@
+"""What the commands for other machines have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from buildsys.cli.remote_jobs import this_machine
+from buildsys.system import devices
+
+
+def test_equal_gpus_of_a_machine_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple({"name": name} for name in ("NVIDIA L4", "NVIDIA H100", "NVIDIA L4"))
+    monkeypatch.setattr(devices, "visible_gpus", lambda: gpus)
+    assert this_machine()["gpus"] == "2x NVIDIA L4, NVIDIA H100"
