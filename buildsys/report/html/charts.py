@@ -7,7 +7,6 @@ its text keeps its size. Curves are in nested pictures that stretch (lines keep 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,22 +15,23 @@ from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
 from buildsys.report.html.axes import Axis, quantile
+from buildsys.report.html.density import bin_edges, density, positive
 from buildsys.report.html.svg import (
+    CHARACTER,
+    beside_levels,
     framed,
     level_line,
     short,
     shortened,
-    tick_mark,
+    tick_marks,
     tick_text,
 )
 from buildsys.system.printable import printable_line
 
-_BINS = 120  # of a density
-_PLACES = [round(1000 * n / (_BINS - 1)) for n in range(_BINS)]  # in a picture
-_FEWEST = 8  # samples of a density; fewer are drawn as single ticks
 _TEXT = 15  # pixels of a line of text
 _AXIS = 22  # pixels below a chart
-_LABEL_WIDTH = 2.1  # percent of a phone's width per character
+_MOST_LANES = 3  # of cases below the errors of an output; the table has them all
+_PHONE = 42  # characters of a line
 _LONGEST_LABEL = 30
 _LEFT_END = 30  # percent, with no room to the left for the label of a limit
 
@@ -96,19 +96,24 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
 
     The axis ends shortly after the largest 99th percentile; the table has the maximum.
     """
-    samples = [_positive(row.samples_ms) for row in rows]
+    samples = [positive(row.samples_ms) for row in rows]
     shown = [(row, found) for row, found in zip(rows, samples, strict=True) if found]
     if not shown:
         return None
     ends = [end for _, s in shown for end in (s[0], quantile(s, 0.995))]
     ends += [p for row, _ in shown for p in (row.p50_ms, row.p99_ms) if p]
     axis, parts, y = Axis.around(ends, is_log=True, margin=0.03), [], 0
-    step = (axis.high / axis.low) ** (1 / _BINS)
-    edges = [axis.low * step**n for n in range(_BINS + 1)]
+    edges = bin_edges(axis)
     table = []
     for row, found in shown:
-        parts.append(_row_title(row.name, _median(row.p50_ms, row.interval_ms), y))
-        parts.append(_density(axis, edges, found, row.kind, y + 20))
+        median = _median(row.p50_ms, row.interval_ms)
+        if len(row.name) + len(median) > _PHONE:  # they would overlap there
+            parts.append(_row_title(row.name, "", y))
+            y += _TEXT + 2
+            parts.append(_row_title("", median, y))
+        else:
+            parts.append(_row_title(row.name, median, y))
+        parts.append(density(axis, edges, found, row.kind, y + 20))
         for value, style in ((row.p50_ms, "median"), (row.p99_ms, "tail")):
             if value is not None and math.isfinite(value):
                 at = short(axis.at(value))
@@ -133,8 +138,8 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
         f"{row.name} median {_median(row.p50_ms, None)}" for row, _ in shown
     )
     columns = (
-        "contender", "samples>", "min (ms)>", "95 % interval of p50>", "p50>", "p90>", "p99>",
-        "max (ms)>",
+        "contender", "samples>", "min (ms)>", "95 % interval of p50>", "p50 (ms)>",
+        "p90 (ms)>", "p99 (ms)>", "max (ms)>",
     )  # fmt: skip
     svg = framed([*_grid(axis, y, "ms"), *parts], y + _AXIS, label)
     return Chart(svg, columns, tuple(table))
@@ -161,8 +166,9 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
         parts.append(
             f'<line class="track" x1="0" x2="100%" y1="{short(line)}" y2="{short(line)}"/>'
         )
-        lanes: list[float] = []  # right end of the last label of each
-        for case, value in sorted(row.errors.items(), key=lambda item: axis.at(item[1])):
+        ordered = sorted(row.errors.items(), key=lambda item: axis.at(item[1]), reverse=True)
+        lanes: list[float] = []  # left end of the last label of each
+        for case, value in ordered:
             at = axis.at(value) if value != 0 else 0.0
             is_over = not math.isfinite(value) or (limit is not None and value > limit)
             inside = min(max(at, 1.2), 98.8)
@@ -172,16 +178,22 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
                 f'<circle class="{style}" cx="{short(inside)}%" cy="{short(line)}" r="4.5">'
                 f"<title>{title}</title></circle>"
             )
-            width = min(len(case), 12) * _LABEL_WIDTH
+            width = min(len(case), 12) * CHARACTER
             begin = min(max(inside - width / 2, 0.0), 100.0 - width)
-            lane = next((n for n, end in enumerate(lanes) if end < begin), len(lanes))
-            lanes[lane : lane + 1] = [begin + width + 1.5]
+            free = (n for n, left in enumerate(lanes) if begin + width + 1.5 < left)
+            lane = next(free, len(lanes))
+            if lane == _MOST_LANES:
+                continue
+            lanes[lane : lane + 1] = [begin]
             center = short(begin + width / 2)
             parts.append(
                 f'<text class="small" x="{center}%" y="{short(line + 16 + lane * 12)}"'
                 f' text-anchor="middle">{shortened(case, 12)}</text>'
             )
-            table.append((row.name, case, q.error(value), _share_of(value, limit)))
+        table += [
+            (row.name, case, q.error(value), _share_of(value, limit))
+            for case, value in reversed(ordered)
+        ]
         y = line + 16 + len(lanes) * 12 + 8
     lines = list(_grid(axis, y, ""))
     if limit:
@@ -210,20 +222,23 @@ def lines(
     ys = [y for one in series for _, y, _ in one.points]
     if len(xs) < 2 or not any(y > 0 for y in ys):
         return None
-    across = Axis.around(xs, is_log=True, margin=0.08)
+    axis = Axis.around(xs, is_log=True, margin=0.04)
     up = Axis.around([y for y in ys if y > 0], is_log=True, margin=0.1)
+
+    def across(x: float) -> float:
+        return beside_levels(axis.at(x))
 
     def top(value: float) -> float:
         return height * (1 - up.at(value) / 100)
 
     parts = [level_line(top(tick), tick_text(tick)) for tick in up.ticks()]
-    for x in xs if len(xs) <= 8 else across.ticks():
-        parts.append(tick_mark(across.at(x), height, tick_text(x), with_line=False))
+    ticks = [(across(x), tick_text(x)) for x in (xs if len(xs) <= 8 else axis.ticks())]
+    parts += tick_marks(ticks, height, with_lines=False)
     table = []
     for one in series:
         points = sorted(point for point in one.points if point[0] > 0 and point[1] > 0)
         path = " ".join(
-            f"{'L' if n else 'M'}{short(across.at(x) * 10)} {short(top(y))}"
+            f"{'L' if n else 'M'}{short(across(x) * 10)} {short(top(y))}"
             for n, (x, y, _) in enumerate(points)
         )
         parts.append(
@@ -231,7 +246,7 @@ def lines(
             f' preserveAspectRatio="none"><path class="line {one.kind}" d="{path}"/></svg>'
         )
         for x, y, interval in points:
-            at = short(across.at(x))
+            at = short(across(x))
             if interval and len(interval) == 2:
                 parts.append(
                     f'<line class="whisker {one.kind}" x1="{at}%" x2="{at}%"'
@@ -316,59 +331,15 @@ def trend(
 def _trend_places(count: int) -> tuple[list[str], list[str], list[str]]:
     """Return where marks, points and corners of a trend are: %, % and thousandths."""
     last = max(count - 1, 1)
-    at = [12 + 86 * n / last for n in range(count)]  # right of the labels, also on a phone
-    marks, corners = ([place - 43 / last for place in at], [place * 10 for place in at])
+    at = [beside_levels(98 * n / last) for n in range(count)]
+    half = (at[-1] - at[0]) / last / 2
+    marks, corners = ([place - half for place in at], [place * 10 for place in at])
     return [*map(short, marks)], [*map(short, at)], [*map(short, corners)]
 
 
-def _positive(samples: Sequence[float]) -> list[float]:
-    """Return the finite positive samples, ordered."""
-    if not samples or not (math.isfinite(sum(samples)) and min(samples) > 0):
-        samples = [one for one in samples if math.isfinite(one) and one > 0]
-    return sorted(samples)
-
-
-def _density(
-    axis: Axis, edges: Sequence[float], ordered: Sequence[float], kind: str, y: float
-) -> str:
-    """Return the density of positive samples over the logarithm of the axis.
-
-    ``edges`` are those of the bins.
-    """
-    if len(ordered) < _FEWEST:
-        ticks = (f"M{short(axis.at(value) * 10)} 36V20" for value in ordered)
-        curve = f'<path class="line {kind}" d="{"".join(ticks)}"/>'
-    else:
-        # ordered samples are counted by the edges: a million take no longer than a hundred
-        below = [bisect_right(ordered, edge) for edge in edges]
-        quartiles = axis.at(quantile(ordered, 0.75)) - axis.at(quantile(ordered, 0.25))
-        width = max(0.9 * quartiles / 100 * _BINS / 1.34 * len(ordered) ** -0.2, 0.7)
-        reach = math.ceil(3 * width)
-        kernel = [math.exp(-0.5 * (d / width) ** 2) for d in range(-reach, reach + 1)]
-        wide = [0.0] * (_BINS + 2 * reach)  # with room at both ends
-        for n in range(_BINS):
-            if count := below[n + 1] - below[n]:
-                for d, weight in enumerate(kernel, n):
-                    wide[d] += count * weight
-        smooth = wide[reach : reach + _BINS]
-        peak = max(smooth) or 1.0
-        ys = [36 - 34 * height / peak for height in smooth]
-        path = "L".join(
-            f"{x} {short(own)}"
-            for x, own, left, right in zip(_PLACES, ys, [0.0, *ys], [*ys[1:], 0.0], strict=False)
-            # a flat run needs its two ends only
-            if own < 35.9 or left < 35.9 or right < 35.9
-        )
-        curve = f'<path class="area {kind}" d="M0 36L{path}L1000 36Z"/>'
-    return (
-        f'<svg y="{short(y)}" width="100%" height="36" viewBox="0 0 1000 36"'
-        f' preserveAspectRatio="none">{curve}</svg>'
-    )
-
-
 def _grid(axis: Axis, height: float, unit: str) -> Iterator[str]:
-    for tick in axis.ticks():
-        yield tick_mark(axis.at(tick), height, f"{tick_text(tick)} {unit}".rstrip())
+    ticks = [(axis.at(tick), f"{tick_text(tick)} {unit}".rstrip()) for tick in axis.ticks()]
+    yield from tick_marks(ticks, height)
 
 
 def _row_title(name: str, value: str, y: float) -> str:

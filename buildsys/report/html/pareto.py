@@ -10,17 +10,24 @@ from markupsafe import escape
 from buildsys.report import formatting as q
 from buildsys.report.html.axes import Axis
 from buildsys.report.html.charts import Chart
-from buildsys.report.html.svg import framed, level_line, short, shortened, tick_mark, tick_text
+from buildsys.report.html.svg import (
+    CHARACTER,
+    beside_levels,
+    framed,
+    level_line,
+    short,
+    shortened,
+    tick_marks,
+    tick_text,
+)
 from buildsys.report.ranking import COLUMNS, ranking_cells, ranking_notes
 from buildsys.report.results.ranking import RankedEngine, Ranking
 from buildsys.system.printable import printable_line
 
 _HEIGHT = 280
 _FLOOR = 24  # pixels at the bottom for errors of 0
-_LEFT = 14  # percent of the width, for the labels of the levels
 _SMALLEST, _LARGEST = 4.0, 16.0  # radius in pixels; the area is proportional to the file size
 _LABEL = 14  # pixels between two labels
-_CHARACTER = 2.0  # percent of a phone's width
 _LONGEST_LABEL = 22
 
 
@@ -40,14 +47,14 @@ def pareto(ranking: Ranking) -> Chart | None:
     floor = 0 if all(one.error for one in points) else _FLOOR
 
     def across(latency: float) -> float:
-        return _LEFT + (100 - _LEFT) * axis.at(latency) / 100
+        return beside_levels(axis.at(latency))
 
     def top(error: float | None) -> float:
         return (_HEIGHT - floor) * (1 - up.at(error) / 100) if error else _HEIGHT - floor / 2
 
     parts = [level_line(top(tick), tick_text(tick)) for tick in up.ticks()]
-    for tick in axis.ticks():
-        parts.append(tick_mark(across(tick), _HEIGHT, f"{tick_text(tick)} ms"))
+    ticks = [(across(tick), f"{tick_text(tick)} ms") for tick in axis.ticks()]
+    parts += tick_marks(ticks, _HEIGHT)
     parts.append(_border(points, across, top))
     labels: list[tuple[float, float, float]] = []  # left and right in percent, y
     names: list[str] = []  # above all circles
@@ -68,7 +75,7 @@ def pareto(ranking: Ranking) -> Chart | None:
             f'<circle class="{style}" cx="{short(x)}%" cy="{short(y)}" r="{short(radius)}">'
             f"<title>{escape(printable_line(title))}</title></circle>"
         )
-        width = min(len(one.engine), _LONGEST_LABEL) * _CHARACTER
+        width = min(len(one.engine), _LONGEST_LABEL) * CHARACTER
         begin = min(max(x - width / 2, 0.0), 100.0 - width)
         line = y - radius - 5 if y - radius > 2 * _LABEL else y + radius + _LABEL
         while any(

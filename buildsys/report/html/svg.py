@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from markupsafe import Markup, escape
 
 from buildsys.system.printable import printable, printable_line
 
+CHARACTER = 2.1  # percent of a phone's width, of small text
+_LEVELS = 16  # percent, for the labels of levels
 _PLAIN = re.compile(r"[ !#-%(-;=?-_a-~]*")  # without quotes, &, < and >: nothing to replace
 
 
@@ -47,15 +49,28 @@ def bar(share: float | None, kind: str = "k0") -> Markup:
     )
 
 
-def tick_mark(at: float, height: float, label: str, *, with_line: bool = True) -> str:
-    """Return a label and grid line ``at`` percent of the width."""
-    anchor = "start" if at < 5 else "end" if at > 95 else "middle"
-    line = f'<line class="grid" x1="{short(at)}%" x2="{short(at)}%" y1="0" y2="{short(height)}"/>'
-    return (
-        f"{line if with_line else ''}"
-        f'<text class="tick" x="{short(at)}%" y="{short(height + 15)}" text-anchor="{anchor}">'
-        f"{label}</text>"
-    )
+def tick_marks(
+    places: Iterable[tuple[float, str]], height: float, *, with_lines: bool = True
+) -> Iterator[str]:
+    """Yield ticks (percent of the width, label), without labels that touch on a phone."""
+    end = -math.inf
+    for at, label in places:
+        x, width = short(at), len(label) * CHARACTER
+        share, anchor = (0.0, "start") if at < 5 else (1.0, "end") if at > 95 else (0.5, "middle")
+        begin = at - share * width
+        if with_lines:
+            yield f'<line class="grid" x1="{x}%" x2="{x}%" y1="0" y2="{short(height)}"/>'
+        if begin > end:
+            end = begin + width + CHARACTER
+            yield (
+                f'<text class="tick" x="{x}%" y="{short(height + 15)}" text-anchor="{anchor}">'
+                f"{label}</text>"
+            )
+
+
+def beside_levels(at: float) -> float:
+    """Return a position of an axis to the right of the labels of levels."""
+    return _LEVELS + (100 - _LEVELS) * at / 100
 
 
 def level_line(y: float, label: str) -> str:

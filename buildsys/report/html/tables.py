@@ -129,7 +129,8 @@ def failures(check: Check) -> Table:
 def gpu_timings(report: Report) -> Table:
     """Return throughput and memory on the GPU."""
     columns = (
-        "engine", "case", "contender", "GPU p50 (ms)>", "p99>", "wall p50 (ms)>", "p99>",
+        "engine", "case", "contender", "GPU p50 (ms)>", "p99 (ms)>", "wall p50 (ms)>",
+        "p99 (ms)>",
         "items/s>", "queued>", "context>", "memory>",
     )  # fmt: skip
     rows = []

@@ -40,6 +40,17 @@ CUT_OFF = """
   .filter((one) => one.innerText && one.scrollWidth > one.clientWidth + 1)
   .map((one) => one.innerText.slice(0, 80))
 """
+OVERLAPPING = """
+[...document.querySelectorAll('.chart')].flatMap((chart) => {
+  const texts = [...chart.querySelectorAll('text')].filter((one) => one.textContent)
+  const marks = [...texts, ...chart.querySelectorAll('circle.dot')]
+  const boxes = marks.map((one) => one.getBoundingClientRect())
+  return texts.flatMap((one, n) => boxes.flatMap((other, m) => m > n
+    && boxes[n].left + 1 < other.right && other.left + 1 < boxes[n].right
+    && boxes[n].top + 3 < other.bottom && other.top + 3 < boxes[n].bottom
+    ? [one.textContent + ' / ' + (marks[m].textContent)] : []))
+})
+"""
 
 
 @pytest.fixture
@@ -105,6 +116,7 @@ def test_pages_fit_every_screen_and_every_link_works(folder: Path, tmp_path: Pat
                     assert tab.run(CUT_OFF) == []
                 tab.run(OPEN_ALL)
                 check_fits(tab, f"{page.name[:9]} at {width} px, opened")
+                assert tab.run(OVERLAPPING) == [], f"{page.name[:9]} at {width} px"
             check_links(tab, page)
             if page.name != INDEX:
                 check_print(tab, page)

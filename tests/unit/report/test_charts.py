@@ -90,6 +90,17 @@ def test_errors_are_drawn_against_their_limit() -> None:
     parsed(charts.errors([ErrorRow("y", {"opt": 0.0, "max": NAN})], None, "relative error"))
 
 
+def test_of_many_cases_the_worst_are_labelled() -> None:
+    errors = {f"drawn-{n}": 1e-7 * (1 + n / 100) for n in range(12)}
+    chart = charts.errors([ErrorRow("y", errors)], 1e-4, "relative error")
+    labels = [t for t in parsed(chart).iter("text") if t.get("class") == "small"]
+    assert [label.text for label in labels] == ["drawn-11", "drawn-10", "drawn-9"]
+    assert len({label.get("y") for label in labels}) == 3
+    assert len(circles(chart, "within")) == 12
+    assert chart is not None
+    assert [row[1] for row in chart.rows] == list(errors)
+
+
 def test_the_label_of_a_limit_at_the_left_end_stays_inside() -> None:
     anchors = []
     for error in (1e-12, 1e-4):
