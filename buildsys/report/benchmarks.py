@@ -132,21 +132,26 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
                     f"{result.target}, {contender_title(name)}, case {case}: {own['noisy']};"
                     " it is slower than the engine in any case"
                 )
-        for line in timings([result]):
-            if note := tail_note(line):
-                where = f"{result.target}, {contender_title(line.contender)}, case {line.case}"
-                notes.append(f"{where}: {note}")
+        slow: dict[str, list[str]] = {}
+        for line in filter(has_slow_tail, timings([result])):
+            slow.setdefault(contender_title(line.contender), []).append(line.case)
+        if slow:
+            names = [f"{name} (case {', '.join(cases)})" for name, cases in slow.items()]
+            notes.append(f"{result.target}: {tail_note(names)}")
     return tuple(dict.fromkeys(notes))
 
 
-def tail_note(line: TimingLine) -> str:
-    """Return why a throughput is far below what the median implies, else ""."""
+def has_slow_tail(line: TimingLine) -> bool:
+    """Check for a throughput far below what the median implies."""
     implied = (line.batch or 1) * 1000 / line.p50_ms if line.p50_ms else 0.0
-    if not line.throughput_per_s or line.throughput_per_s >= _MOST_TAIL * implied:
-        return ""
+    return bool(line.throughput_per_s) and (line.throughput_per_s or 0) < _MOST_TAIL * implied
+
+
+def tail_note(names: Iterable[str]) -> str:
+    """Return why throughputs are far below what the medians imply."""
     return (
-        "a few slow inferences take most of the time, so the throughput is far below what the"
-        " median implies"
+        f"a few slow inferences take most of the time of {', '.join(names)}, so the throughput is"
+        " far below what the median implies"
     )
 
 

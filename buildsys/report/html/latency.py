@@ -128,7 +128,7 @@ def _names(report: Report) -> dict[tuple[str, str], str]:
     for line in report.bench:
         name = contender_name(line.engine, line.contender)
         if several and line.contender not in (ENGINE, ENGINE_CUDA_GRAPH):
-            name += f" next to {line.engine}"
+            name += f" (with {line.engine})"
         names[line.engine, line.contender] = name
     return names
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from buildsys.report import formatting as q
-from buildsys.report.benchmarks import tail_note
+from buildsys.report.benchmarks import has_slow_tail, tail_note
 from buildsys.report.commands import COLUMNS as COMMAND_COLUMNS
 from buildsys.report.commands import command_cells
 from buildsys.report.gates import COLUMNS, gate_cells
@@ -98,7 +98,7 @@ def _engines(report: Report) -> Lines:
             _margin(margins.get(f"verify:{report.model}:{line.name}")),
             status_text(line.timed),
             rank_text(ranking, ranked[line.name]) if line.name in ranked else q.NOTHING,
-            "yes" if line.name in ranked and ranked[line.name].is_optimal else q.NOTHING,
+            ("yes" if ranked[line.name].is_optimal else "no") if line.name in ranked else q.NOTHING,
         )
         for line in report.engines[:_MOST_ROWS]
     ]
@@ -150,9 +150,10 @@ def _latencies(report: Report) -> Lines:
     columns = ("contender", "p50 (ms)>", "95 % interval>", "p99 (ms)>", "throughput (/s)>")
     yield from table(columns, rows)
     yield from _further(len(lines), "contenders")
-    for line, row in zip(lines, rows, strict=False):
-        if note := tail_note(line):
-            yield from ("", f"{row[0]}: {note}.")
+    slow = [row[0] for line, row in zip(lines, rows, strict=False) if has_slow_tail(line)]
+    if slow:
+        note = tail_note(slow)
+        yield from ("", f"{note[0].upper()}{note[1:]}.")
 
 
 def _targets(report: Report) -> Lines:
