@@ -75,6 +75,8 @@ def _device_fact(title: str, fact: object) -> str:
         return str(fact)
     if title == "memory_bytes" and isinstance(fact, int):
         return f"{formatting.size(fact)} of memory"
+    if title == "cores" and isinstance(fact, int):
+        return formatting.plural(fact, "core")
     return f"{'CUDA' if title == 'driver_cuda' else title.replace('_', ' ')} {fact}"
 
 

@@ -180,7 +180,7 @@ def test_layers_are_summed_over_kinds_and_devices_are_in_words(results: Results)
     results.passed("engine:tiny:ort-cpu", device={"kind": "cpu", "name": "AMD EPYC", "cores": 2})
     ort, rtx = report_on(results).engines
     assert (rtx.layers, rtx.device) == (5, "not on this machine: libcuda.so.1 is not installed")
-    assert (ort.layers, ort.device) == (7, "AMD EPYC, cores 2")
+    assert (ort.layers, ort.device) == (7, "AMD EPYC, 2 cores")
 
 
 def test_a_noisy_benchmark_is_a_warning(results: Results) -> None:
