@@ -117,18 +117,23 @@ def run(job: Job) -> StageResult:
         },
     }
     for status, ending in ((FAILED, "failed"), (NOISY, NOISY), (INCOMPARABLE, "unavailable")):
-        texts = [check["text"] for check in checks if check["status"] == status]
-        if texts:
-            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+        found = [check for check in checks if check["status"] == status]
+        if found:
+            first, *further = found
+            names = ", ".join(_title(check["metric"]) for check in further)
+            more = f" (also: {names})" if names else ""
             hint = f"measure again: doit {job.target}"
             if status == INCOMPARABLE:  # which is up to date
-                first = next(check for check in checks if check["status"] == status)
                 hint = baseline.hint or "the next build is compared with this one"
                 if first["after"] is None:
                     source = _SOURCES.get(first["metric"], job.stage)
                     hint = f"see `doit info {source}:{job.model}:{job.variant}`"
-            return StageResult(ending, f"{texts[0]}{more}", hint, result)
+            return StageResult(ending, f"{first['text']}{more}", hint, result)
     return StageResult(figures=result)
+
+
+def _title(metric: str) -> str:
+    return _TITLES.get(metric, metric)
 
 
 def _find_baseline(job: Job) -> _Baseline:
@@ -243,7 +248,7 @@ def _check(
     rounds: Rounds,
     confidence: float,
 ) -> GateCheck:
-    title, show = _TITLES.get(metric, metric), SHOWN[metric]
+    title, show = _title(metric), SHOWN[metric]
     now, limit, tolerance = figures.get(metric), gate["limit"], gate["tolerance"]
     check: GateCheck = {
         "metric": metric, "status": PASSED, "before": None, "after": now, "change": None,

@@ -280,14 +280,14 @@ def test_absolute_limits_need_no_baseline(run: RunGate) -> None:
     }
     result = run(limits)
     assert result.status == "failed"
-    assert result.reason == "latency is 2.00 ms; at most 1.00 ms is allowed (and 1 more)"
+    assert result.reason == "latency is 2.00 ms; at most 1.00 ms is allowed (also: size)"
     assert run({"size": {"tolerance": None, "limit": 1000}}).status == "passed"
 
 
 def test_without_a_baseline_nothing_passes_that_is_relative(run: RunGate) -> None:
     result = run({**LATENCY, "size": {"tolerance": 0.02, "limit": None}})
     assert result.status == "unavailable"
-    assert result.reason == "latency is not comparable: there is no earlier build (and 1 more)"
+    assert result.reason == "latency is not comparable: there is no earlier build (also: size)"
     assert result.hint == "the next build is compared with this one"  # this gate is up to date
     assert result.figures["figures"]["size"] == 1000  # for the next build
 
