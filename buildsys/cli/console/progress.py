@@ -260,8 +260,8 @@ class LiveDisplay:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 1), expand=True)  # expanded, only the last column shrinks
-        for _ in range(3):
+        table = Table.grid(padding=(0, 2), expand=True)  # expanded, only the last column shrinks
+        for _ in range(2):
             table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         running = [line for line in [*self._lines.values()] if line.status == "running"]
@@ -269,7 +269,7 @@ class LiveDisplay:
         for line in running[:most]:
             frame = _FRAMES[int(now * _FRAMES_PER_S) % len(_FRAMES)]
             elapsed = Text(duration(now - line.began), "cyan")
-            table.add_row(frame, line.target, elapsed, Text(line.activity, "dim"))
+            table.add_row(f"{frame} {line.target}", elapsed, Text(line.activity, "dim"))
         return table
 
     def _progress(self, now: float) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, cast
 
-from buildsys.backends.measurement.contenders import Pace, measure
+from buildsys.backends.measurement.contenders import Contender, Pace, measure
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
@@ -100,9 +100,13 @@ def _measure(
         attempts: list[BenchCase] = []
         while True:
             again = f", attempt {len(attempts) + 1}: {attempts[-1]['noisy'][0]}" if attempts else ""
-            job.progress(f"case {case}{again}")
+            job.progress(f"preparing case {case}{again}")
             begun = time.monotonic()
-            attempts.append(_measure_case(job, case, engine, baselines, timing, pace))
+            golden = job.inputs[f"case.{case}"]
+            bound = engine.bind(golden, timing)
+            bound |= baselines.bind(golden, job.inputs.get(f"network.case.{case}", golden))
+            job.progress(f"timing case {case}{again}")
+            attempts.append(_measure_case(job, case, engine, bound, pace))
             taken_s = time.monotonic() - begun
             budget_s -= taken_s if len(attempts) > 1 else 0
             if not attempts[-1]["noisy"] or taken_s > budget_s:
@@ -128,20 +132,16 @@ def _measure_case(
     job: Job,
     case: str,
     engine: TimedEngine,
-    baselines: Baselines,
-    timing: GpuTiming | None,
+    contenders: Mapping[str, Contender],
     pace: Pace,
 ) -> BenchCase:
-    golden = job.inputs[f"case.{case}"]
-    contenders = engine.bind(golden, timing)
-    contenders |= baselines.bind(golden, job.inputs.get(f"network.case.{case}", golden))
     facts = engine.facts()
     pci_bus_id = facts.pop("pci_bus_id", "")
     others = OtherLoad(engine.processes)
     with sampled(pci_bus_id) if pci_bus_id else nullcontext() as readings:
         blocks = measure(contenders, pace, job.count)
     others_share = others.share()
-    first = next(iter(load_case(golden).inputs.values()), None)
+    first = next(iter(load_case(job.inputs[f"case.{case}"]).inputs.values()), None)
     batch = first.shape[0] if first is not None and first.shape else 1
     figures: dict[str, ContenderResult] = {
         name: summarize(taken, batch) for name, taken in blocks.items()
@@ -205,8 +205,8 @@ def _describe_interleaving(contenders: Sequence[str], pace: Pace, timing: GpuTim
         turns = f"one contender, blocks of {block} without a break"
     else:
         turns = (
-            f"{' and '.join(contenders)} take turns of at least {block} and {pace.block_runs}"
-            " calls, the order reversed every round;"
+            f"{', '.join(contenders[:-1])} and {contenders[-1]} take turns of at least {block}"
+            f" and {pace.block_runs} calls, the order reversed every round;"
             f" the first {pace.settle_s * 1000:.0f} ms and {pace.settle_runs} calls of a turn do"
             " not count"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def benched(
     engine_fields: dict[str, Any] | None = None,
     *,
     with_torch: bool = False,
+    said: list[str] | None = None,
     **sections: Any,
 ) -> StageResult:
     if with_torch:
@@ -62,12 +64,15 @@ def benched(
         ).status
         == "passed"
     )
-    return bench.run(stage_job(spec, "bench", build))
+    job = stage_job(spec, "bench", build)
+    return bench.run(job if said is None else replace(job, progress=said.append))
 
 
 def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
-    result = benched(tmp_path, with_torch=True)
+    said: list[str] = []
+    result = benched(tmp_path, with_torch=True, said=said)
     assert result.status == "passed"
+    assert said[-2:] == ["timing case opt", "timing the engine's layers"]
     assert json.loads(json.dumps(result.figures)) == result.figures
     (case,) = result.figures["cases"].values()
     assert case["dims"] == {"batch": 2}
