@@ -14,7 +14,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
 from buildsys.execution.outcome import why_stopped
-from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM
+from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM, summarize_reasons
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
@@ -130,9 +130,12 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
             measured_again.add(target)  # its result says so
         elif explained[target].state != FRESH:
             needed = [name for name in session.needed([target]) if name in failed]
-            why = f"it needs {', '.join(needed)}" if needed else stopped
-            is_new = NEVER_BUILT in own and not session.is_run
-            problems[target] = TargetProblem("never built" if is_new else f"not run: {why}")
+            why = f"not run: it needs {', '.join(needed)}" if needed else f"not run: {stopped}"
+            if not session.is_run and not needed:
+                is_new = NEVER_BUILT in own
+                reasons = explained[target].reasons
+                why = "never built" if is_new else f"not up to date: {summarize_reasons(reasons)}"
+            problems[target] = TargetProblem(why)
     results = {target: session.result(target) for target in problems}
     stale_since = {
         target: str(result.get("started") or "")

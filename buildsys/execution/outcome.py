@@ -38,4 +38,4 @@ class Outcome(NamedTuple):
 def why_stopped(ended: Mapping[str, Outcome]) -> str:
     """Return why a run has left out targets that need no failed one."""
     failed = next((target for target, end in ended.items() if end.status == FAILED), "")
-    return f"the run stopped when {failed} failed" if failed else "the run ended before"
+    return f"the run stopped when {failed} failed" if failed else "the run ended early"

@@ -54,9 +54,7 @@ def test_a_failed_check_keeps_its_numbers(results: Results) -> None:
 
 
 def test_without_a_failure_it_is_stale(results: Results) -> None:
-    report = report_on(
-        results, verify__tiny__ort_cpu=TargetProblem("not run: the run ended before")
-    )
+    report = report_on(results, verify__tiny__ort_cpu=TargetProblem("not run: the run ended early"))
     assert (report.verdict.status, report.verdict.text) == (
         "stale", "STALE: 1 of 12 targets are not up to date"
     )  # fmt: skip

@@ -124,7 +124,7 @@ def test_an_engine_is_optimal_unless_another_is_better_in_one_and_worse_in_none(
     ("stage", "status", "reason"),
     [
         ("engine", "unavailable", "no GPU was found"),
-        ("engine", "stale", "not run: the run ended before"),
+        ("engine", "stale", "not run: the run ended early"),
         ("verify", "failed", "output scores differs"),
         ("gate", "failed", "latency is 30 % above its baseline"),
         ("bench", "noisy", "other processes used 40 % of the processors"),
