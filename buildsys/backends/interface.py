@@ -364,7 +364,7 @@ def precision_problem(precision: str, found: Mapping[str, float], least: float) 
     if share > 0 and share >= least:
         return ""
     descending = sorted(found.items(), key=lambda item: -item[1])
-    rest = ", ".join(f"{other:.0%} in {dtype}" for dtype, other in descending)
-    actual = f"only {share:.1%} of its layers are" if share else "none of its layers is"
-    limit = f" (the minimum is {least:.0%})" if least else ""
+    rest = ", ".join(f"{100 * other:.0f} % in {dtype}" for dtype, other in descending)
+    actual = f"only {100 * share:.1f} % of its layers are" if share else "none of its layers is"
+    limit = f" (the minimum is {100 * least:.0f} %)" if least else ""
     return f"the engine was requested in {precision}, but {actual} in {wanted}{limit}: {rest}"

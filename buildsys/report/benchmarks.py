@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.manifest.shape_cases import format_dims
-from buildsys.report.formatting import case_order, plain
+from buildsys.report.formatting import case_order, percent, plain
 from buildsys.report.results.bench import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
@@ -95,7 +95,9 @@ def gpu_states(results: Iterable[AnyResult]) -> tuple[GpuState, ...]:
             throttle=(
                 f"not known: {gpu['missing']}"
                 if gpu.get("missing")
-                else ", ".join(f"{why} {n:.0%}" for why, n in gpu.get("throttle", {}).items())
+                else ", ".join(
+                    f"{why} {percent(n, 0)}" for why, n in gpu.get("throttle", {}).items()
+                )
                 or "no"
             ),
         )

@@ -173,7 +173,7 @@ def placement_text(placement: Mapping[str, ProviderNodes], timed: Sequence[SlowL
     for provider, found in placement.items():
         notes = []
         if (share := shares.get(provider)) is not None:
-            notes.append(f"{share:.0%} of the time".replace("%", " %"))
+            notes.append(f"{formatting.percent(share, 0)} of the time")
         if found.get("shapes"):
             notes.append(f"{found['shapes']} of them for shapes")
         in_brackets = f" ({', '.join(notes)})" if notes else ""
@@ -240,7 +240,7 @@ def _delegated(found: Delegated) -> str:
     if found.get("share") is None:
         return ""
     others = ", ".join(f"{count} {name}" for name, count in found.get("portable", {}).items())
-    share = f"{found['share']:.0%}".replace("%", " %")
+    share = formatting.percent(found["share"], 0)
     return share + (f"; in portable kernels: {others}" if others else "")
 
 

@@ -129,6 +129,16 @@ def cosine(value: float | None) -> str:
     return "1" if value > 1 - _DOUBLE_NOISE else f"{math.floor(value * 1e7) / 1e7:.7f}"
 
 
+def percent(value: float, digits: int = 1) -> str:
+    """Return a ratio in percent: 5.0 %."""
+    return f"{100 * value:.{digits}f} %"
+
+
+def change(value: float) -> str:
+    """Return a relative change: +5.0 %."""
+    return f"{100 * value:+.1f} %"
+
+
 def share(value: float | None) -> str:
     """Return a share in percent, truncated: only 1 reads as 100 %."""
     if value is None:

@@ -55,7 +55,7 @@ def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
 def gate_cells(line: GateLine) -> tuple[str, ...]:
     """Return the cells of a line for ``COLUMNS``, without markup."""
     show = SHOWN.get(line.metric, q.significant)
-    interval = f"{line.interval[0]:+.1%} to {line.interval[1]:+.1%}" if line.interval else q.NOTHING
+    interval = " to ".join(map(q.change, line.interval)) if line.interval else q.NOTHING
     bound = "≥" if line.metric in _LEAST else "≤"
     return (
         line.engine,
@@ -63,8 +63,8 @@ def gate_cells(line: GateLine) -> tuple[str, ...]:
         line.status if line.status != "failed" else "FAILED",
         q.NOTHING if line.before is None else show(line.before),
         q.NOTHING if line.after is None else show(line.after),
-        q.NOTHING if line.change is None else f"{line.change:+.1%}",
+        q.NOTHING if line.change is None else q.change(line.change),
         interval,
-        q.NOTHING if line.tolerance is None else f"{line.tolerance:.1%}",
+        q.NOTHING if line.tolerance is None else q.percent(line.tolerance),
         q.NOTHING if line.limit is None else f"{bound} {show(line.limit)}",
     )

@@ -82,9 +82,7 @@ def refit_origin(engine: EngineResult) -> str:
 def _engine(result: EngineResult) -> str:
     refitted = "refitted" if "refitted_from" in result else ""
     share = result.get("delegated", {}).get("share")
-    delegated = (
-        "" if share is None else f"{share:.0%} of the operators delegated".replace("%", " %")
-    )
+    delegated = "" if share is None else f"{q.percent(share, 0)} of the operators delegated"
     parts = (q.size(result["engine_bytes"]), executed_precision(result), delegated, refitted)
     return ", ".join(filter(None, parts))
 
@@ -132,7 +130,7 @@ def _gate(result: GateResult) -> str:
     texts = []
     for check in result["checks"]:
         status, change = check["status"], check.get("change")
-        parts = [check["metric"].replace("_", " "), "" if change is None else f"{change:+.1%}"]
+        parts = [check["metric"].replace("_", " "), "" if change is None else q.change(change)]
         if status == FAILED or change is None:
             within = "not compared" if check.get("limit") is None else "within its limit"
             words = {PASSED: within, FAILED: "beyond its limit"}
@@ -154,7 +152,7 @@ def search_figure(result: SearchResult) -> str:
     if result["is_fp32"]:
         return f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
     low = result.get("macs_low")
-    work = "" if low is None else f", {low:.1%} of the MACs in {precision}"
+    work = "" if low is None else f", {q.percent(low)} of the MACs in {precision}"
     if not kept:
         return f"all nodes in {precision}: relative error {q.error(before)}{work}"
     after = graph_error(result["with"])

@@ -74,8 +74,8 @@ def build(request: BuildRequest) -> Figures:
     if options["delegate"] == "xnnpack":
         if lowered.share < options["delegated_share"]:
             raise StageError(
-                f"XNNPACK runs only {lowered.share:.0%} of the operators (the minimum is"
-                f" {options['delegated_share']:.0%}); the others: {shown}",
+                f"XNNPACK runs only {100 * lowered.share:.0f} % of the operators (the minimum is"
+                f" {100 * options['delegated_share']:.0f} %); the others: {shown}",
                 "lower delegated_share to accept this engine, or set delegate: none",
             )
         if lowered.portable:

@@ -102,7 +102,9 @@ def precision_facts(
         facts["layer_nodes"] = list(_with_nodes(layers, times_ms))
     if layers and (not by_layer or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
         much = (
-            f"{timed['unknown']:.0%} of the engine's time is" if by_layer else "the whole engine is"
+            f"{100 * timed['unknown']:.0f} % of the engine's time is"
+            if by_layer
+            else "the whole engine is"
         )
         text = (
             f"{much} in parts of unknown types, so the share of {precision} is unknown: TensorRT"

@@ -118,5 +118,5 @@ def _change(what: str, pair: tuple[float, float], text: str) -> Change:
     old, new = pair
     if ":" in text:  # a note on an unchanged figure
         return Change(what, text, "same")
-    ratio = f"{new / old - 1:+.1%}: " if old else ""
+    ratio = f"{q.change(new / old - 1)}: " if old else ""
     return Change(what, ratio + text, "worse" if new > old else "better")

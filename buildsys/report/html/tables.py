@@ -248,7 +248,7 @@ def searches(report: Report) -> Table:
     for line in report.searches:
         kept = "all" if line.is_fp32 else f"{len(line.kept)} of {q.count(line.candidates)}"
         errors = f"{q.error(line.error_without)} → {q.error(line.error_with)}"
-        share = q.NOTHING if line.macs_low is None else f"{line.macs_low:.1%}"
+        share = q.NOTHING if line.macs_low is None else q.percent(line.macs_low)
         limit = q.NOTHING if line.rtol is None else f"{line.rtol:.3g}"
         rows.append((line.variant, kept, errors, limit, share, q.count(line.trials)))
         if line.is_fp32:

@@ -116,7 +116,7 @@ def _searches(report: Report) -> Lines:
             text = f"{len(line.kept)} of {q.nodes(line.candidates)} in fp32, relative error "
             text += f"{q.error(line.error_without)} → {q.error(line.error_with)}"
             if line.macs_low is not None:
-                text += f", {line.macs_low:.1%} of the MACs in {line.precision}"
+                text += f", {q.percent(line.macs_low)} of the MACs in {line.precision}"
         timed = [
             f"{code(one.engine)} {q.significant(one.p50_ms)} ms ({one.precision})"
             for one in line.engines

@@ -9,7 +9,7 @@ import numpy as np
 
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.history.statistics import median_interval
-from buildsys.report.formatting import significant
+from buildsys.report.formatting import percent, significant
 from buildsys.report.results.bench import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
@@ -109,7 +109,7 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
         yield from throttled(case, figures.get("gpu", {}), limits["throttling"])
     share, limit = figures.get("others_share"), limits["other_load"]
     if share is not None and limit is not None and share > limit:
-        yield f"case {case}: other processes used {share:.0%} of the processors"
+        yield f"case {case}: other processes used {percent(share, 0)} of the processors"
 
 
 def mark_noisy_baselines(

@@ -280,12 +280,13 @@ def _check(
         "low": change.low, "high": change.high, "confidence": change.confidence,
     }  # fmt: skip
     word = "worse" if change.change >= 0 else "better"
-    interval, allowed = "", f"{tolerance:.1%} is allowed"
+    bounds, interval, allowed = "", "", f"{q.percent(tolerance)} is allowed"
     if change.low is not None and change.high is not None:
-        allowed = f"{FLOOR * tolerance:.1%}, half the tolerance, is allowed"
-        interval = f" ({_interval(change)} {change.low:+.1%} to {change.high:+.1%})"
+        allowed = f"{q.percent(FLOOR * tolerance)}, half the tolerance, is allowed"
+        bounds = f"{q.change(change.low)} to {q.change(change.high)}"
+        interval = f" ({_interval(change)} {bounds})"
     check["text"] = (
-        f"{title} is {abs(change.change):.1%} {word}{interval} than {found.against}:"
+        f"{title} is {q.percent(abs(change.change))} {word}{interval} than {found.against}:"
         f" {show(change.before)} before, {show(change.after)} now, {found.method}; {allowed}"
     )
     if change.is_regression:
@@ -296,9 +297,9 @@ def _check(
     elif change.may_hide_one:
         check["status"] = NOISY
         check["text"] = (
-            f"{title} is too noisy to compare: {change.low:+.1%} to {change.high:+.1%} worse"
+            f"{title} is too noisy to compare: {bounds} worse"
             f" ({_interval(change)}) than {found.against}, {found.method};"
-            f" {tolerance:.1%} is allowed"
+            f" {q.percent(tolerance)} is allowed"
         )
     return check
 

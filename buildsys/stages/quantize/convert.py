@@ -27,6 +27,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.tensors import Case, load_case
+from buildsys.report.formatting import percent
 from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
@@ -271,7 +272,7 @@ def _hints(
     added = [loss for loss in losses if loss.added > 0][:_SHOWN_LOSSES]
     if added:
         layers = ", ".join(
-            f"{loss.node} ({loss.operator}, {loss.before:.1%} → {loss.error:.1%} error)"
+            f"{loss.node} ({loss.operator}, {percent(loss.before)} → {percent(loss.error)} error)"
             for loss in added
         )
         names = ", ".join(loss.node for loss in added)

@@ -86,7 +86,7 @@ def throttled(case: str, figures: Mapping[str, Any], limit: float = 0.0) -> Iter
     shares = figures.get("throttle") or {}
     if any(share > limit for share in shares.values()):
         reasons = ", ".join(
-            f"{reason} in {share:.0%} of the readings" for reason, share in shares.items()
+            f"{reason} in {100 * share:.0f} % of the readings" for reason, share in shares.items()
         )
         yield f"case {case}: the GPU was throttled: {reasons}"
 

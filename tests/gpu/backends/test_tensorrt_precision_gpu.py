@@ -180,7 +180,7 @@ def test_an_engine_in_another_precision_fails_with_the_figure(
     )
     assert (
         "the engine was requested in fp16, but none of its layers is in float16 (the minimum is"
-        " 10%): 100% in float32" in said
+        " 10 %): 100 % in float32" in said
     )
 
 

@@ -235,7 +235,7 @@ def test_a_program_of_another_format_version_is_one_sentence(built: Any, tmp_pat
 
 def test_too_small_a_share_of_the_delegate_is_an_error(tmp_path: Path) -> None:
     source = captured(tmp_path, "Cumulated")
-    with pytest.raises(StageError, match="XNNPACK runs only 0% of the operators"):
+    with pytest.raises(StageError, match="XNNPACK runs only 0 % of the operators"):
         build(tmp_path, source)
     _, figures = build(tmp_path, source, delegated_share=0.0)
     assert figures["messages"][0].startswith("portable kernels run ")

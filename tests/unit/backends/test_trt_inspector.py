@@ -55,7 +55,7 @@ def test_a_float32_engine_is_reported_with_its_share() -> None:
     assert shares == {"float32": 1.0}
     assert precision_problem("fp16", shares, 0.1) == (
         "the engine was requested in fp16, but none of its layers is in float16 (the minimum is"
-        " 10%): 100% in float32"
+        " 10 %): 100 % in float32"
     )
     assert precision_problem("fp32", shares, 0.1) == ""
 
@@ -146,11 +146,12 @@ def test_shares_of_layers_and_of_time() -> None:
         (
             0.04,
             0.1,
-            "only 4.0% of its layers are in int8 (the minimum is 10%): 96% in float32, 4% in int8",
+            "only 4.0 % of its layers are in int8 (the minimum is 10 %):"
+            " 96 % in float32, 4 % in int8",
         ),
         (0.1, 0.1, ""),
         (0.01, 0.0, ""),
-        (0.0, 0.0, "none of its layers is in int8: 100% in float32, 0% in int8"),
+        (0.0, 0.0, "none of its layers is in int8: 100 % in float32, 0 % in int8"),
     ],
 )
 def test_too_small_a_share(share: float, least: float, said: str) -> None:
@@ -185,7 +186,7 @@ def test_an_int8_transformer_of_one_part_has_one_known_type() -> None:
     assert facts["precision_shares"]["time"] == {"int8": 0.0099, "other": 0.0297, "unknown": 0.9604}
     assert facts["warnings"] == [facts["precision_unknown"]]
     assert facts["warnings"][0].startswith(
-        "96% of the engine's time is in parts of unknown types, so the share of int8 is unknown: "
+        "96 % of the engine's time is in parts of unknown types, so the share of int8 is unknown: "
     )
 
 

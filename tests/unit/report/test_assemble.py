@@ -229,9 +229,9 @@ def test_gates_are_a_table_with_both_figures_and_the_interval(results: Results) 
         "FAILED",
         "2.10 ms",
         "2.25 ms",
-        "+7.1%",
-        "+6.0% to +8.0%",
-        "5.0%",
+        "+7.1 %",
+        "+6.0 % to +8.0 %",
+        "5.0 %",
         "≤ 3.00 ms",
     ]
     assert report.verdict.text.startswith(f"FAILED: {target}: latency is worse")

@@ -80,7 +80,7 @@ def test_the_engine_is_first_with_both_clocks_and_its_memory(result: Result[Benc
     assert "159 MB" in text
     assert "1905 / 1980 / 1980 MHz" in text
     assert "164 / 324 / 346 W" in text
-    assert "power cap 25%" in text
+    assert "power cap 25 %" in text
 
 
 def test_an_unreadable_gpu_has_a_reason(result: Result[BenchResult]) -> None:

@@ -79,9 +79,9 @@ def test_every_contender_is_listed_and_the_fastest_marked(results: Results) -> N
 @pytest.mark.parametrize(
     ("latencies", "text"),
     [
-        ((2.2, 2.0), "p50 of ort-cpu +10.0%: 2.00 → 2.20 ms"),
+        ((2.2, 2.0), "p50 of ort-cpu +10.0 %: 2.00 → 2.20 ms"),
         ((2.0, 2.01), "p50 of ort-cpu no significant change: 2.01 → 2.00 ms"),
-        ((1.0, 2.0), "p50 of ort-cpu -50.0%: 2.00 → 1.00 ms"),
+        ((1.0, 2.0), "p50 of ort-cpu -50.0 %: 2.00 → 1.00 ms"),
     ],
 )
 def test_changes_since_the_last_build(

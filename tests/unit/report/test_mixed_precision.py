@@ -24,7 +24,7 @@ FOUND: dict[str, Any] = {
     [
         (
             {},
-            "2 of 9 nodes in fp32: relative error 3.1e-01 → 1.2e-01, 87.5% of the MACs in int8",
+            "2 of 9 nodes in fp32: relative error 3.1e-01 → 1.2e-01, 87.5 % of the MACs in int8",
         ),
         (
             {"without": {"passed": False, "relative": None}, "macs_low": None},
@@ -32,7 +32,7 @@ FOUND: dict[str, Any] = {
         ),
         (
             {"nodes": [], "without": {"passed": True, "relative": 0.01}},
-            "all nodes in int8: relative error 1.0e-02, 87.5% of the MACs in int8",
+            "all nodes in int8: relative error 1.0e-02, 87.5 % of the MACs in int8",
         ),
         (
             {"is_fp32": True, "macs_low": 0.0},

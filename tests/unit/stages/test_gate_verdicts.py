@@ -124,16 +124,16 @@ def test_equal_engines_pass(run: RunGate) -> None:
     assert (result.status, result.reason) == ("passed", "")
     assert result.figures["baseline"]["engine"] == "3fa2"
     assert result.figures["figures"]["latency"] == pytest.approx(0.002)
-    assert key_figure("gate", result.figures) == "latency +0.0%"
+    assert key_figure("gate", result.figures) == "latency +0.0 %"
 
 
 def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
     result = run(LATENCY, baseline=BASELINE, slower=0.06)
     assert result.status == "failed"
     assert result.reason == (
-        "latency is 6.0% worse (90 % interval +6.0% to +6.0%) than that of the build of"
+        "latency is 6.0 % worse (90 % interval +6.0 % to +6.0 %) than that of the build of"
         " 2026-11-21T02:00:00Z (engine 3fa2c1d4e5f6): 2.00 ms before, 2.12 ms now,"
-        " in 10 pairs of processes; 2.5%, half the tolerance, is allowed"
+        " in 10 pairs of processes; 2.5 %, half the tolerance, is allowed"
     )
     assert result.hint == "measure again: doit gate:m:ort"
 
@@ -210,8 +210,8 @@ def test_every_figure_is_compared_with_a_build_and_with_an_engine(
     result = gate_of(**changes)
     assert result.status == "failed"
     title = {"build_time": "build time", "error": "relative error"}.get(metric, metric)
-    assert result.reason.startswith(f"{title} is 10.0% worse")
-    allowed = "2.5%, half the tolerance," if "pairs" in words else "5.0%"
+    assert result.reason.startswith(f"{title} is 10.0 % worse")
+    allowed = "2.5 %, half the tolerance," if "pairs" in words else "5.0 %"
     assert f"than that of {described}: {words}; {allowed} is allowed" in result.reason
     assert ("90 % interval" in result.reason) == ("pairs" in words)
     assert result.hint == "measure again: doit gate:m:ort"
@@ -321,9 +321,9 @@ def test_changed_libraries_are_compared_by_nights(run: RunGate) -> None:
     third = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
     assert third.status == "failed"
     assert third.reason == (
-        "latency is 10.0% worse (90 % interval +8.8% to +11.2%) than in 5 earlier nights:"
+        "latency is 10.0 % worse (90 % interval +8.8 % to +11.2 %) than in 5 earlier nights:"
         " 2.00 ms before, 2.20 ms now, the median of 3 nights because onnxruntime changed"
-        " since the baseline was built; 2.5%, half the tolerance, is allowed"
+        " since the baseline was built; 2.5 %, half the tolerance, is allowed"
     )
     assert third.hint == "measure again: doit gate:m:ort"
 

@@ -176,8 +176,8 @@ def test_other_load_unequal_counts_and_throttling_are_noise() -> None:
     case["others_share"], case["gpu"] = 0.4, {"throttle": {"power cap": 0.25}}
     assert reasons(case) == [
         "case opt: the contenders were timed in 15 to 30 blocks",
-        "case opt: the GPU was throttled: power cap in 25% of the readings",
-        "case opt: other processes used 40% of the processors",
+        "case opt: the GPU was throttled: power cap in 25 % of the readings",
+        "case opt: other processes used 40 % of the processors",
     ]
     assert len(reasons(case, other_load=0.5, throttling=0.3)) == 1
     assert len(reasons(case, other_load=None, throttling=None)) == 1

@@ -46,8 +46,8 @@ def test_an_unknown_throttle_reason_is_shown_by_number() -> None:
 def test_a_throttled_run_is_marked() -> None:
     shares = {"power cap": 0.25, "temperature (hardware)": 1.0}
     assert list(throttled("opt", {"throttle": shares})) == [
-        "case opt: the GPU was throttled: power cap in 25% of the readings,"
-        " temperature (hardware) in 100% of the readings"
+        "case opt: the GPU was throttled: power cap in 25 % of the readings,"
+        " temperature (hardware) in 100 % of the readings"
     ]
     assert list(throttled("max", {"throttle": {}})) == []
     assert list(throttled("min", {"missing": "no NVML"})) == []
