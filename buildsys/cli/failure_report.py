@@ -180,7 +180,7 @@ def _replace_report(session: Session, report: Action) -> tuple[Problems, dict[st
         states.append(read_state(session, report.model))
         problems = states[0][0]
         failed = [target for target, problem in problems.items() if problem.failed]
-        reason = "the last run stopped before writing the report"
+        reason = "the run stopped before writing the report"
         if failed:
             reason = f"it reports a run in which {first_names(failed, 1)} failed"
         return _files(session, report, problems), reason

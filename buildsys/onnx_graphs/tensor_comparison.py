@@ -12,7 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElement
+from buildsys.onnx_graphs.result_types import (
+    OutputComparison,
+    Value,
+    WorstElement,
+    format_error,
+)
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
 Tolerance = Mapping[str, float | None]
@@ -185,7 +190,7 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -
         ("absolute error", errors.max_abs, tolerance.get("atol")),
     ):
         if limit is not None and not value <= limit:  # so that a NaN counts as broken
-            broken.append(f"{title} {value:.1e}, allowed {limit:g}")
+            broken.append(f"{title} {format_error(value)}, allowed {limit:g}")
     for title, share, least in (
         ("cosine", errors.cosine, tolerance.get("cosine")),
         ("top-1 agreement", errors.top1, tolerance.get("top1")),

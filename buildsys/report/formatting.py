@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from unicodedata import east_asian_width
 
+from buildsys.onnx_graphs.result_types import format_error
+
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
 _CASES = ("min", "opt", "max", "odd")
@@ -110,14 +112,7 @@ def nodes(value: int | None) -> str:
 
 def error(value: float | None) -> str:
     """Return an error with two digits, rounded up: 5.1e-07."""
-    if value is None:
-        return NOTHING
-    if value == 0:
-        return "0"
-    if not math.isfinite(value):
-        return "not finite"
-    exponent = math.floor(math.log10(abs(value)))
-    return f"{math.ceil(round(abs(value) / 10.0**exponent * 10, 6)) / 10 * 10.0**exponent:.1e}"
+    return NOTHING if value is None else format_error(value)
 
 
 def cosine(value: float | None) -> str:

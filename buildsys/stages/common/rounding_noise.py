@@ -18,6 +18,7 @@ from onnx import TensorProto, numpy_helper
 from buildsys.onnx_graphs.last_bits import BITS, nudge, nudged_tensors
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs
+from buildsys.onnx_graphs.result_types import format_error
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.operators.open_graph import open_graph
@@ -80,8 +81,8 @@ class RoundingNoise:
             again = compare(actual, expected, min(max(rtol, _FACTOR * moved_by), _MOST * rtol))
             if again[name].passed:
                 note = (
-                    f"its relative error {again[name].relative:.1e} is beyond {rtol:g}, but a"
-                    f" change of the last bits moves this output by {moved_by:.1e}"
+                    f"its relative error {format_error(again[name].relative)} is beyond {rtol:g},"
+                    f" but a change of the last bits moves this output by {format_error(moved_by)}"
                 )
                 excused[name] = replace(again[name], note=note)
         return excused

@@ -27,7 +27,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.report.formatting import percent
+from buildsys.report.formatting import error, percent
 from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
@@ -265,7 +265,7 @@ def _hints(
         result = "passes" if whole.passed else "is closer"
         yield (
             f"calibration.algorithm: minmax, which clips nothing, {result} (relative error"
-            f" {whole.relative:.1e}, cosine {whole.cosine:.6g} in case {worst.case})"
+            f" {error(whole.relative)}, cosine {whole.cosine:.6g} in case {worst.case})"
         )
     if not options["per_channel"]:
         yield "set quantize.per_channel: true"

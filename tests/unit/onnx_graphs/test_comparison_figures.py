@@ -35,6 +35,8 @@ def test_a_result_file_has_the_worst_element() -> None:
         "expected": 2.0,
         "problem": "at [1] it is 3 instead of 2 (relative error 5.0e-01, allowed 0.1)",
     }
+    beyond = compare(np.array([1.00104]), np.array([1.0]), {"rtol": 1e-3})
+    assert beyond.problem.endswith("(relative error 1.1e-03, allowed 0.001)")  # rounded up
     found = compare(np.array([1.0, -math.inf]), np.array([1.0, math.nan]), OPEN)
     assert (found.failure()["actual"], found.failure()["expected"]) == ("-inf", "nan")
     found = compare(np.array([7]), np.array([8]), OPEN)
