@@ -43,7 +43,7 @@ _OF_MEDIAN = math.sqrt(math.pi / 2)  # its standard error, relative to that of t
 
 @dataclass(frozen=True)
 class Change:
-    """A figure's change: ratio to the baseline minus 1, positive is worse."""
+    """A figure's change relative to the baseline, positive is worse."""
 
     before: float
     after: float
@@ -74,11 +74,12 @@ def compare_rounds(
         raise ValueError("a figure is not a positive number")
     sign = -1 if more_is_better else 1
     logs = [sign * math.log(b / a) for a, b in zip(before, after, strict=True)]
-    change = math.expm1(hodges_lehmann(logs))
+    worse_by = _drop if more_is_better else math.expm1
+    change = worse_by(hodges_lehmann(logs))
     bound = signed_rank_bound(logs, confidence)
     upper = signed_rank_bound([-log for log in logs], confidence)
-    low = None if bound is None else math.expm1(bound)
-    high = None if upper is None else math.expm1(-upper)
+    low = None if bound is None else worse_by(bound)
+    high = None if upper is None else worse_by(-upper)
     is_regression = low is not None and low > 0 and change > FLOOR * tolerance
     may_hide_one = not is_regression and (high is None or high > tolerance)
     figures = median(before), median(after), change, low, high
@@ -102,7 +103,8 @@ def compare_nights(
     shift, score = median(after) - median(before), robust_z(median(after), before)
     error = robust_sigma(before) * _ONE_SIDED_Z * _OF_MEDIAN
     error *= math.sqrt(1 / len(before) + 1 / len(after))
-    change, low, high = map(math.expm1, (shift, shift - error, shift + error))
+    worse_by = _drop if more_is_better else math.expm1
+    change, low, high = map(worse_by, (shift, shift - error, shift + error))
     is_worse = score > MOST_Z and change > FLOOR * tolerance
     is_clear = len(before) >= _CLEARLY_MORE and min(after) > max(before)
     is_regression = is_worse and (is_clear or len(after) >= CONFIRMING)
@@ -114,12 +116,10 @@ def compare_nights(
 
 def compare_values(before: float, after: float, tolerance: float) -> Change:
     """Compare two figures without noise; less is better."""
-    change = _worse_by(before, after, more_is_better=False)
+    change = 0.0 if before == after else math.inf if before == 0 else after / before - 1
     return Change(before, after, change, None, None, change > tolerance + _ROUNDING)
 
 
-def _worse_by(before: float, after: float, more_is_better: bool) -> float:
-    if before == after:
-        return 0.0
-    low, high = (after, before) if more_is_better else (before, after)
-    return math.inf if low == 0 else high / low - 1
+def _drop(log: float) -> float:
+    """Return the relative loss of a figure from the logarithm of before / after."""
+    return -math.expm1(-log)

@@ -62,9 +62,11 @@ def size(size_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration: 35 ms, 4.20 s, 3 min 5 s, 2 h 10 min."""
+    """Return a duration: 35 ms, 4.20 s, 3 min 5 s, 2 h 10 min, 3 days."""
     if seconds is None:
         return NOTHING
+    if seconds >= 2 * 86400:
+        return f"{int(seconds) // 86400} days"
     if seconds >= 3600:
         return f"{int(seconds) // 3600} h {int(seconds) // 60 % 60} min"
     if seconds >= 60:

@@ -87,11 +87,13 @@ def test_a_large_change_that_is_not_certain_is_no_regression() -> None:
 
 def test_less_throughput_is_a_regression_and_more_is_none() -> None:
     before = [100.0 + number for number in range(8)]
-    fewer = compare_rounds(before, [b / 1.1 for b in before], 0.05, more_is_better=True)
-    assert fewer.change == pytest.approx(0.1)
+    fewer = compare_rounds(before, [b / 2 for b in before], 0.05, more_is_better=True)
+    assert fewer.change == pytest.approx(0.5)  # half the throughput is 50 % worse
+    assert fewer.low is not None
+    assert fewer.low <= fewer.change
     assert fewer.is_regression
     more = compare_rounds(before, [b * 1.1 for b in before], 0.05, more_is_better=True)
-    assert more.change < 0
+    assert more.change == pytest.approx(-0.1)
     assert not more.is_regression
 
 
@@ -202,7 +204,7 @@ def test_nights_are_compared_by_ratio_in_any_order_and_unit(
     rates = ([1 / value for value in values] for values in (earlier, recent))
     slower = compare_nights(*rates, 0.05, more_is_better=True)
     assert slower is not None
-    assert slower.change == pytest.approx(found.change, rel=1e-9, abs=1e-9)
+    assert 1 / (1 - slower.change) == pytest.approx(1 + found.change, rel=1e-9)
 
 
 def test_figures_without_noise_may_change_by_the_whole_tolerance() -> None:

@@ -62,6 +62,7 @@ def test_sizes_have_decimal_units(value: float, text: str) -> None:
         (59.94, "59.9 s"),
         (185, "3 min 5 s"),
         (86280, "23 h 58 min"),
+        (40 * 86_400, "40 days"),
         (None, "—"),
     ],
 )
