@@ -163,9 +163,8 @@ class Baselines:
                 described["reason"], files = "the store no longer has the baseline", {}
                 described["hint"] = remedy
         pinned = f"{pin}, " if pin else ""
-        described["description"] = (
-            f"the build of {started} ({pinned}engine {digest[:_SHOWN_DIGITS]})"
-        )
+        when = f"{started[:16].replace('T', ' ')} UTC"
+        described["description"] = f"the build of {when} ({pinned}engine {digest[:_SHOWN_DIGITS]})"
         described["identity"] = {"engine": digest, "started": started}
         described["nights"] = self._nights(action, parts, digest if pin else "")
         return described, files

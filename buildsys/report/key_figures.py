@@ -134,7 +134,8 @@ def _gate(result: GateResult) -> str:
         if status == FAILED or change is None:
             within = "not compared" if check.get("limit") is None else "within its limit"
             words = {PASSED: within, FAILED: "beyond its limit"}
-            parts.append(words.get(status, status))
+            word = words.get(status, status)
+            parts.append(word if change is None else f"({word})")
         texts.append(" ".join(filter(None, parts)))
     return ", ".join(texts)
 

@@ -47,8 +47,8 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
                 {"metric": "error", "status": "not comparable"},
             ]
         },
-        "latency +1.2 %, p99 +20.0 % beyond its limit, size beyond its limit, build time within its"
-        " limit, error not comparable",
+        "latency +1.2 %, p99 +20.0 % (beyond its limit), size beyond its limit,"
+        " build time within its limit, error not comparable",
     ),
     "verify": (
         {"cases": {"min": outputs(y=0.0), "opt": outputs(y=0.5)}},

@@ -17,7 +17,7 @@ from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import format_figures
 
 BASELINE = {
-    "description": "the build of 2026-11-21T02:00:00Z (engine 3fa2c1d4e5f6)",
+    "description": "the build of 2026-11-21 02:00 UTC (engine 3fa2c1d4e5f6)",
     "reason": "",
     "options": {"backend": "onnxruntime", "intra_op_threads": 1},
     "figures": {"latency": 0.002, "size": 1000.0},
@@ -132,7 +132,7 @@ def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
     assert result.status == "failed"
     assert result.reason == (
         "latency is 6.0 % worse (90 % interval +6.0 % to +6.0 %) than that of the build of"
-        " 2026-11-21T02:00:00Z (engine 3fa2c1d4e5f6): 2.00 ms before, 2.12 ms now,"
+        " 2026-11-21 02:00 UTC (engine 3fa2c1d4e5f6): 2.00 ms before, 2.12 ms now,"
         " in 10 pairs of processes; 2.5 %, half the tolerance, is allowed"
     )
     assert result.hint == "measure again: doit gate:m:ort"
