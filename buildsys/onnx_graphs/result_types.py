@@ -1,8 +1,7 @@
-"""Types of facts about graphs and tensors, and their text. Standard library only."""
+"""Types of facts about graphs and tensors. Standard library only."""
 
 from __future__ import annotations
 
-import math
 from typing import TypedDict
 
 Value = float | int | bool | str | None
@@ -47,13 +46,3 @@ class WorstElement(TypedDict):
     actual: Value  # NaN and infinity as text
     expected: Value
     problem: str
-
-
-def format_error(value: float) -> str:
-    """Return an error with two digits, rounded up: 5.1e-07."""
-    if value == 0:
-        return "0"
-    if not math.isfinite(value):
-        return "not finite"
-    exponent = math.floor(math.log10(abs(value)))
-    return f"{math.ceil(round(abs(value) / 10.0**exponent * 10, 6)) / 10 * 10.0**exponent:.1e}"

@@ -12,12 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from buildsys.onnx_graphs.result_types import (
-    OutputComparison,
-    Value,
-    WorstElement,
-    format_error,
-)
+from buildsys.onnx_graphs.error_text import format_error
+from buildsys.onnx_graphs.result_types import OutputComparison, Value, WorstElement
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
 Tolerance = Mapping[str, float | None]
