@@ -190,6 +190,7 @@ def _assemble(
                 for result in results
                 for field in _WARNINGS
                 for message in result.content.get(field, [])
+                if not result.reason.startswith(message)  # which is shown with the target
             ),
         ),
         provenance=_provenance(manifest, results),

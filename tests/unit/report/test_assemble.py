@@ -199,6 +199,7 @@ def test_a_benchmark_that_stays_noisy_is_neither_passed_nor_a_headline(results: 
     content = json.loads(path.read_text())
     content["cases"]["opt"]["noisy"] = ["other processes used 40 %"]
     content |= {"status": "noisy", "reason": "other processes used 40 %"}
+    content["noisy"] = ["other processes used 40 %", "the median is unknown"]
     path.write_text(json.dumps(content))
     report = report_on(results)
     assert report.verdict.status == "partial"
@@ -208,6 +209,8 @@ def test_a_benchmark_that_stays_noisy_is_neither_passed_nor_a_headline(results: 
     assert {line.noisy for line in report.bench if line.engine == "ort-cpu"} == {True}
     assert {line.speedup for line in report.bench if line.engine == "ort-cpu"} == {None}
     assert "NOISY" in render(report)
+    warnings = [text for text in report.warnings if text.startswith("bench:tiny:ort-cpu")]
+    assert warnings == ["bench:tiny:ort-cpu: the median is unknown"]  # the first is the reason
 
 
 def test_gates_are_a_table_with_both_figures_and_the_interval(results: Results) -> None:
