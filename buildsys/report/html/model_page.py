@@ -21,7 +21,7 @@ from buildsys.report.html.latency import Samples
 from buildsys.report.html.pareto import pareto
 from buildsys.report.html.svg import sparkline
 from buildsys.report.recommendation import headline
-from buildsys.report.results.reader import ABSENT, FAILED, PASSED, STALE
+from buildsys.report.results.reader import ABSENT, FAILED, NOISY, PASSED, STALE
 from buildsys.report.results.report import Check, Report, TargetLine
 
 _MOST_ERROR_ROWS = 12
@@ -163,7 +163,7 @@ def _trend(one: EngineHistory) -> Chart | None:
         TrendPoint(
             value=build.number("latency_p50_ms") if build.status != FAILED else None,
             interval=build.interval("latency_interval_ms"),
-            label=" ".join(filter(None, (build.started[:16].replace("T", " "), build.commit))),
+            label=_build_label(build),
             mark=build.mark,
         )
         for build in reversed(one.timed[:_MOST_BUILDS])
@@ -173,6 +173,11 @@ def _trend(one: EngineHistory) -> Chart | None:
         return chart
     note = f"The last {_TABLE_BUILDS} of {len(points)} builds; `doit history` lists all."
     return replace(chart, notes=(note,))
+
+
+def _build_label(build: PastBuild) -> str:
+    parts = [build.started[:16].replace("T", " "), build.commit]
+    return " ".join(filter(None, [*parts, NOISY if build.status == NOISY else ""]))
 
 
 def _changes(page: ModelPage, engine: str) -> list[Change]:

@@ -278,7 +278,9 @@ def test_a_noisy_latency_is_in_no_sparkline(results: Results) -> None:
     history = builds(2.0, 2.1, 2.2, status="noisy")
     assert [one.trusted_latency for one in history.timed] == [None, 2.1, 2.2]
     results.without_gpu()
-    assert index_row(page(results, history=(history,))).trend == (2.2, 2.1, None)
+    made = page(results, history=(history,))
+    assert index_row(made).trend == (2.2, 2.1, None)
+    assert shown(made).text.count(" noisy 2.00") == 1  # in the table of builds
 
 
 def test_every_layer_of_an_engine_is_listed_with_its_nodes(results: Results) -> None:
