@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_CAST = "InsertedPrecisionFreeCast_"  # prefix of the fp32 copy of a tensor
 _BLOCKED = "_nchwc"  # suffix of a blocked convolution's name
 _REORDERS = ("ReorderInput", "ReorderOutput")  # of memory; they compute nothing
 _ADDITIONS = ("Add", "Sum")
@@ -35,6 +36,11 @@ def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
     return {name: own for name, own in found.items() if name and own != [name]}
 
 
+def _tensor(name: str) -> str:
+    """Return the source tensor that a node computes, of fp16 on a CPU in fp32."""
+    return name.removeprefix(_CAST)
+
+
 class _Matches:
     """Matching nodes of two graphs; source nodes by their index."""
 
@@ -47,7 +53,7 @@ class _Matches:
         for n, node in enumerate(source):
             for name in node.input:
                 self._readers.setdefault(name, []).append(n)
-        self._kept = {name for node in self._engine for name in node.output}
+        self._kept = {_tensor(name) for node in self._engine for name in node.output}
         self._kept |= {one.name for one in (*engine.input, *engine.initializer)}
         self._owned: set[int] = set()
 
@@ -56,7 +62,8 @@ class _Matches:
         own = [self._same(node) for node in self._engine]
         for node, mine in zip(self._engine, own, strict=True):
             if node.op_type not in _REORDERS:
-                ends = (self._producers[name] for name in node.output if name in self._producers)
+                outputs = map(_tensor, node.output)
+                ends = (self._producers[name] for name in outputs if name in self._producers)
                 self._take_before([*mine, *ends], mine)
         readers = {name: n for n, node in enumerate(self._engine) for name in node.input}
         return [

@@ -126,3 +126,17 @@ def test_an_unchanged_node_keeps_its_own_next_to_an_inserted_one() -> None:
     source = graph(node("Transpose", "x", "t"), node("Add", "t b", "y"))
     engine = graph(node("Add", "x b", "a", "y"), node("Transpose", "a", "y", "Transpose_1"))
     assert source_nodes(source, engine) == {"y": ["t", "y"], "Transpose_1": []}
+
+
+def test_nodes_of_fp16_that_run_in_fp32_have_their_own() -> None:
+    source = graph(
+        node("Cast", "x", "h"), node("Gemm", "h w", "p"), node("Relu", "p", "q"),
+        node("Gemm", "q v", "r"), node("Cast", "r", "y"),
+    )  # fmt: skip
+    copy = "InsertedPrecisionFreeCast_{}".format
+    engine = graph(
+        node("FusedGemm", "x w", copy("q"), "fused p"),
+        node("Gemm", f"{copy('q')} v", copy("r"), "r"),
+        node("Cast", copy("r"), "y"),
+    )
+    assert source_nodes(source, engine) == {"fused p": ["h", "p", "q"]}
