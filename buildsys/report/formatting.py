@@ -158,6 +158,8 @@ def plain(value: object, between: str = ", ") -> str:
         return ", ".join(f"{name} {plain(entry, between)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
         return between.join(plain(entry, between) for entry in value) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

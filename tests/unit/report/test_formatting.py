@@ -81,3 +81,9 @@ def test_significant_digits(value: float | None, text: str) -> None:
 def test_a_slower_engine_is_called_slower() -> None:
     assert q.speedup(0.8) == "0.80\N{MULTIPLICATION SIGN} (slower)"
     assert q.speedup(2.0) == "2.00\N{MULTIPLICATION SIGN}"
+
+
+def test_switches_are_on_or_off() -> None:
+    assert q.plain({"spinning": True, "threads": 2, "graph": [False]}) == (
+        "spinning on, threads 2, graph off"
+    )
