@@ -135,7 +135,7 @@ def summarize_reasons(reasons: Sequence[Reason], shown: int = 1) -> str:
         return f"{text} and {len(hidden)} more"
     kinds = _count_kinds(hidden)
     if len(kinds) == 1:
-        return f"{text} and {len(hidden)} more {kinds[0][1]}"
+        return f"{text} and {len(hidden)} more {kinds[0][1].removeprefix('other ')}"
     counts = ", ".join(f"{number} {noun}" for number, noun in kinds)
     return f"{text} and {len(hidden)} more ({counts})"
 

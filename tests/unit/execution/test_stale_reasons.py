@@ -215,6 +215,8 @@ def test_a_summary_says_what_the_other_reasons_have_in_common() -> None:
     )
     many = [Reason("config", f"{name}.x", "1", "2") for name in "abcde"]
     assert summarize_reasons(many) == "a.x: 1 → 2 and 4 more fields"
+    others = [Reason("unheard of", f"{n}", "1", "2") for n in range(3)]
+    assert summarize_reasons([many[0], *others]) == "a.x: 1 → 2 and 3 more reasons"
 
 
 def test_fields_without_a_value_share_a_line_after_all_others() -> None:
