@@ -76,7 +76,7 @@ def job_key(action: Action) -> tuple[str, Needs] | None:
     """
     needs = action.needs
     alone = action.measures or needs.exclusive or action.baseline is not None
-    if alone or needs.gpu_count or "gpu" in action.devices:
+    if alone or action.uses_gpu:
         return None
     return action.model, needs
 

@@ -53,9 +53,11 @@ class DescribeMachine(PlainCommand):
                 raise UsageError(problem, "executors make these lists") from None
         if name:
             answer = Answer(SCHEMA, name, digest, "passed", 0, environments=found)
-            write_answer(shared, answer, key)
+            write_answer(shared, answer, key, uses_gpu=True)
         elif options["json"]:
-            print_json({"machine": this_machine(), "environments": list(found.values())})
+            print_json(
+                {"machine": this_machine(with_gpus=True), "environments": list(found.values())}
+            )
         else:
             parts = {label: value for one in found.values() for label, value in one.items()}
             print_lines(f"{label} {value}" for label, value in sorted(parts.items()))

@@ -173,14 +173,16 @@ def _run(
     digest = request_digest("run-action", names, "`doit request-action TARGET --store URL`")
     name, place = answer_name(options), job.place
     made: dict[str, Any] = {}  # fields of the answer
+    uses_gpu = False
 
     def answer(fields: Mapping[str, Any]) -> None:
         if name:
             known = Answer(ANSWER_SCHEMA, name, digest, ERROR, UsageError.exit_code)
-            write_answer(place.shared, replace(known, **fields), place.key)
+            write_answer(place.shared, replace(known, **fields), place.key, uses_gpu=uses_gpu)
 
     try:
         request = load_request(place.shared, digest, place.trust)
+        uses_gpu = request.action.uses_gpu
         document |= {"target": request.action.target, "key": request.key}
         builder = job.builder_of(request.action.target)
         builder.take(request)
