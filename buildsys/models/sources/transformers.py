@@ -63,6 +63,11 @@ class WithCache(nn.Module):
 
     def __init__(self, model: nn.Module, library: Any) -> None:
         super().__init__()
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise StageError(
+                f"{type(model).__name__} has an encoder, and source.cache is for decoders",
+                "remove cache",
+            )
         self.model = model
         self._library = library
 
@@ -84,9 +89,9 @@ class WithCache(nn.Module):
             given[_CACHE if _CACHE in parameters else _PAST] = self._cache(past)
         result = dict(self.model(**given, use_cache=True))
         cache = next((result.pop(name) for name in (_CACHE, _PAST) if name in result), None)
-        layers = getattr(cache, "layers", None)
-        if layers is None:
-            found = "no cache" if cache is None else type(cache).__name__
+        layers = getattr(cache, "layers", [cache])
+        if odd := [layer for layer in layers if not hasattr(layer, "keys")]:
+            found = "no cache" if cache is None else type(odd[0]).__name__
             raise StageError(
                 f"{type(self.model).__name__} returned {found} with source.cache", "remove cache"
             )

@@ -27,6 +27,7 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 30,
 }  # fmt: skip
+MAMBA = {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 30}
 IDS = {"shape": [2, 4], "dtype": "int64"}
 
 
@@ -166,6 +167,14 @@ def test_an_incomplete_cache_is_one_sentence(inputs: list[str], message: str) ->
         ({"config": {"hidden_size": 3}}, "has no model_type None"),
         ({"kwargs": {"dtype": "float31"}}, "torch has no dtype float31"),
         ({"cache": True}, "BertModel returned no cache with source.cache; remove cache"),
+        (
+            {"transformers": "MambaModel", "config": MAMBA, "cache": True},
+            " with source.cache; remove cache",
+        ),
+        (
+            {"transformers": "T5Model", "config": {"model_type": "t5"}, "cache": True},
+            "T5Model has an encoder, and source.cache is for decoders; remove cache",
+        ),
     ],
 )
 def test_a_wrong_source_is_one_sentence(source: dict[str, Any], message: str) -> None:
