@@ -140,13 +140,23 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
     )
 
 
+@pytest.mark.parametrize("stage", ["engine", "verify"])
 def test_no_command_builds_an_unavailable_engine(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     found = {"status": "unavailable", "reason": "no GPU", "hint": "run it elsewhere"}
-    monkeypatch.setattr(project.session, "result", lambda _: found)
+    passed = {"status": "passed"}
+    is_of_stage = f"{stage}:net:rtx".__eq__
+    monkeypatch.setattr(
+        project.session, "result", lambda target: found if is_of_stage(target) else passed
+    )
+    project.reasons["rtx"] = "verify:net:rtx could not run here: no GPU"
     expected = "net:rtx cannot run: unavailable here: no GPU; run it elsewhere; or name another"
     assert project.refusal("net:rtx") == f"{expected} engine"
+    project.report_state = "stale"  # as on another machine
+    assert project.refusal("net:rtx").endswith(
+        "`buildsys build validate:net verify:net:rtx` builds and verifies it"
+    )
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,10 @@ def _problem(session: Session, engine: Action) -> str | None:
     """Return the first reason against running an engine, None without any."""
     # a gate decides on deployment, not on the outputs
     reason = next(project_reasons(session, engine, with_gate=False), None)
-    result = session.result(engine.target)
-    if result.get("status") == UNAVAILABLE:
-        return f"{_UNAVAILABLE}: {session.unavailable_reason(engine.target)}"
+    for target in (engine.target, f"verify:{engine.model}:{engine.variant}"):
+        unavailable = session.result(target).get("status") == UNAVAILABLE
+        if unavailable and session.explain([target])[target].state == FRESH:
+            return f"{_UNAVAILABLE}: {session.unavailable_reason(target)}"
     if not (session.project.build / engine.outputs["engine"].path).is_file():
         return "not built"
     return None if reason is None else reason["problem"]
