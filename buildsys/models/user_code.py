@@ -79,7 +79,11 @@ def find_object(module: ModuleType, reference: str) -> Any:
     found: Any = module
     for name in qualified.split("."):
         if not hasattr(found, name):
-            public = [known for known in vars(found) if not known.startswith("_")]
+            public = [
+                known
+                for known, value in vars(found).items()
+                if not (known.startswith("_") or isinstance(value, ModuleType))
+            ]
             near = nearest(name, public, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else "define it there"
             raise StageError(f"{path} has no {qualified}", hint)

@@ -214,7 +214,7 @@ def _arrays(
                 what,
             )
     except (OSError, ValueError) as error:
-        hint = "save it with numpy.save" + ("z" if kind == ".npz" else "")
+        hint = f"save numbers or strings with numpy.save{'z' if kind == '.npz' else ''}"
         raise StageError(f"{given.shown} cannot be read: {error}", hint) from error
 
 
