@@ -145,7 +145,7 @@ def _source(root: Path, text: str) -> dict[str, str]:
     full = inside_project(root, path)
     if not full.is_file():
         raise UsageError(
-            f"there is no file {path}", "check the path; it is relative to the present folder"
+            f"there is no file {path}", "check the path; it is relative to the current folder"
         )
     inside = full.relative_to(root).as_posix()
     if attribute:

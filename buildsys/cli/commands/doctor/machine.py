@@ -113,7 +113,7 @@ def check_extras(gpus: Gpus) -> Iterator[Check]:
         facts = {"installed": found, "missing": missing}
         if missing:
             verb = "is" if len(missing) == 1 else "are"
-            text = f"{' and '.join(missing)} {verb} not installed"
+            text = f"{', '.join(missing)} {verb} not installed"
             remedy = f"pip install 'buildsys[{extra}]'"
             if remedy in only_with_gpu and not gpus.capabilities:
                 remedy = f"{_ON_A_GPU}: {remedy}"
