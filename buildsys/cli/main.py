@@ -14,6 +14,7 @@ from doit.plugin import PluginDict, PluginEntry
 from doit.version import VERSION
 
 from buildsys import __version__
+from buildsys.cli.command import drop_unwritten
 from buildsys.cli.project_root import enter_project
 from buildsys.errors import UsageError
 from buildsys.system.entry_points import entry_points
@@ -100,8 +101,12 @@ class Main(doit_cmd.DoitMain):  # type: ignore[misc]  # doit has no type informa
     def print_version() -> None:
         """Print the versions of buildsys and doit, with their folders."""
         ours, doits = Path(__file__).resolve().parents[1], Path(doit_cmd.__file__).resolve().parent
-        sys.stdout.write(f"buildsys {__version__} ({ours})\n")
-        sys.stdout.write(f"doit {'.'.join(map(str, VERSION))} ({doits})\n")
+        try:
+            sys.stdout.write(f"buildsys {__version__} ({ours})\n")
+            sys.stdout.write(f"doit {'.'.join(map(str, VERSION))} ({doits})\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # as in `buildsys --version | true`
+            drop_unwritten()
 
 
 def commands_of(program: str) -> dict[str, str]:
