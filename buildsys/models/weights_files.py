@@ -110,7 +110,10 @@ def _read(file: Path, shown: str) -> State:
     except _LOAD_ERRORS as error:
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
             raise MemoryError from error
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        # torch wraps the reason in advice to load without weights_only, which would execute code
+        inner = error.__context__ if isinstance(error, pickle.UnpicklingError) else None
+        first = (str(inner or error).strip().splitlines() or [type(error).__name__])[0]
+        first = first.partition(". Please ")[0].removesuffix(".")
         raise StageError(
             f"torch.load(weights_only=True) cannot read {shown}: {first}",
             "save a plain state dict: torch.save(model.state_dict(), FILE)",

@@ -322,10 +322,19 @@ class Trap:
         ({f"w{n}": torch.ones(1) for n in range(5)}, "5 unexpected (w0, w1, w2 and 2 more)"),
         ([1, 2], "w.pth holds one object of type list, not a state dict"),
         ({"epoch": 3}, "w.pth holds a dict without tensors (keys: epoch), not a state dict"),
-        (Trap(), "torch.load(weights_only=True) cannot read w.pth"),
+        (
+            Trap(),
+            "torch.load(weights_only=True) cannot read w.pth: Unsupported global: GLOBAL exec was "
+            "not an allowed global by default; save a plain state dict",
+        ),
+        (
+            nn.Linear(4, 3),
+            "Unsupported global: GLOBAL torch.nn.modules.linear.Linear was not an allowed global by"
+            " default; save a plain state dict: torch.save(model.state_dict(), FILE)",
+        ),
         (None, "the weights file w.pth does not exist in the project"),
     ],
-    ids=["shape", "names", "many", "list", "no tensors", "code", "missing"],
+    ids=["shape", "names", "many", "list", "no tensors", "code", "module", "missing"],
 )
 def test_a_file_of_another_network_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Any, message: str
