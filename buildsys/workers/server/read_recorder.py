@@ -53,6 +53,8 @@ _ENVIRONMENT_CODE = (
     "<frozen os>",
     "<frozen _collections_abc>",
 )
+# they list every folder of the module path, e.g. for the version of a library
+_MODULE_PATH_CODE = ("<frozen importlib", str(Path(importlib.__file__).parent / "metadata"))
 # audit event -> position of the path that it makes or removes
 _MADE = {"os.remove": 0, "os.rename": 1, "os.rmdir": 0}
 
@@ -168,8 +170,7 @@ class ReadRecorder:
             self._on_path(_WRITTEN, path, frame, product=product)
 
     def _on_listing(self, args: tuple[Any, ...], frame: FrameType) -> None:
-        # the import system lists every folder of the module path
-        if not frame.f_code.co_filename.startswith("<frozen importlib"):
+        if not frame.f_code.co_filename.startswith(_MODULE_PATH_CODE):
             self._on_path(LISTING, args[0] or ".", frame)
 
     def _on_database(self, args: tuple[Any, ...], frame: FrameType) -> None:

@@ -243,6 +243,11 @@ def test_a_file_read_by_a_forked_process_is_seen(project: Path) -> None:
     assert recorded(project, code)["file", "config.json"] == "net.py:3"
 
 
+def test_the_version_of_a_library_is_no_listing(project: Path) -> None:
+    code = "from importlib.metadata import version\nversion('onnx')\n"
+    assert ("listing", str(project)) not in recorded(project, code)
+
+
 @pytest.mark.parametrize(
     "code",
     [
