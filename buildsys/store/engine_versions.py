@@ -88,7 +88,7 @@ def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
 def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
     """Return True if the same files are published.
 
-    Raises: StageError: the version exists with others.
+    Raises: StageError: the version exists with others, or is damaged.
     """
     found = _read_document(folder, engine.place)
     if found is None:
@@ -100,6 +100,11 @@ def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
     if different:
         problem = f"{engine.place} is published already, with another {different[0]}"
         raise StageError(problem, "published versions never change; choose another --version")
+    for name, file in sorted(found["files"].items()):
+        if not folder.has(f"{engine.place}/{name}", file["bytes"]):
+            problem = f"{engine.place}/{name} is missing or is not what was published"
+            hint = f"choose another --version, or remove {engine.place} and publish it again"
+            raise StageError(problem, hint)
     return True
 
 

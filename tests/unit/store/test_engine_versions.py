@@ -121,6 +121,21 @@ def test_a_version_with_other_files_is_refused(
     assert [one["version"] for one in list_versions(folder)] == ["1.0", "1.1"]
 
 
+def test_a_version_with_an_altered_or_missing_file_is_not_unchanged(
+    folder: RemoteFolder, engine: EngineVersion
+) -> None:
+    publish_version(folder, engine)
+    place = f"{folder.root}/{engine.place}"
+    with folder.system.open(f"{place}/engine.onnx", "wb") as stream:
+        stream.write(b"other")
+    with pytest.raises(StageError, match=r"engine\.onnx is missing or is not what was published"):
+        publish_version(folder, engine)
+    folder.system.rm(f"{place}/engine.onnx")
+    with pytest.raises(StageError, match="choose another --version, or remove net/ort/1.0 and pub"):
+        publish_version(folder, engine)
+
+
+
 @pytest.mark.parametrize("change", ["edited", "cut", "gone"])
 def test_a_file_that_changed_since_the_build_is_not_published(
     folder: RemoteFolder, engine: EngineVersion, change: str
