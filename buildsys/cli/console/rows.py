@@ -62,7 +62,11 @@ def text_console(out: TextIO, width: int | None = None) -> Console:
     """
     from rich.console import Console
 
-    return Console(file=out, highlight=False, markup=False, emoji=False, width=width)
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1, which is a failed check
+            raise BrokenPipeError
+
+    return _Console(file=out, highlight=False, markup=False, emoji=False, width=width)
 
 
 def _print_with_rich(rows: Iterable[Row], closing: Iterable[str], width: int) -> None:

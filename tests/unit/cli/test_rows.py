@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from buildsys.cli.console.rows import Row, format_table, print_rows, time_ago
+from buildsys.cli.console.rows import Row, format_table, print_rows, text_console, time_ago
 
 
 def utc(seconds_ago: float) -> str:
@@ -69,3 +69,13 @@ def test_tables_align_columns_and_count_wide_characters_twice() -> None:
         "a       10",
         "日本     5",
     ]
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, _: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_closed_pipe_does_not_end_the_process() -> None:
+    with pytest.raises(BrokenPipeError):
+        text_console(ClosedPipe()).print("a row")
