@@ -78,8 +78,20 @@ class Init(PlainCommand):
             for name, text in changed.items():
                 replace_file((root / name).resolve(), text)
         print_lines(f"wrote {name}" for name in changed)
+        print_lines(_notes(root, system))
         print_lines([f"next: {next_step}"])
         return 0
+
+
+def _notes(root: Path, system: str) -> Iterator[str]:
+    """Yield a sentence about a recipe below the root of the repository."""
+    repository = next((each for each in (root, *root.parents) if (each / ".git").exists()), root)
+    if system and repository != root:
+        recipe = next(iter(_WORKFLOWS[system])).partition("/")[0]
+        yield (
+            f"note: CI reads {recipe} at the root of the repository: move it to {repository}, and"
+            f" let its commands and paths start in {root.relative_to(repository)}"
+        )
 
 
 def _templates(names: Mapping[str, str]) -> dict[str, bytes]:
