@@ -42,8 +42,8 @@ def enforce_limit(project: Project) -> None:
             if time.time() - unmet.stat().st_mtime < _RETRY_S:
                 return
         _notify(
-            f"the store has {size(used)}, more than its limit of {size(limit)}: removing what was "
-            "not used for longest (`store.limit` in configs/project.yaml)"
+            f"the store has {size(used)}, more than its limit of {size(limit)}: removing the "
+            "least recently used results (`store.limit` in configs/project.yaml)"
         )
         from buildsys.cli.git_revision import reached_by
 

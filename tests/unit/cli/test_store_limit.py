@@ -63,8 +63,8 @@ def test_the_least_recently_used_results_go_first_with_a_notice(
     enforce_limit(project)
     assert stored(project) == {"2", "3", "4"}  # 90 % of the limit: not the next run again
     assert capsys.readouterr().err == (
-        "buildsys: the store has 5.12 kB, more than its limit of 4.10 kB: removing what was not "
-        "used for longest (`store.limit` in configs/project.yaml)\n"
+        "buildsys: the store has 5.12 kB, more than its limit of 4.10 kB: removing the least "
+        "recently used results (`store.limit` in configs/project.yaml)\n"
         "buildsys: 2.05 kB removed from the store, 3.07 kB remain\n"
     )
     enforce_limit(project)

@@ -97,8 +97,8 @@ def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
     checks = list(_checks(needs))
     broken = sum(check.state == BROKEN for check in checks)
     others = [
-        f"{count} {state}"
-        for state in (DIFFERS, MISSING, UNKNOWN)
+        f"{count} {word}"
+        for state, word in ((DIFFERS, "different"), (MISSING, MISSING), (UNKNOWN, UNKNOWN))
         if (count := sum(check.state == state for check in checks))
     ]
     following = next_step(root, checks, program)
