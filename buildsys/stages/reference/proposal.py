@@ -267,9 +267,10 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
         )  # fmt: skip
         with torch.inference_mode():
             result = network.result({name: to_torch(tensor) for name, tensor in values.items()})
-            outputs = name_outputs(result, {})
+            fields = getattr(result, "_asdict", None)  # of a named tuple, whose names are free
+            outputs = name_outputs(fields() if fields else result, {})
         tensors = {name: from_torch(tensor) for name, tensor in outputs.items()}
-        return _named(tensors, candidate.inputs)
+        return _named(tensors, candidate.inputs, has_keys=fields is None)
 
     given = job.options["inputs"]
     spans = program_inputs(made)[1] if made.program is not None and not given else {}
@@ -283,9 +284,9 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     )
 
 
-def _named(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Output]:
+def _named(outputs: Mapping[str, Tensor], inputs: Inputs, *, has_keys: bool) -> dict[str, Output]:
     """Return the outputs of forward under names allowed in a manifest."""
-    has_keys = [*outputs] != [f"output{index}" for index in range(len(outputs))]
+    has_keys &= [*outputs] != [f"output{index}" for index in range(len(outputs))]
     found: dict[str, Output] = {}
     for key, tensor in outputs.items():
         name = key

@@ -20,6 +20,8 @@ from buildsys.stages.reference.trained_weights import TrainedWeights, trained_we
 from buildsys.workers.job import Job
 
 NETWORKS = """\
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
@@ -69,6 +71,19 @@ class One(nn.Linear):
 class Sum(nn.Module):
     def forward(self, a, b):
         return a @ b
+
+
+class Ends(NamedTuple):
+    low: torch.Tensor
+    x: torch.Tensor
+
+
+class Range(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, x):
+        return Ends(super().forward(x), x)
 
 
 class Echo(nn.Linear):
@@ -319,6 +334,11 @@ def test_a_decoder_with_a_cache(tmp_path: Path, kind: str) -> None:
     }
     assert found["ran"] == {"batch": [1, 2, 8], "length": [1, 16, 32], "past": [16, 32]}
     assert [*propose(tmp_path, **task, cache=False)["outputs"]] == ["logits"]
+
+
+def test_outputs_have_the_names_of_a_named_tuple(tmp_path: Path) -> None:
+    outputs = propose(tmp_path, python="networks.py:Range")["outputs"]
+    assert {name: output["key"] for name, output in outputs.items()} == {"low": None, "x_out": None}
 
 
 def test_outputs_get_names_that_a_manifest_allows(tmp_path: Path) -> None:
