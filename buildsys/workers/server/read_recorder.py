@@ -55,6 +55,7 @@ _ENVIRONMENT_CODE = (
 )
 # they list every folder of the module path, e.g. for the version of a library
 _MODULE_PATH_CODE = ("<frozen importlib", str(Path(importlib.__file__).parent / "metadata"))
+_METADATA = (".egg-info/", ".dist-info/")
 # audit event -> position of the path that it makes or removes
 _MADE = {"os.remove": 0, "os.rename": 1, "os.rmdir": 0}
 
@@ -228,6 +229,8 @@ class ReadRecorder:
         if name in self._products or in_library(name) or any(part in name for part in CACHES):
             return
         caller = self._callers.find(frame)
+        if not caller.direct and any(part in name for part in _METADATA):
+            return  # a library looks for others, also for editable installations
         in_thread = not caller.ours and threading.get_ident() != self._thread
         if not caller.line and not (inside and in_thread):
             if kind not in (_WRITTEN, _FOLDER):
