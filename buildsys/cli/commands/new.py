@@ -240,7 +240,9 @@ def try_model(
             elif not error.hint and "kwargs" in defaults:
                 error.hint = "pass other arguments with --kwargs '{NAME: VALUE}'"
             raise
-    return {**figures, "source": {field: figures["source"][field] for field in source}}
+    known = figures["source"]
+    fields = ("onnx" if field == "python" and "onnx" in known else field for field in source)
+    return {**figures, "source": {field: known[field] for field in fields}}
 
 
 def write_manifest(project: Project, file: Path, model: str, found: Mapping[str, Any]) -> None:

@@ -14,6 +14,10 @@ from buildsys.models.sources.source_module import SourceModule, draw, load_file
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 
 
+class ReturnsOnnxModel(StageError):
+    """The callable returns an ONNX model instead of a network."""
+
+
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     """Call the source's callable for a module.
 
@@ -35,10 +39,11 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     with reraise_as_stage_error(f"{reference} failed", project):
         module = function(**source["kwargs"])
     if not isinstance(module, nn.Module):
-        found, hint = type(module).__name__, "let it return the network"
-        if found == "ModelProto":
+        problem = f"{reference} returned {type(module).__name__}, not a torch.nn.Module"
+        if type(module).__name__ == "ModelProto":
             hint = f"name it as an ONNX model: source: {{onnx: {reference}}}"
-        raise StageError(f"{reference} returned {found}, not a torch.nn.Module", hint)
+            raise ReturnsOnnxModel(problem, hint)
+        raise StageError(problem, "let it return the network")
     if getattr(module.forward, "__name__", "") == "_forward_unimplemented":  # of nn.Module
         raise StageError(f"{type(module).__name__} of {reference} has no forward", "define it")
     if source["weights"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,6 +52,7 @@ class Model:
     guessed: bool = False  # the candidates
     optional: Callable[[Inputs], list[str]] = lambda _: []  # further parameters of forward
     trained: TrainedWeights | None = None
+    source: Mapping[str, Any] | None = None  # if it is another than the given one
 
 
 class Trial(NamedTuple):
@@ -70,7 +71,7 @@ def run(job: Job) -> StageResult:
     source = job.options["source"]
     if "transformers" in source:
         source = _completed(source, job)
-    model = _onnx(job) if "onnx" in source else _network(job, source)
+    model = _onnx(job, source) if "onnx" in source else _network(job, source)
     problem: StageError | None = None
     for candidate in model.candidates:
         inputs = candidate.inputs
@@ -83,7 +84,10 @@ def run(job: Job) -> StageResult:
                 continue
             figures = _figures(job, model, candidate, first, {})
             figures = model.trained.add_to(figures) if model.trained else figures
-            known = {"call": candidate.call, "optional": model.optional(inputs), "source": source}
+            known: dict[str, Any] = {
+                "call": candidate.call, "optional": model.optional(inputs),
+                "source": model.source or source,
+            }  # fmt: skip
             if folder := source.get("checkpoint"):
                 known["sha256"] = _pinned_digest(folder, job)
             return StageResult(figures={**figures, **known, "guessed": model.guessed})
@@ -208,13 +212,15 @@ def _shape(output: str, first: Trial, others: Mapping[str, Trial]) -> list[Any]:
     return shape
 
 
-def _onnx(job: Job) -> Model:
+def _onnx(job: Job, source: Mapping[str, Any]) -> Model:
+    from buildsys.models.sources.onnx import is_callable, load_onnx
     from buildsys.onnx_graphs.onnx_file import load_model, ports
 
-    name, given = job.options["source"]["onnx"], job.options["inputs"]
-    original = load_original(job)
+    name, given = source["onnx"], job.options["inputs"]
+    original = load_original(replace(job, options={**job.options, "source": source}))
     inputs: dict[str, dict[str, Any]] = {}
-    for port in ports(load_model(job.project / name, external_data=False))[0]:
+    made = load_onnx(source, job.project) if is_callable(source) else None
+    for port in ports(made or load_model(job.project / name, external_data=False))[0]:
         if port["name"] in given:
             inputs[port["name"]] = given[port["name"]]
             continue
@@ -234,12 +240,13 @@ def _onnx(job: Job) -> Model:
         del candidate
         return {name: Output(tensor) for name, tensor in original.call(values, {}).items()}
 
-    return Model(run, [Candidate(inputs)])
+    return Model(run, [Candidate(inputs)], source=source)
 
 
 def _network(job: Job, source: Mapping[str, Any]) -> Model:
     import torch
 
+    from buildsys.models.sources.python import ReturnsOnnxModel
     from buildsys.models.sources.source_module import make_module, needs_gpu
     from buildsys.models.torch_model import Network, from_torch, name_outputs, to_torch
     from buildsys.stages.reference.likely_inputs import (
@@ -249,7 +256,10 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     )
     from buildsys.stages.reference.trained_weights import trained_weights
 
-    made = make_module(source, job.project)
+    try:
+        made = make_module(source, job.project)
+    except ReturnsOnnxModel:
+        return _onnx(job, {**source, "onnx": source["python"]})
     trained = trained_weights(source, made.module)
 
     def run(candidate: Candidate, values: Mapping[str, Tensor]) -> Mapping[str, Output]:

@@ -336,6 +336,18 @@ def test_a_decoder_with_a_cache(tmp_path: Path, kind: str) -> None:
     assert [*propose(tmp_path, **task, cache=False)["outputs"]] == ["logits"]
 
 
+def test_a_callable_of_an_onnx_model_becomes_an_onnx_source(tmp_path: Path) -> None:
+    (tmp_path / "graph.py").write_text(
+        "from onnx import parser\n\n\n"
+        "def make(width):\n"
+        "    return parser.parse_model('<ir_version: 8, opset_import: [\"\": 17]> g '\n"
+        "        f'(float[rows, {width}] x) => (float[rows, {width}] y) {{ y = Relu(x) }}')\n"
+    )
+    found = propose(tmp_path, python="graph.py:make", kwargs={"width": 3})
+    assert (found["source"]["onnx"], found["source"]["kwargs"]) == ("graph.py:make", {"width": 3})
+    assert found["outputs"]["y"]["shape"] == ["rows", 3]
+
+
 def test_outputs_have_the_names_of_a_named_tuple(tmp_path: Path) -> None:
     outputs = propose(tmp_path, python="networks.py:Range")["outputs"]
     assert {name: output["key"] for name, output in outputs.items()} == {"low": None, "x_out": None}
