@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import openvino as ov
+from openvino._offline_transformations import apply_moc_transformations
 
 from buildsys.backends.interface import Figures, shares, slowest
 from buildsys.backends.openvino.session import DTYPES
@@ -18,6 +19,7 @@ _COMPUTES_NOTHING = frozenset((
     "ShapeOf", "Shapeof", "MemoryInput", "MemoryOutput", "Broadcast", "Squeeze", "Unsqueeze",
 ))  # fmt: skip
 _WITHOUT_TYPES = ("Constant", "Parameter", "Result")
+_KEPT = "kept_"
 _INT8 = ("int8", "uint8")
 _MOST_NODES = 50
 
@@ -41,13 +43,22 @@ def keep_in_float32(model: ov.Model, nodes: Mapping[str, Sequence[str]]) -> None
     the others begin with the node's name.
     """
     results = {name for names in nodes.values() for name in names}
-    for op in model.get_ops():
+    for number, op in enumerate(model.get_ops()):
         name = op.get_friendly_name()
         inside = (name[:end] for end, letter in enumerate(name) if letter == "/")
         written = {tensor for port in op.outputs() for tensor in port.get_names()}
         is_kept = "*" in nodes or not nodes.keys().isdisjoint((name, *inside))
         if op.get_type_name() not in _WITHOUT_TYPES and (is_kept or written & results):
-            op.get_rt_info()["precise_0"] = ""
+            op.get_rt_info()[f"{_KEPT}{number}"] = ""  # a fused operation has all that differ
+    # a device would fuse them as well, and OpenVINO does not copy its own mark to what it fuses
+    apply_moc_transformations(model, cf=False, smart_reshape=False)
+    for op in model.get_ops():
+        facts = op.get_rt_info()
+        marks = [key for key in facts if key.startswith(_KEPT)]
+        for mark in marks:
+            del facts[mark]
+        if marks and op.get_type_name() not in _WITHOUT_TYPES:
+            facts["precise_0"] = ""
 
 
 def layers_by_time(

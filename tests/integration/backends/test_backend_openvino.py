@@ -86,18 +86,12 @@ def test_nodes_of_a_search_are_marked_and_stay_in_float32(tmp_path: Path, precis
     kept = {"conv": ("conv",), "fc": ("logits",)}
     asked = request(model, tmp_path, options(precision=precision), fp32_nodes=kept)
     backend.build(asked)
-    layers = {one.get("name"): one for one in ElementTree.parse(asked.engine).iter("layer")}
-    marks = {
-        name
-        for name, layer in layers.items()
+    marked = {
+        layer.get("type")
+        for layer in ElementTree.parse(asked.engine).iter("layer")
         if any("Precision" in (one.get("name") or "") for one in layer.iter("attribute"))
     }
-    assert "conv" in marks
-    assert any(name and name.startswith("fc") for name in marks)
-    assert not marks & {"bn", "relu", "pool", "x"}
-    assert {layer.get("type") for name, layer in layers.items() if name in marks}.isdisjoint(
-        {"Const", "Parameter", "Result"}
-    )
+    assert marked == {"Convolution", "MatMul"}
     every = replace(asked, engine=tmp_path / "all.xml", fp32_nodes={"*": ()})
     backend.build(every)
     try:
@@ -105,6 +99,7 @@ def test_nodes_of_a_search_are_marked_and_stay_in_float32(tmp_path: Path, precis
     except Unavailable as reason:
         pytest.skip(str(reason))
     accepted = {**asked.options, "precision_share": 0.0}
+    # the device fuses conv with bn, and drops the marks of operations that it replaces
     shares = backend.describe(every.engine, accepted)["precision_shares"]["layers"]
     assert shares == {"float32": 1.0}
 
