@@ -50,11 +50,18 @@ import gc, json, os, sys
 
 gc.disable()  # collections take a fifth of importing torch
 
+def installed(name):
+    try:
+        from importlib import metadata
+        return metadata.version(name)
+    except Exception:
+        return ""
+
 def describe(name):
     answer = {}
     try:
         module = __import__(name)
-        answer["version"] = str(getattr(module, "__version__", ""))
+        answer["version"] = str(getattr(module, "__version__", "") or installed(name))
         answer["file"] = str(getattr(module, "__file__", ""))
     except Exception as error:
         if isinstance(error, ImportError) and getattr(error, "name", None) == name:

@@ -180,6 +180,13 @@ def test_a_library_that_hangs_or_is_broken_harms_no_other(tmp_path: Path) -> Non
     assert found["numpy"].is_usable
 
 
+def test_a_library_without_a_version_has_that_of_its_distribution(tmp_path: Path) -> None:
+    environment = PythonFolder(tmp_path / "env")
+    environment.write("plain.py", "")
+    environment.write("plain-1.2.dist-info/METADATA", "Name: plain\nVersion: 1.2\n")
+    assert check_libraries(environment.python, ["plain"], HERE, 60)["plain"].version == "1.2"
+
+
 def test_an_imported_library_is_described_with_the_one_that_imports_it(tmp_path: Path) -> None:
     environment = PythonFolder(tmp_path / "env")
     names, log = ("torch", "torchvision"), tmp_path / "imports"
