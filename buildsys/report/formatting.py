@@ -26,7 +26,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return str(value)
     if value == 0:
         return "0"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value
+    decimals = digits - 1 - exponent
     return f"{value:,.{0 if decimals < 0 else decimals if decimals < 9 else 9}f}"
 
 
@@ -155,11 +156,15 @@ def speedup(value: float | None) -> str:
 def plain(value: object, between: str = ", ") -> str:
     """Return a JSON value as text; ``between`` separates entries of lists."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {plain(entry, between)}" for name, entry in value.items())
+        return (
+            ", ".join(f"{name} {plain(entry, between)}" for name, entry in value.items()) or "none"
+        )
     if isinstance(value, (list, tuple)):
         return between.join(plain(entry, between) for entry in value) or "none"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if value is None:
+        return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -138,7 +138,11 @@ def ranking_notes(ranking: Ranking) -> Iterator[str]:
     """Yield sentences on a table of ranked engines."""
     ranks = [one.rank for one in ranking.ranked]
     if len(set(ranks)) < len(ranks):
-        why = "their intervals overlap" if ranking.by in _MEASURED else "their figures are equal"
+        tied = [one for one in ranking.ranked if ranks.count(one.rank) > 1]
+        why = "their figures are equal"
+        if ranking.by in _MEASURED:
+            known = all(one.p50_interval_ms for one in tied)
+            why = "their intervals overlap" if known else "their medians differ by at most 2 %"
         yield f"Engines with the same rank (=) are not distinguishable: {why}."
     precisions = dict.fromkeys(one.precision for one in ranking.ranked if one.precision)
     if len(precisions) > 1:

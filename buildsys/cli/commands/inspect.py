@@ -161,8 +161,9 @@ def _describe_engine(
                 known = [name for layer in layers for name in layer["nodes"]]
                 raise _unknown("node", options["node"], known)
         return {**head, "nodes": nodes}, node_lines(nodes)
+    of_all_files = result.get("engine_bytes", graph.bytes)
     lines = [
-        f"{graph.target}: {shown_path(graph.file)}, {size(graph.bytes)}",
+        f"{graph.target}: {shown_path(graph.file)}, {size(of_all_files)}",
         "the engine has no readable graph; from engine.json:",
     ]
     for name, value in result.items():

@@ -72,10 +72,24 @@ def test_durations_have_a_suitable_unit(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.012345, "0.0123"), (19.34, "19.3"), (1234.5, "1,234"), (0, "0"), (NAN, "nan"), (None, "—")],
+    [
+        (0.012345, "0.0123"),
+        (19.34, "19.3"),
+        (1234.5, "1,234"),
+        (0.9996, "1.00"),
+        (0, "0"),
+        (NAN, "nan"),
+        (None, "—"),
+    ],
 )
 def test_significant_digits(value: float | None, text: str) -> None:
     assert q.significant(value) == text
+
+
+def test_plain_values_are_no_python() -> None:
+    value = {"hint": None, "pinned": False, "config": {}, "profiles": [], "sizes": [1, 2.5]}
+    text = "hint none, pinned false, config none, profiles none, sizes 1, 2.5"
+    assert q.plain(value) == text
 
 
 def test_a_slower_engine_is_called_slower() -> None:

@@ -100,6 +100,9 @@ def test_engines_with_overlapping_intervals_share_a_rank(report: Report) -> None
     )
     assert [ranking_cells(ranking, one)[0] for one in ranking.ranked] == ["1 =", "1 =", "3"]
     assert "not distinguishable: their intervals overlap" in next(ranking_notes(ranking))
+    bench = tuple(dataclasses.replace(line, p50_interval_ms=None) for line in report.bench)
+    ranking = rank_engines(dataclasses.replace(report, bench=bench))
+    assert "their medians differ by at most 2 %" in next(ranking_notes(ranking))
 
 
 def test_ranks_do_not_chain_from_one_overlap_to_the_next(report: Report) -> None:
