@@ -31,8 +31,8 @@ def find_exclusion(
     if not nodes or not passes(nodes):
         order = [node for node in ranked() if node not in certain]
         low, high = 0, 1
-        while not passes([*certain, *order[:high]]):
-            if high >= len(order) or not may_go_on():
+        while high < len(order) and not passes([*certain, *order[:high]]):
+            if not may_go_on():
                 return Found(None)
             low, high = high, min(2 * high, len(order))
         while high - low > 1 and may_go_on():
@@ -42,6 +42,8 @@ def find_exclusion(
             else:
                 low = middle
         nodes = [*certain, *order[:high]]
+        if high >= len(order) and not passes(nodes):  # with all of them nothing is converted
+            return Found(None)
     return _reduced(nodes, passes, may_go_on)
 
 

@@ -59,6 +59,17 @@ def test_no_list_is_found_where_none_passes() -> None:
     assert Check("other").find(ranked=[]) == Found(None)
 
 
+@pytest.mark.parametrize("needed", [NODES[:33], NODES[:36], NODES[:39]])
+def test_a_list_of_most_nodes_is_found_although_nothing_is_left_without_all(
+    needed: list[str],
+) -> None:
+    class NothingLeft(Check):
+        def passes(self, nodes: Sequence[str]) -> bool:
+            return super().passes(nodes) and set(nodes) != set(NODES)
+
+    assert NothingLeft(*needed).find() == Found(tuple(needed), is_smallest=True)
+
+
 @pytest.mark.parametrize("most", range(1, 40, 3))
 def test_a_list_found_in_time_passes_even_if_it_is_not_the_smallest(most: int) -> None:
     check = Check("n07", "n30", most=most)
