@@ -90,7 +90,8 @@ def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
             yield batch
             job.count(number, plan.batches, "batches")
 
-    found = measure(tensors, batches, counted=counted)
+    needed = {name for node in tensors.nodes if node.op_type in HEAVY for name in node.input}
+    found = measure(tensors, batches, needed, counted=counted)
     ranges = {
         name: range_of(magnitudes, options["algorithm"], options.get("percentile"))
         for name, magnitudes in found.items()

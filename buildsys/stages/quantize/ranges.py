@@ -7,7 +7,7 @@ calibrator, S. Migacz, "8-bit inference with TensorRT", GTC 2017.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,6 +124,7 @@ class Magnitudes:
     low: float = np.inf
     high: float = -np.inf
     is_finite: bool = True
+    has_nan: bool = False
     span: float = 0.0
     counts: Array = field(default_factory=lambda: np.zeros(BINS, np.int64))
 
@@ -144,6 +145,7 @@ class Magnitudes:
         low, high = float(values.min()), float(values.max())
         if not np.isfinite(low - high):
             self.is_finite = False
+            self.has_nan = self.has_nan or bool(np.isnan(low))
             return
         self.low, self.high = min(self.low, low), max(self.high, high)
         if counted and self.largest > 0.0:
@@ -213,24 +215,31 @@ Ranges = Mapping[str, Range]
 
 
 def measure(
-    tensors: IntermediateTensors, batches: Callable[[], Iterable[Batch]], *, counted: bool
+    tensors: IntermediateTensors,
+    batches: Callable[[], Iterable[Batch]],
+    needed: Collection[str],
+    *,
+    counted: bool,
 ) -> dict[str, Magnitudes]:
-    """Return the magnitudes of every tensor over all batches, in graph order.
+    """Return the magnitudes of every finite tensor over all batches, in graph order.
 
-    Raises: StageError: a tensor is not finite; names the first one and its node.
+    Attention masks are infinite: only a NaN, or an infinity in a ``needed`` tensor, is an error.
+
+    Raises: StageError: names the first such tensor and its node.
     """
     found = {name: Magnitudes() for name in tensors.names}
     for graph in tensors.groups(next(iter(batches()))):
         for batch in batches():
             for name, values in graph(batch).items():
                 found[name].add(values, counted=counted)
-    broken = next((name for name, magnitudes in found.items() if not magnitudes.is_finite), None)
+    infinite = [name for name, magnitudes in found.items() if not magnitudes.is_finite]
+    broken = next((name for name in infinite if name in needed or found[name].has_nan), None)
     if broken is not None:
         raise StageError(
             f"{tensor_origin(broken, tensors.nodes)} is NaN or infinite on the calibration data",
             "check the data; golden inputs of another kind can hide this",
         )
-    return found
+    return {name: magnitudes for name, magnitudes in found.items() if magnitudes.is_finite}
 
 
 def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -> Range:

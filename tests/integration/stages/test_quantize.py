@@ -504,6 +504,23 @@ def test_a_tensor_that_is_not_finite_is_named_with_its_node(tmp_path: Path) -> N
         chain.run("calibrate:m")
 
 
+def test_a_mask_of_infinities_has_no_range(tmp_path: Path) -> None:
+    infinity = onnx.numpy_helper.from_array(np.float32(-np.inf))
+    nodes = [
+        helper.make_node("Constant", [], ["no"], value=infinity),
+        helper.make_node("Where", ["masked", "no", "x"], ["s"], name="/mask"),
+        helper.make_node("Softmax", ["s"], ["p"]),
+        helper.make_node("MatMul", ["p", "w"], ["y"], name="/mm"),
+    ]
+    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
+    stored = {"w": weights(8, 8), "masked": np.arange(8) > 3}
+    chain = Chain(tmp_path, make_model(nodes, *ports, stored))
+    chain.run("calibrate:m")
+    ranges = load_ranges(chain.build / "m/calibrate/ranges.json")
+    assert ranges.keys() == {"x", "p", "y"}
+    chain.run("convert:m:int8")
+
+
 def test_a_graph_without_quantizable_nodes_is_an_error(tmp_path: Path) -> None:
     ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 3, 8, 8])}
     chain = Chain(tmp_path, make_model([helper.make_node("Relu", ["x"], ["y"])], *ports))
