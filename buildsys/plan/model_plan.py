@@ -272,8 +272,8 @@ class EnginePlan:
             variant = f"auto-{self.precision}{f'-{self.name}' if own else ''}"
             limits = self.tolerance
             self.search = Conversion(model.name, variant, self.precision, limits, search=True)
-            # builders quantize from the typed graph only
-            typed = typed or self.precision in QUANTIZED
+            # only the typed graph has quantizers, and exceptions from a precision of all layers
+            typed = typed or self.precision in QUANTIZED or description.takes_float32
         self.conversion: Conversion | None = None  # that it is built from
         without_calibration = _without_calibration(model.spec, spec)
         self.quantizes_weights = "quantize_weights" in without_calibration

@@ -67,7 +67,8 @@ class BackendDescription:
     engine_file: str = "engine.engine"
     able: str = "builds and runs here"  # with its library; see ``ability``
     data_file: str = ""  # of the weights, if they are not in the engine file
-    takes_float32: bool = False  # builds every precision from the simplified graph
+    # builds every precision from the simplified graph, after a search from the converted one
+    takes_float32: bool = False
     takes_program: bool = False  # builds every precision from the captured PyTorch program
     takes_definition: bool = False  # builds networks defined by hand with TensorRT's API
     calibrators: tuple[str, ...] = ()  # algorithms of calibration for its own int8 ranges

@@ -30,7 +30,7 @@ from buildsys.backends.interface import (
     raise_refused,
 )
 from buildsys.backends.openvino.description import BLOB
-from buildsys.backends.openvino.layers import keep_in_float32, layers_by_time, precision_facts
+from buildsys.backends.openvino.layers import layers_by_time, precision_facts
 from buildsys.backends.openvino.session import (
     OpenVinoSession,
     call,
@@ -123,10 +123,8 @@ def build(request: BuildRequest) -> Figures:
             from buildsys.backends.openvino.quantization import quantize
 
             model = quantize(model, request)
-        if request.fp32_nodes:
-            keep_in_float32(model, request.fp32_nodes)
-        # weights of an fp16 engine are rounded anyway, unless nodes stay in float32
-        halved = options["precision"] == "fp16" and not request.fp32_nodes
+        # weights of an fp16 engine are rounded anyway; after a search, the graph has their types
+        halved = options["precision"] == "fp16" and not options.get("auto")
         ov.save_model(model, str(request.engine), compress_to_fp16=halved)
     if options["compiled"]:
         request.progress("compiling the model")
@@ -136,6 +134,7 @@ def build(request: BuildRequest) -> Figures:
     names = ("precision", "device", "performance_hint", "pin_threads", "compiled")
     settings = {
         **{name: options[name] for name in names},
+        **({"auto": True} if options.get("auto") else {}),
         "threads": int(options["threads"]) or usable_cores(),
         "streams": options["streams"] or 0,  # 0: the default
         "config": dict(options["config"]),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import openvino as ov
-from openvino._offline_transformations import apply_moc_transformations
 
 from buildsys.backends.interface import Figures, shares, slowest
 from buildsys.backends.openvino.session import DTYPES
@@ -18,15 +17,13 @@ _COMPUTES_NOTHING = frozenset((
     "Input", "Output", "Parameter", "Result", "Constant", "Const", "Reorder", "Reshape", "Convert",
     "ShapeOf", "Shapeof", "MemoryInput", "MemoryOutput", "Broadcast", "Squeeze", "Unsqueeze",
 ))  # fmt: skip
-_WITHOUT_TYPES = ("Constant", "Parameter", "Result")
-_KEPT = "kept_"
 _INT8 = ("int8", "uint8")
 _MOST_NODES = 50
 
 
 def precision_facts(compiled: ov.CompiledModel) -> Figures:
     """Return the executed layers by kind, and the share of each type."""
-    layers = list(_layers(compiled))
+    layers = list(executed_layers(compiled))
     kinds = Counter(kind for _, kind, _, _ in layers)
     types = Counter(dtype for _, kind, dtype, _ in layers if kind not in _COMPUTES_NOTHING)
     facts: Figures = {"engine_layers": dict(sorted(kinds.items()))}
@@ -36,36 +33,11 @@ def precision_facts(compiled: ov.CompiledModel) -> Figures:
     return facts
 
 
-def keep_in_float32(model: ov.Model, nodes: Mapping[str, Sequence[str]]) -> None:
-    """Mark the operations of graph ``nodes``; a device computes them in their own type.
-
-    The mark is in the IR. One node may be several operations: the last has the name of its result,
-    the others begin with the node's name.
-    """
-    results = {name for names in nodes.values() for name in names}
-    for number, op in enumerate(model.get_ops()):
-        name = op.get_friendly_name()
-        inside = (name[:end] for end, letter in enumerate(name) if letter == "/")
-        written = {tensor for port in op.outputs() for tensor in port.get_names()}
-        is_kept = "*" in nodes or not nodes.keys().isdisjoint((name, *inside))
-        if op.get_type_name() not in _WITHOUT_TYPES and (is_kept or written & results):
-            op.get_rt_info()[f"{_KEPT}{number}"] = ""  # a fused operation has all that differ
-    # a device would fuse them as well, and OpenVINO does not copy its own mark to what it fuses
-    apply_moc_transformations(model, cf=False, smart_reshape=False)
-    for op in model.get_ops():
-        facts = op.get_rt_info()
-        marks = [key for key in facts if key.startswith(_KEPT)]
-        for mark in marks:
-            del facts[mark]
-        if marks and op.get_type_name() not in _WITHOUT_TYPES:
-            facts["precise_0"] = ""
-
-
 def layers_by_time(
     compiled: ov.CompiledModel, times_ms: Mapping[str, list[float]]
 ) -> list[Figures]:
     """Return the slowest layers of a model compiled with PERF_COUNT, the slowest first."""
-    known = {name: (kind, dtype, nodes) for name, kind, dtype, nodes in _layers(compiled)}
+    known = {name: (kind, dtype, nodes) for name, kind, dtype, nodes in executed_layers(compiled)}
     medians = {name: statistics.median(found) for name, found in times_ms.items()}
     found: list[Figures] = []
     for name, timed in slowest(medians):
@@ -76,7 +48,7 @@ def layers_by_time(
     return found
 
 
-def _layers(compiled: ov.CompiledModel) -> Iterator[tuple[str, str, str, list[str]]]:
+def executed_layers(compiled: ov.CompiledModel) -> Iterator[tuple[str, str, str, list[str]]]:
     """Yield name, kind, type and ONNX nodes of each executed layer."""
     for op in compiled.get_runtime_model().get_ordered_ops():
         facts: dict[str, Any] = {key: str(value.value) for key, value in op.get_rt_info().items()}

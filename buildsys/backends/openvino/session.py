@@ -92,7 +92,10 @@ class OpenVinoSession:
 
 def properties(options: Options) -> dict[str, str]:
     """Return the properties of a device; the precision is always among them."""
-    found = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[options["precision"]]}
+    # after a search, the graph has the types: OpenVINO 2026.4 keeps them with f32, and fuses away
+    # its own marks of nodes in float32 (``precise``)
+    precision = "fp32" if options.get("auto") else options["precision"]
+    found = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision]}
     if options["performance_hint"]:
         found["PERFORMANCE_HINT"] = str(options["performance_hint"]).upper()
     if options["device"] == "CPU":

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -18,8 +16,15 @@ pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
 from buildsys.backends.interface import Calibration, GraphRefusedError
 from buildsys.backends.load import load_backend
 from buildsys.backends.onnxruntime.session import OrtGraph
+from buildsys.backends.openvino.layers import executed_layers
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.stages.convert.cast_graph import (
+    BF16_IR_VERSION,
+    BF16_OPSET,
+    convert_precision,
+    raise_opset,
+)
 
 backend = load_backend("openvino")
 IMAGE = ["batch", 3, 8, 8]
@@ -79,29 +84,20 @@ def test_an_engine_computes_in_its_precision(
         assert one @ other >= cosine * np.linalg.norm(one) * np.linalg.norm(other)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_nodes_of_a_search_are_marked_and_stay_in_float32(tmp_path: Path, precision: str) -> None:
-    """The mark is checked in the file here, the executed types where the processor has them."""
-    model = write(tmp_path, conv_bn())
-    kept = {"conv": ("conv",), "fc": ("logits",)}
-    asked = request(model, tmp_path, options(precision=precision), fp32_nodes=kept)
-    backend.build(asked)
-    marked = {
-        layer.get("type")
-        for layer in ElementTree.parse(asked.engine).iter("layer")
-        if any("Precision" in (one.get("name") or "") for one in layer.iter("attribute"))
-    }
-    assert marked == {"Convolution", "MatMul"}
-    every = replace(asked, engine=tmp_path / "all.xml", fp32_nodes={"*": ()})
-    backend.build(every)
+def test_an_engine_of_a_search_computes_in_the_types_of_its_graph(tmp_path: Path) -> None:
+    model, _ = raise_opset(conv_bn(), BF16_OPSET, BF16_IR_VERSION)
+    convert_precision(model, "bf16", ["bn", "relu", "pool", "flatten", "fc", "softmax"])
+    auto = {**options(precision="bf16", precision_share=0.0), "auto": True}
+    asked = request(write(tmp_path, model), tmp_path / "engine", auto)
     try:
         backend.prepare(asked.options)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    accepted = {**asked.options, "precision_share": 0.0}
-    # the device fuses conv with bn, and drops the marks of operations that it replaces
-    shares = backend.describe(every.engine, accepted)["precision_shares"]["layers"]
-    assert shares == {"float32": 1.0}
+    settings = backend.build(asked)["settings"]
+    session = backend.load(asked.engine, {**backend.RUN_OPTIONS, **settings})  # as load_engine does
+    executed = {kind: dtype for _, kind, dtype, _ in executed_layers(session.compiled)}
+    assert executed["Convolution"] == "bfloat16"
+    assert executed["FullyConnected"] == executed["Softmax"] == "float32"
 
 
 def test_an_engine_in_another_precision_than_requested_is_refused(

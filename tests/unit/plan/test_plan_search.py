@@ -95,8 +95,8 @@ def test_limits_of_an_engine_have_a_search_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("engine", "converted"),
     [
-        ({"backend": "openvino", "precision": "auto"}, False),
-        ({"backend": "openvino", "precision": "auto-fp16"}, False),
+        ({"backend": "openvino", "precision": "auto"}, True),
+        ({"backend": "openvino", "precision": "auto-fp16"}, True),
         ({"backend": "tensorrt", "precision": "auto", "typing": "weak"}, False),
         ({"backend": "tensorrt", "precision": "auto", "typing": "strong"}, True),
         ({"backend": "openvino", "precision": "auto-int8"}, True),
