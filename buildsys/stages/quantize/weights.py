@@ -88,7 +88,8 @@ def run(job: Job) -> StageResult:
         return StageResult(figures=figures)
     hints = []
     if "quantize_weights" in job.options:
-        smaller = "a smaller quantize_weights.block_size, " if precision == "int4" else ""
+        is_divisible = precision == "int4" and job.options["quantize_weights"]["block_size"] > 16
+        smaller = "a smaller quantize_weights.block_size, " if is_divisible else ""
         hints.append(f"try {smaller}quantize_weights.exclude for sensitive nodes")
     if "optimize" in job.options:
         hints.append("disable fusions in optimize.disable")

@@ -146,10 +146,13 @@ def test_a_graph_without_products_cannot_be_quantized(tmp_path: Path) -> None:
 
 
 def test_a_large_error_fails_with_a_remedy(tmp_path: Path) -> None:
-    result, _ = converted(tmp_path, INT4, verify={"int4": {"rtol": 1e-4}})
+    strict, smallest = {"int4": {"rtol": 1e-4}}, {"block_size": 16}
+    result, _ = converted(tmp_path / "32", INT4, verify=strict)
     assert result.status == "failed"
     assert "quantize_weights.block_size" in result.hint
     assert "raise verify.int4" in result.hint
+    result, _ = converted(tmp_path / "16", INT4, verify=strict, quantize_weights=smallest)
+    assert "block_size" not in result.hint
 
 
 def test_a_pattern_without_a_node_is_refused(tmp_path: Path) -> None:
