@@ -24,7 +24,7 @@ from buildsys.backends.load import load_backend
 from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.onnx_graphs.tensors import tensor_of
 
-_MEDIAN = re.compile(r"Median:\s+([\d.]+) ms")
+_MEDIAN = re.compile(r"Median:\s+([\d.]+) (ms|us)")
 
 
 def ours(engine: Path, options: dict[str, object], name: str, shape: list[int], s: float) -> float:
@@ -45,12 +45,12 @@ def theirs(engine: Path, precision: str, s: float) -> float:
     command = [
         str(Path(sys.executable).with_name("benchmark_app")), "-m", str(engine), "-d", "CPU",
         "-hint", "none", "-nthreads", "1", "-nstreams", "1", "-nireq", "1", "-api", "sync",
-        "-infer_precision", precision, "-t", str(int(s)),
+        "-infer_precision", precision, "-ip", "f32", "-pin", "NO", "-t", str(int(s)),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = _MEDIAN.search(done.stdout)
     assert found, done.stdout
-    return float(found[1])
+    return float(found[1]) / (1000 if found[2] == "us" else 1)
 
 
 def main() -> None:

@@ -71,8 +71,7 @@ class OpenVinoSession:
         request = self._request
 
         def run(_held: object = held) -> None:
-            request.start_async()
-            request.wait()
+            request.infer(share_outputs=True)  # starting and waiting hands over to a thread
 
         return run
 
