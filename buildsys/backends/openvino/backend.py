@@ -74,8 +74,10 @@ def prepare(options: Options) -> None:
     capabilities = core.get_property(device, "OPTIMIZATION_CAPABILITIES")
     if needed and needed not in capabilities:
         name = core.get_property(device, "FULL_DEVICE_NAME")
+        precisions = ("FP32", *_CAPABILITIES.values())  # others are features, such as WINOGRAD
+        found = ", ".join(each for each in capabilities if each in precisions)
         raise Unavailable(
-            f"{name} cannot compute in {options['precision']} (it has {', '.join(capabilities)})",
+            f"{name} cannot compute in {options['precision']} (it has {found})",
             "use another precision, or run it on another machine",
         )
     known = core.get_property(device, "SUPPORTED_PROPERTIES")
