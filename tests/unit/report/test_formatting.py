@@ -88,7 +88,7 @@ def test_significant_digits(value: float | None, text: str) -> None:
 
 def test_plain_values_are_no_python() -> None:
     value = {"hint": None, "pinned": False, "config": {}, "profiles": [], "sizes": [1, 2.5]}
-    text = "hint none, pinned false, config none, profiles none, sizes 1, 2.5"
+    text = "hint none, pinned off, config none, profiles none, sizes 1, 2.5"
     assert q.plain(value) == text
 
 
