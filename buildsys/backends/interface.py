@@ -114,6 +114,8 @@ class UnsupportedNode:
 
     def __str__(self) -> str:
         """Return ``node 4 'name' (Operator) in function: reason`` with the known parts."""
+        if self.index is None and not self.name and self.operator:
+            return f"the operator {self.operator}: {self.reason}"
         number = "" if self.index is None else f" {self.index}"
         name = f" '{self.name}'" if self.name else ""
         operator = f" ({self.operator})" if self.operator else ""

@@ -5,6 +5,7 @@ The package is large, so ``[test]`` does not install it.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -245,4 +246,4 @@ def test_an_operator_without_a_kernel_is_named(tmp_path: Path) -> None:
     source = captured(tmp_path, "NoKernel")
     with pytest.raises(GraphRefusedError) as caught:
         build(tmp_path, source, delegated_share=0.0)
-    assert "svd" in str(caught.value), str(caught.value)
+    assert re.search(r"cannot take the operator aten::\w*svd: it is not", str(caught.value))
