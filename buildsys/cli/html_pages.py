@@ -231,12 +231,14 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
             yield PipelineRow(line, how, *files)
 
     report, is_current = current_report(session, model)
+    engines = [one.name for one in report.engines]
     return ModelPage(
         report=report,
         generated=utc_now(),
         pipeline=tuple(rows(report)),
         samples_ms=_samples(actions, build),
-        history=tuple(_engine_histories(history, model, [one.name for one in report.engines])),
+        history=tuple(_engine_histories(history, model, engines)),
+        history_is_readable=not history.problem,
         # those of another run may show another graph
         pictures=tuple(_pictures(actions[f"report:{model}"], build, folder)) if is_current else (),
         tags=tuple(map(str, data.get("tags") or ())),

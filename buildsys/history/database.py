@@ -115,6 +115,20 @@ class History:
         """
         return cls(path, notify, db=ReadOnlyStateDb(path, notify, HISTORY))
 
+    @classmethod
+    def readable(cls, path: Path) -> History:
+        """Open a history for queries. Raises: UsageError: the file is unreadable."""
+        history = cls.read_only(path, lambda _: None)
+        history.models()
+        if history.problem:
+            raise UsageError(history.problem)
+        return history
+
+    @property
+    def problem(self) -> str:
+        """Why the file counts as empty, "" if it is readable or missing."""
+        return self._db.problem if isinstance(self._db, ReadOnlyStateDb) else ""
+
     def builds(
         self,
         *,

@@ -293,6 +293,8 @@ class ReadOnlyStateDb(StateDb):
     A missing or unreadable file counts as empty; writes are dropped.
     """
 
+    problem = ""  # why the file is unreadable
+
     def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
         """Return all rows of a query; none, with one warning, if damaged."""
         with self._guard:
@@ -303,10 +305,10 @@ class ReadOnlyStateDb(StateDb):
                 if self.path.exists():
                     permitted = os.access(self.path, os.R_OK)
                     remedy = "" if permitted else "; check its permissions"
-                    self.notify(
-                        f"{self._schema.subject} {self.path} cannot be read ({error}{remedy}): "
-                        f"{self._schema.lost}"
+                    self.problem = (
+                        f"{self._schema.subject} {self.path} cannot be read ({error}{remedy})"
                     )
+                    self.notify(f"{self.problem}: {self._schema.lost}")
             self._read_only = _connect(":memory:")
             self._read_only.executescript(self._schema.tables).close()
             return self._read_only.execute(query, values).fetchall()

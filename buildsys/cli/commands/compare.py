@@ -102,7 +102,7 @@ class Compare(ProjectCommand):
         if len(names) > 2:
             raise UsageError("compare takes at most two names", "`doit help compare` explains them")
         session = Session.of_history(root)
-        history = History.read_only(history_file(session.project.state))
+        history = History.readable(history_file(session.project.state))
         pairs = BuildNames(session, history).pairs(names, ModelFilter.of(options))
         compared = [_compare(session, history, *pair) for pair in pairs]
         if options["json"]:

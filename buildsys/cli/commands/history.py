@@ -82,7 +82,7 @@ class HistoryCommand(ProjectCommand):
             raise UsageError("history import takes a file", hint)
         if len(names) > 1:
             raise UsageError("history takes one name", "`doit help history` explains it")
-        history = History.read_only(file)
+        history = History.readable(file)
         if not names:
             known = only.models(session.project.models) if only else history.models()
             overview = _overview(history, known)

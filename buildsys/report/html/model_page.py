@@ -67,6 +67,7 @@ class ModelPage:
     pipeline: tuple[PipelineRow, ...] = ()
     samples_ms: Samples = field(default_factory=dict)
     history: tuple[EngineHistory, ...] = ()
+    history_is_readable: bool = True
     pictures: tuple[GraphPicture, ...] = ()
     tags: tuple[str, ...] = ()
     owner: str = ""

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -230,6 +231,27 @@ def test_wrong_names_are_errors(
 ) -> None:
     with pytest.raises(UsageError, match=problem):
         run(HistoryCommand, *names)
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [(HistoryCommand, []), (HistoryCommand, ["m"]), (Compare, []), (Compare, ["m"])],
+)
+def test_an_unreadable_history_is_an_error_of_one_sentence(
+    recorded: Recorded,
+    run: Run,
+    command: type[Any],
+    names: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorded.add_run(1, 1.0)
+    recorded.history.close()
+    with sqlite3.connect(recorded.history.path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(UsageError, match=r"a newer buildsys wrote it .*; update buildsys\)$"):
+        run(command, *names)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_history_is_imported_from_a_file(recorded: Recorded, run: Run, tmp_path: Path) -> None:

@@ -139,6 +139,14 @@ def test_damaged_results_and_history_leave_a_page(session: Session) -> None:
     assert "FAILED" in page(session)
 
 
+def test_a_page_says_that_the_history_cannot_be_read(session: Session) -> None:
+    assert "There is no earlier build" in page(session)
+    history_file(session.project.state).write_bytes(b"not a database" * 500)
+    found = page(session)
+    assert "The history cannot be read: <code>doit history</code> says why." in found
+    assert "There is no earlier build" not in found
+
+
 def test_huge_results_and_rows_leave_a_page(session: Session) -> None:
     """None of them is read as a whole."""
     write_pages(session, ["net"])
