@@ -116,7 +116,9 @@ def _sentence(found: ErrorDetails) -> tuple[str, str]:
         limit, words = bound
         units = {"too": ("entries", "entry"), "str": ("characters", "character")}.get(kind[:3])
         unit = f" {units[context[limit] == 1]}" if units else ""
-        return expected(words.format(context[limit]) + unit, value), ""
+        is_percentage = not units and isinstance(value, str) and value.rstrip().endswith("%")
+        number, unit = (100 * context[limit], "%") if is_percentage else (context[limit], unit)
+        return expected(words.format(number) + unit, value), ""
     return f"invalid value {show_value(value)}", ""
 
 
