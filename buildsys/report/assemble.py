@@ -16,7 +16,7 @@ from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.commands import command_lines
 from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import first_names
-from buildsys.report.gates import gate_lines, is_compared
+from buildsys.report.gates import gate_lines
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
 from buildsys.report.key_figures import key_figure, worst_error
 from buildsys.report.mixed_precision import search_lines
@@ -213,8 +213,8 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
     failed = [result for result in results if result.status == FAILED]
     noisy = [result.target for result in results if result.status == NOISY]
     other = [r for r in results if r.status not in (FAILED, NOISY, PASSED)]
-    uncompared = [result.target for result in other if not is_compared(result)]
-    missing = [result.target for result in other if is_compared(result)]
+    unavailable = [result.target for result in other if result.status == UNAVAILABLE]
+    missing = [result.target for result in other if result.status != UNAVAILABLE]
     passed = total - len(failed) - len(noisy) - len(other)
     causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
     causes += contradictions
@@ -223,7 +223,7 @@ def _verdict(results: Sequence[AnyResult], contradictions: Sequence[str]) -> Bui
         return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
     if other or noisy:
         counted = f"{passed} of {total} targets passed"
-        groups = ((missing, "did not run"), (uncompared, "not compared"), (noisy, "noisy"))
+        groups = ((missing, "did not run"), (unavailable, UNAVAILABLE), (noisy, "noisy"))
         named = [
             f"{len(targets)} {what}: {first_names(targets, _MOST_NAMES)}"
             for targets, what in groups
@@ -269,7 +269,6 @@ def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> Ta
         hint=result.hint,
         file=result.file,
         log=result.log,
-        is_compared=is_compared(result),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from buildsys.report import formatting as q
 from buildsys.report.results.engine_lines import GateLine
 from buildsys.report.results.gate import GateResult
-from buildsys.report.results.reader import UNAVAILABLE, AnyResult, of_type
+from buildsys.report.results.reader import AnyResult, of_type
 
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "latency": lambda value: f"{q.significant(value * 1e3)} ms",
@@ -22,12 +22,6 @@ COLUMNS = (
     "limit>",
 )  # fmt: skip
 _LEAST = ("throughput",)  # figures with a lower limit
-
-
-def is_compared(result: AnyResult) -> bool:
-    """Return False for a gate that ran without anything to compare with."""
-    gates = of_type([result], GateResult)
-    return not (result.status == UNAVAILABLE and any(one.content.get("checks") for one in gates))
 
 
 def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:

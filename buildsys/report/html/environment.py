@@ -22,15 +22,11 @@ from markupsafe import Markup
 
 from buildsys.report import formatting as q
 from buildsys.report.html import elements, svg, tables
-from buildsys.report.results.report import UNCOMPARED
 from buildsys.system.printable import printable
 
 INDEX = "index.html"
 MODEL = "model.html"
-STATUS_TEXTS = {
-    "unavailable": "not run here", "absent": "no result", "partial": "incomplete",
-    UNCOMPARED: "not compared",
-}  # fmt: skip
+STATUS_TEXTS = {"absent": "no result", "partial": "incomplete"}
 
 
 class _CompiledTemplates(FileSystemBytecodeCache):

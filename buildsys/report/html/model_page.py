@@ -128,7 +128,7 @@ def _problems(
     for row in pipeline:
         line = row.line
         if line.status != PASSED and line.reason:
-            found.setdefault((line.shown_status, line.reason, line.hint), []).append(row)
+            found.setdefault((line.status, line.reason, line.hint), []).append(row)
     ordered = sorted(found.items(), key=lambda item: item[0][0] != FAILED)
     return [(*key, rows) for key, rows in ordered]
 

@@ -167,7 +167,7 @@ def _targets(report: Report) -> Lines:
     rows = [
         (
             code(line.target),
-            status_text(line.shown_status),
+            status_text(line.status),
             q.duration(line.seconds),
             escape(line.outcome) or q.NOTHING,
         )
@@ -179,7 +179,7 @@ def _targets(report: Report) -> Lines:
     same_reason: dict[tuple[str, str, str], list[TargetLine]] = {}
     for line in report.summary:
         if line.reason:
-            same_reason.setdefault((line.shown_status, line.reason, line.hint), []).append(line)
+            same_reason.setdefault((line.status, line.reason, line.hint), []).append(line)
     problems = sorted(same_reason.items(), key=lambda item: item[0][0] != "failed")
     yield from [""] if problems else []
     for (status, reason, hint), found in problems[:_MOST_PROBLEMS]:

@@ -6,18 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from buildsys.report.formatting import align, display_width
-from buildsys.report.results.report import UNCOMPARED
 from buildsys.system.printable import printable
 
 _SPECIAL = re.compile(r"([\\`*<|\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;))")
 _LONGEST = 400
-_STATUS_TEXTS = {
-    "failed": "FAILED",
-    "unavailable": "not run",
-    "noisy": "NOISY",
-    "absent": "no result",
-    UNCOMPARED: "not compared",
-}
+_STATUS_TEXTS = {"failed": "FAILED", "noisy": "NOISY", "absent": "no result"}
 
 
 def escape(text: str) -> str:

@@ -24,8 +24,6 @@ from buildsys.report.results.engine_lines import (
 from buildsys.report.results.mixed_precision import SearchLine
 from buildsys.report.results.ranking import Ranking
 
-UNCOMPARED = "uncompared"
-
 
 @dataclass(frozen=True)
 class BuildVerdict:
@@ -49,12 +47,6 @@ class TargetLine:
     hint: str
     file: str
     log: str
-    is_compared: bool = True  # False: a gate without anything to compare with
-
-    @property
-    def shown_status(self) -> str:
-        """The status for people: such a gate has run."""
-        return self.status if self.is_compared else UNCOMPARED
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def test_it_remains_visible(ready_without: ReadyProject) -> None:
     assert "3 unavailable on this machine: engine:a:gone" in ready.doit("plan").out
     assert "8 fresh, 3 unavailable" in ready.doit("explain").out
     report = (ready.root / "build/a/report/report.md").read_text()
-    assert "3 did not run: engine:a:gone, verify:a:gone, bench:a:gone" in report
+    assert "3 unavailable: engine:a:gone, verify:a:gone, bench:a:gone" in report
     shutil.rmtree(ready.root / "build")
     restored = ready.doit()
     assert restored.code == 0

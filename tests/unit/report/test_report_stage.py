@@ -118,11 +118,11 @@ def test_a_failure_names_output_case_index_and_both_values(results: Results) -> 
 def test_missing_targets_have_reason_and_remedy(results: Results, tmp_path: Path) -> None:
     results.without_gpu()
     text = markdown_of(results, tmp_path / "report")
-    both = "`verify:tiny:rtx-fp16`, `bench:tiny:rtx-fp16` — not run: "
+    both = "`verify:tiny:rtx-fp16`, `bench:tiny:rtx-fp16` — unavailable: "
     assert f"- {both}{NO_GPU[0]}.\n  What to do: {NO_GPU[1]}." in text
     engine = next(line for line in text.splitlines() if line.startswith("| `rtx-fp16`"))
     cells = [cell.strip() for cell in engine.split("|")]
-    assert (cells[5], cells[7]) == ("not run", "not run")
+    assert (cells[5], cells[7]) == ("unavailable", "unavailable")
     assert "passed" not in engine
 
 
@@ -133,7 +133,7 @@ def test_targets_of_an_unavailable_engine_have_its_reason(results: Results, tmp_
         results.write(f"{stage}:tiny:rtx-fp16", reason)
     text = markdown_of(results, tmp_path / "report")
     names = ", ".join(f"`{stage}:tiny:rtx-fp16`" for stage in ("engine", "verify", "bench"))
-    assert f"- {names} — not run: {NO_GPU[0]}.\n  What to do: {NO_GPU[1]}." in text
+    assert f"- {names} — unavailable: {NO_GPU[0]}.\n  What to do: {NO_GPU[1]}." in text
     assert "there is no engine" not in text + html_of(results).text
 
 
