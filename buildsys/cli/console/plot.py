@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from buildsys.report.formatting import align, significant
+from buildsys.report.formatting import align
+from buildsys.report.html.axes import round_step
 
-_HEIGHT = 7
+_MOST_STEPS = 7  # between the extremes: at most 8 lines
 _WIDTH = 60  # with labels, less than 80 columns
 _POINT, _BAR, _AXIS = "●", "│", "┤"
 _ASCII = str.maketrans({_POINT: "*", _BAR: "|", _AXIS: "|"})
@@ -19,7 +20,7 @@ def plot_lines(
 ) -> list[str]:
     """Return a plot of values and intervals, from left to right.
 
-    Of more points than columns, the last are shown.
+    Each line is a round level, as in the charts of pages. Of more points than columns, the last are shown.
     """
     shown = [
         (value, span or (value, value))
@@ -34,17 +35,20 @@ def plot_lines(
         center = (top + bottom) / 2
         bottom, top = center - least / 2, center + least / 2
 
+    level = round_step(top - bottom, _MOST_STEPS)
+    first, last = round(bottom / level), round(top / level)
+
     def row(value: float) -> int:
-        return round((top - value) / (top - bottom) * (_HEIGHT - 1))
+        return last - round(value / level)
 
     step = max(1, min(4, _WIDTH // len(shown)))
-    grid = [[" "] * (step * len(shown)) for _ in range(_HEIGHT)]
+    grid = [[" "] * (step * len(shown)) for _ in range(first, last + 1)]
     for number, (value, (low, high)) in enumerate(shown):
         for y in range(row(high), row(low) + 1):
             grid[y][number * step] = _BAR
         grid[row(value)][number * step] = _POINT
-    values = [top - y * (top - bottom) / (_HEIGHT - 1) for y in range(_HEIGHT)]
-    labels = align([[significant(value, 4)] for value in values], [True])
+    decimals = max(0, -math.floor(math.log10(level)))
+    labels = align([[f"{n * level:,.{decimals}f}"] for n in range(last, first - 1, -1)], [True])
     lines = [
         f"{label[0]} {_AXIS} {''.join(cells)}".rstrip()
         for label, cells in zip(labels, grid, strict=True)

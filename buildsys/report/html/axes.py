@@ -68,12 +68,16 @@ class Axis:
 
 
 def _linear_ticks(low: float, high: float) -> Iterator[float]:
-    size = 10.0 ** _exponent((high - low) / _MOST_TICKS)
-    wide = (one * size for one in (*_STEPS, 10.0))
-    step = next((one for one in wide if (high - low) / one < _MOST_TICKS), 10 * size)
+    step = round_step(high - low, _MOST_TICKS)
     first = math.ceil(low / step)
     for index in range(first, math.floor(high / step) + 1):
         yield index * step
+
+
+def round_step(span: float, most: int) -> float:
+    """Return the smallest 1, 2 or 5 times a power of ten of which fewer than ``most`` fit."""
+    size = 10.0 ** _exponent(span / most)
+    return next((one * size for one in _STEPS if span / (one * size) < most), 10 * size)
 
 
 def _exponent(value: float) -> int:
