@@ -1,10 +1,11 @@
-"""Tables and notes as HTML.
+"""Sentences, tables and notes as HTML.
 
-They are the largest part of a page, and Python writes them four times as fast as a template.
+Tables are the largest part of a page, and Python writes them four times as fast as a template.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from markupsafe import Markup
@@ -12,6 +13,14 @@ from markupsafe import Markup
 from buildsys.report.html.charts import Chart
 from buildsys.report.html.svg import escaped
 from buildsys.report.html.tables import Table
+
+_CODE = re.compile(r"`([^`\n]+?)(?:`|(?=\.\.\.$))")  # the last one may be cut off
+
+
+def prose(text: str) -> Markup:
+    """Return a sentence, with what is in backticks as code."""
+    plain = str(escaped(text))  # an escaped string would escape what is put into it
+    return Markup(_CODE.sub(r"<code>\1</code>", plain))  # noqa: S704 - it is escaped
 
 
 def table(one: Table | Chart) -> Markup:
@@ -37,5 +46,5 @@ def table(one: Table | Chart) -> Markup:
 
 def notes(texts: Iterable[str]) -> Markup:
     """Return texts as a list, "" without any."""
-    items = "".join(f"<li>{escaped(text)}</li>" for text in texts)
+    items = "".join(f"<li>{prose(text)}</li>" for text in texts)
     return Markup(f'<ul class="notes">{items}</ul>' if items else "")  # noqa: S704 - see above

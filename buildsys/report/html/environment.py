@@ -65,6 +65,7 @@ def environment() -> Environment:
         "count": q.count, "cosine": q.cosine,
         "status": lambda status: STATUS_TEXTS.get(status, status),
         "bar": svg.bar, "spark": svg.sparkline, "sentence": _sentence,
+        "prose": elements.prose,
         "interval": q.interval, "limits": tables.limits, "comparisons": tables.comparisons,
         "failures": tables.failures, "minute": lambda text: text[:16].replace("T", " "),
         "source": _source, "csp_hash": _csp_hash,
@@ -93,5 +94,5 @@ def _printable(value: Any) -> Any:
     return printable(value) if is_text else value
 
 
-def _sentence(text: str) -> str:
-    return f"{text.rstrip().rstrip('.')}." if text.strip() else ""
+def _sentence(text: str) -> Markup:
+    return elements.prose(f"{text.rstrip().rstrip('.')}." if text.strip() else "")

@@ -115,6 +115,25 @@ def test_history_without_figures_is_ignored(results: Results) -> None:
     assert "There is no earlier build" in shown(page(results, history=(history,))).text
 
 
+def test_commands_in_reasons_and_hints_are_code(results: Results) -> None:
+    results.failed("validate:tiny", "`doit export:tiny` <b> differs", hint="see `doit info <x>`")
+    one = page(results)
+    text = render_model(one)
+    reason = "<code>doit export:tiny</code> &lt;b&gt; differs"
+    assert text.count(reason) == 2  # in the verdict and among the problems
+    assert "What to do: see <code>doit info &lt;x&gt;</code>." in text
+    hint = "run one of\n`doit a`"
+    results.failed("validate:tiny", "an odd ` stays", hint=hint)
+    text = render_model(page(results))
+    assert "<pre>run one of\n<code>doit a</code></pre>" in text
+    assert "an odd ` stays." in text
+    row = dataclasses.replace(
+        index_row(one), text="FAILED: " + "x " * 60 + "`doit build:tiny now and"
+    )
+    long = dataclasses.replace(row, text=f"{row.text} more words until it is cut off`")
+    assert "<code>doit build:tiny" in render_index([long], GENERATED)
+
+
 def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
     results.failed("validate:tiny", "scores differ", hint="compare the graphs")
     one = page(results)
