@@ -1,15 +1,16 @@
-"""Default limits of comparisons with the golden outputs.
+"""Default limits of benchmarks, and of comparisons with the golden outputs.
 
-Limits without a value in the manifest are at least as wide as the rounding of the network's own
-floats. Two correct implementations of a 16-bit network round each result to the nearest value, by
-up to eps / 2, in another order. Such errors add up like the square root of their number: 256
-operations in a row give 16 * eps / 2, which is 0.8 % in float16 and 6 % in bfloat16.
+Limits of comparisons without a value in the manifest are at least as wide as the rounding of the
+network's own floats. Two correct implementations of a 16-bit network round each result to the
+nearest value, by up to eps / 2, in another order. Such errors add up like the square root of their
+number: 256 operations in a row give 16 * eps / 2, which is 0.8 % in float16 and 6 % in bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+STEADY_INTERVAL = 0.05  # distance of a median's interval from it, relative
 DEFAULT_LIMITS: Mapping[str, Mapping[str, float]] = {
     "validate": {"rtol": 1e-4, "cosine": 0.9999},
     # engines by precision

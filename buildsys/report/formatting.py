@@ -150,7 +150,8 @@ def speedup(value: float | None) -> str:
     """Return a speed-up factor, marked if it is below 1."""
     if value is None:
         return NOTHING
-    return f"{value:.2f}{TIMES}" + (" (slower)" if value < 0.995 else "")
+    digits = f"{value:.2f}" if value < 10 else significant(value)
+    return f"{digits}{TIMES}" + (" (slower)" if value < 0.995 else "")
 
 
 def plain(value: object, between: str = ", ") -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from buildsys.manifest.default_limits import DEFAULT_LIMITS
+from buildsys.manifest.default_limits import DEFAULT_LIMITS, STEADY_INTERVAL
 from buildsys.manifest.schema.base import (
     ALL_CASES,
     Bytes,
@@ -296,7 +296,7 @@ class NoiseSpec(Spec):
         60.0, ge=0, description="Most time for repeating noisy measurements; 0: never."
     )
     interval: float | None = Field(
-        0.05, gt=0, description="Distance of a median's 95 % interval from it, relative."
+        STEADY_INTERVAL, gt=0, description="Distance of a median's 95 % interval from it, relative."
     )
     other_load: float | None = Field(
         0.1, ge=0, le=1, description="Share of usable processors used by other processes."

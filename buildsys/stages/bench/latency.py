@@ -9,6 +9,7 @@ import numpy as np
 
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.history.statistics import median_interval
+from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.report.formatting import percent, significant
 from buildsys.report.results.bench import (
     ENGINE,
@@ -113,14 +114,20 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
 
 
 def mark_noisy_baselines(
-    contenders: Mapping[str, ContenderResult], limits: Mapping[str, Any]
+    contenders: Mapping[str, ContenderResult], limits: Mapping[str, Any] | None
 ) -> None:
-    """Set ``noisy`` in baselines with an uncertain median, but certainly slower than the engine."""
+    """Set ``noisy`` in baselines with an uncertain median, but certainly slower than the engine.
+
+    A manifest may accept wider intervals than the default, but no speed-up over such a median is
+    a figure.
+    """
+    accepted = (limits or {}).get("interval")
+    limit = STEADY_INTERVAL if accepted is None else min(accepted, STEADY_INTERVAL)
     engine = contenders[engine_contender(contenders)]
     for name, contender in contenders.items():
         if name in (ENGINE, ENGINE_CUDA_GRAPH) or not _is_certainly_slower(contender, engine):
             continue
-        if reason := _uncertainty(contender, limits["interval"]):
+        if reason := _uncertainty(contender, limit):
             contender["noisy"] = reason
 
 

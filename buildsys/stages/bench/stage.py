@@ -148,8 +148,7 @@ def _measure_case(
     }
     figures[next(iter(figures))].update(cast(ContenderResult, facts))
     limits = job.options["bench"]["noise"]
-    if limits:
-        mark_noisy_baselines(figures, limits)
+    mark_noisy_baselines(figures, limits)
     measured: BenchCase = {
         "batch": batch,
         "contenders": figures,

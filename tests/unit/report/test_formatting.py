@@ -94,6 +94,7 @@ def test_plain_values_are_no_python() -> None:
 
 def test_a_slower_engine_is_called_slower() -> None:
     assert q.speedup(0.8) == "0.80\N{MULTIPLICATION SIGN} (slower)"
+    assert q.speedup(298.84) == "299\N{MULTIPLICATION SIGN}"
     assert q.speedup(2.0) == "2.00\N{MULTIPLICATION SIGN}"
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.report.results.bench import BenchCase, ContenderResult
 from buildsys.stages.bench.latency import mark_noisy_baselines, noise, summarize
+from buildsys.stages.bench.stage import _speedup
 
 
 def summary_of(*samples_ns: int, batch: int = 1) -> ContenderResult:
@@ -143,6 +144,19 @@ def test_an_uncertain_but_certainly_slower_baseline_does_not_make_a_case_noisy()
     assert reasons(case) == []
     assert case["contenders"]["torch"]["noisy"].startswith("the median is only known to be between")
     assert "noisy" not in case["contenders"]["engine"]
+
+
+@pytest.mark.parametrize("limits", [None, {**LIMITS, "interval": None}, {**LIMITS, "interval": 1}])
+def test_a_limit_that_accepts_any_interval_makes_no_speedup_certain(limits: Any) -> None:
+    case = case_of(engine=blocks([4.0] * 30), torch=blocks([900.0, 1400.0] * 15))
+    mark_noisy_baselines(case["contenders"], limits)
+    assert "noisy" in case["contenders"]["torch"]
+    found = _speedup(case["contenders"])
+    assert found["speedup"] is None
+    assert 225.0 <= found["speedup_at_least"] < case["contenders"]["torch"]["p50_ms"] / 4
+    steady = case_of(engine=blocks([4.0] * 30), torch=blocks([9.0] * 30))
+    mark_noisy_baselines(steady["contenders"], limits)
+    assert _speedup(steady["contenders"]) == {"speedup": pytest.approx(2.25, rel=1e-6)}
 
 
 @pytest.mark.parametrize(
