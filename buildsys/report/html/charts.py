@@ -164,7 +164,7 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
         parts.append(_row_title(row.name, q.error(worst), y))
         line = y + 28
         parts.append(
-            f'<line class="track" x1="0" x2="100%" y1="{short(line)}" y2="{short(line)}"/>'
+            f'<line class="track" x2="100%" y1="{short(line)}" y2="{short(line)}"/>'
         )
         ordered = sorted(row.errors.items(), key=lambda item: axis.at(item[1]), reverse=True)
         lanes: list[float] = []  # left end of the last label of each
@@ -200,9 +200,9 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
         edge = axis.at(limit)
         dx, anchor = (5, "start") if edge < _LEFT_END else (-5, "end")
         lines.append(
-            f'<rect class="beyond" x="{short(edge)}%" y="0" width="{short(100 - edge)}%"'
+            f'<rect class="beyond" x="{short(edge)}%" width="{short(100 - edge)}%"'
             f' height="{short(y)}"/>'
-            f'<line class="limit" x1="{short(edge)}%" x2="{short(edge)}%" y1="0" y2="{short(y)}"/>'
+            f'<line class="limit" x1="{short(edge)}%" x2="{short(edge)}%" y2="{short(y)}"/>'
             f'<text class="limit" x="{short(edge)}%" dx="{dx}" y="11" text-anchor="{anchor}">'
             f"limit {q.error(limit)}</text>"
         )
@@ -287,7 +287,7 @@ def trend(
     for n, point in enumerate(points):
         if point.mark:
             parts.append(
-                f'<line class="mark" x1="{marks[n]}%" x2="{marks[n]}%" y1="0" y2="{height}">'
+                f'<line class="mark" x1="{marks[n]}%" x2="{marks[n]}%" y2="{height}">'
                 f"<title>{shortened(point.mark, 400)}</title></line>"
             )
     tops = {n: top(value) for n, _, value in known}
@@ -333,8 +333,8 @@ def _trend_places(count: int) -> tuple[list[str], list[str], list[str]]:
     last = max(count - 1, 1)
     at = [beside_levels(98 * n / last) for n in range(count)]
     half = (at[-1] - at[0]) / last / 2
-    marks, corners = ([place - half for place in at], [place * 10 for place in at])
-    return [*map(short, marks)], [*map(short, at)], [*map(short, corners)]
+    corners = [f"{place * 10:.0f}" for place in at]
+    return [short(place - half) for place in at], [*map(short, at)], corners
 
 
 def _grid(axis: Axis, height: float, unit: str) -> Iterator[str]:
@@ -344,10 +344,9 @@ def _grid(axis: Axis, height: float, unit: str) -> Iterator[str]:
 
 def _row_title(name: str, value: str, y: float) -> str:
     at_y = short(y + _TEXT)
-    return (
-        f'<text class="name" x="0" y="{at_y}">{shortened(name, _LONGEST_LABEL)}</text>'
-        f'<text class="value" x="100%" y="{at_y}" text-anchor="end">{escape(value)}</text>'
-    )
+    left = f'<text class="name" y="{at_y}">{shortened(name, _LONGEST_LABEL)}</text>'
+    right = f'<text class="value" x="100%" y="{at_y}">{escape(value)}</text>'
+    return (left if name else "") + (right if value else "")
 
 
 def _median(p50_ms: float | None, interval: Interval) -> str:

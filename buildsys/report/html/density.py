@@ -11,6 +11,8 @@ from buildsys.report.html.svg import short
 
 _BINS = 120
 _PLACES = [round(1000 * n / (_BINS - 1)) for n in range(_BINS)]  # in a picture
+_HEIGHT = 36  # pixels
+_SCALE = 10  # units of a pixel, so that a curve has integers only
 _FEWEST = 8  # samples; fewer are drawn as single ticks
 
 
@@ -35,7 +37,7 @@ def density(
     ``edges`` are those of the bins.
     """
     if len(ordered) < _FEWEST:
-        ticks = (f"M{short(axis.at(value) * 10)} 36V20" for value in ordered)
+        ticks = (f"M{short(axis.at(value) * 10)} {_HEIGHT * _SCALE}v-160" for value in ordered)
         curve = f'<path class="line {kind}" d="{"".join(ticks)}"/>'
     else:
         # ordered samples are counted by the edges: a million take no longer than a hundred
@@ -51,15 +53,15 @@ def density(
                     wide[d] += count * weight
         smooth = wide[reach : reach + _BINS]
         peak = max(smooth) or 1.0
-        ys = [36 - 34 * height / peak for height in smooth]
-        path = "L".join(
-            f"{x} {short(own)}"
-            for x, own, left, right in zip(_PLACES, ys, [0.0, *ys], [*ys[1:], 0.0], strict=False)
-            # a flat run needs its two ends only
-            if own < 35.9 or left < 35.9 or right < 35.9
-        )
-        curve = f'<path class="area {kind}" d="M0 36L{path}L1000 36Z"/>'
+        ys = [round(34 * _SCALE * height / peak) for height in smooth]
+        path, last_x, last_y = f"M0 {_HEIGHT * _SCALE}l", 0, 0
+        for n, (x, own) in enumerate(zip(_PLACES, ys, strict=True)):
+            if any(ys[max(n - 1, 0) : n + 2]):  # a flat run needs its two ends only
+                path += f" {x - last_x} {last_y - own}"
+                last_x, last_y = x, own
+        path = path.replace("l ", "l").replace(" -", "-")
+        curve = f'<path class="area {kind}" d="{path}V{_HEIGHT * _SCALE}H1000Z"/>'
     return (
-        f'<svg y="{short(y)}" width="100%" height="36" viewBox="0 0 1000 36"'
-        f' preserveAspectRatio="none">{curve}</svg>'
+        f'<svg y="{short(y)}" width="100%" height="{_HEIGHT}"'
+        f' viewBox="0 0 1000 {_HEIGHT * _SCALE}" preserveAspectRatio="none">{curve}</svg>'
     )

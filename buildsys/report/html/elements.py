@@ -27,19 +27,19 @@ def table(one: Table | Chart) -> Markup:
     """Return a table with its notes, "" without rows."""
     if not one.rows:
         return notes(one.notes)
-    kinds = ["r" if column.endswith(">") else "text" for column in one.columns]
+    kinds = [' class="r"' if column.endswith(">") else "" for column in one.columns]
     head = "".join(
-        f'<th class="{kind}">{escaped(column.removesuffix(">"))}</th>'
+        f"<th{kind}>{escaped(column.removesuffix('>'))}</th>"
         for kind, column in zip(kinds, one.columns, strict=True)
     )
-    cells = [f'<td class="{kind}">' for kind in kinds]
+    cells = [f"<td{kind}>" for kind in kinds]
     rows = (
         "".join(f"{cell}{escaped(text)}</td>" for cell, text in zip(cells, row, strict=True))
         for row in one.rows
     )
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     return Markup(  # noqa: S704 - every text is escaped
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+        f'<div class="scroll"><table class="texts"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
         f"</div>{notes(one.notes)}"
     )
 

@@ -59,7 +59,7 @@ def tick_marks(
         share, anchor = (0.0, "start") if at < 5 else (1.0, "end") if at > 95 else (0.5, "middle")
         begin = at - share * width
         if with_lines:
-            yield f'<line class="grid" x1="{x}%" x2="{x}%" y1="0" y2="{short(height)}"/>'
+            yield f'<line class="grid" x1="{x}%" x2="{x}%" y2="{short(height)}"/>'
         if begin > end:
             end = begin + width + CHARACTER
             yield (
@@ -76,8 +76,8 @@ def beside_levels(at: float) -> float:
 def level_line(y: float, label: str) -> str:
     """Return a horizontal grid line with its label."""
     return (
-        f'<line class="grid" x1="0" x2="100%" y1="{short(y)}" y2="{short(y)}"/>'
-        f'<text class="tick" x="0" y="{short(y - 4)}">{label}</text>'
+        f'<line class="grid" x2="100%" y1="{short(y)}" y2="{short(y)}"/>'
+        f'<text class="tick" y="{short(y - 4)}">{label}</text>'
     )
 
 

@@ -101,6 +101,19 @@ def test_of_many_cases_the_worst_are_labelled() -> None:
     assert [row[1] for row in chart.rows] == list(errors)
 
 
+def test_a_density_reaches_its_peak_and_stays_above_the_axis() -> None:
+    samples = [1.5 + 0.05 * math.sin(n) for n in range(400)]
+    chart = charts.distributions([Distribution("engine", "k0", samples, 1.5, 1.55)])
+    (path,) = (path.get("d") or "" for path in parsed(chart).iter("path"))
+    assert re.fullmatch(r"M0 360l[-\d ]+V360H1000Z", path)
+    steps = [int(step) for step in re.findall(r"-?\d+", path)[2:-2]]
+    assert len(steps) % 2 == 0
+    heights = [-sum(steps[1 : n + 2 : 2]) for n in range(0, len(steps), 2)]
+    assert min(heights) >= 0
+    assert max(heights) == 340  # of 360: 2 pixels stay free
+    assert sum(steps[::2]) <= 1000
+
+
 def test_the_label_of_a_limit_at_the_left_end_stays_inside() -> None:
     anchors = []
     for error in (1e-12, 1e-4):
