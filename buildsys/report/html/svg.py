@@ -106,11 +106,12 @@ def shortened(text: str, longest: int) -> str:
 
 
 def tick_text(value: float) -> str:
-    """Return a tick's value: 0.5, 20, 1e-05."""
+    """Return a tick's value: 0.5, 20, 1e-5."""
     if value == 0:
         return "0"
     if not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-")
+        mantissa, exponent = f"{value:.3e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:,.10g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 

@@ -101,6 +101,14 @@ def test_of_many_cases_the_worst_are_labelled() -> None:
     assert [row[1] for row in chart.rows] == list(errors)
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (1e-5, "1e-5"), (2.95e-6, "2.95e-6"), (0.5, "0.5"), (2e4, "20,000"), (5e6, "5e6")],
+)
+def test_ticks_say_what_they_are(value: float, text: str) -> None:
+    assert svg.tick_text(value) == text
+
+
 def test_a_density_reaches_its_peak_and_stays_above_the_axis() -> None:
     samples = [1.5 + 0.05 * math.sin(n) for n in range(400)]
     chart = charts.distributions([Distribution("engine", "k0", samples, 1.5, 1.55)])

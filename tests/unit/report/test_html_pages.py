@@ -115,6 +115,12 @@ def test_history_without_figures_is_ignored(results: Results) -> None:
     assert "There is no earlier build" in shown(page(results, history=(history,))).text
 
 
+def test_the_time_in_the_builder_is_not_that_of_the_target(results: Results) -> None:
+    text = shown(page(results)).text
+    assert "123 ms in the builder" in text
+    assert "built in" not in text
+
+
 def test_commands_in_reasons_and_hints_are_code(results: Results) -> None:
     results.failed("validate:tiny", "`doit export:tiny` <b> differs", hint="see `doit info <x>`")
     one = page(results)
