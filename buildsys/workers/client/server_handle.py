@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import selectors
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from buildsys.errors import WorkerDied
+from buildsys.system.files import read_end
 from buildsys.system.processes import Process, describe_exit, kill_group
 from buildsys.workers.job import Job
 from buildsys.workers.protocol import (
@@ -34,6 +36,9 @@ _CLOSE_LIMIT_S = 1.0
 # The server enforces a job's limit and reports a child's end. After this long it is the server
 # that hangs.
 _LIMIT_SLACK_S = 20.0
+_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)
+_CRASHED_FRAME = re.compile(r'^Current thread .*\n  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
+_LOG_END_BYTES = 64 << 10
 
 OnEvent = Callable[[Message], None]
 
@@ -202,7 +207,8 @@ class ServerHandle:
         if answer is None:
             raise self._server_died(job, log, channels.pid)
         if answer["event"] == "exit":
-            problem = f"the worker of {job.target} {describe_exit(answer['code'])}"
+            place = crash_place(log) if answer["code"] in _CRASHES else ""
+            problem = f"the worker of {job.target} {describe_exit(answer['code'])}{place}"
             if answer["timed_out"]:
                 problem = f"{job.target} exceeded its limit of {timeout_s:g} s and was stopped"
             killed = answer["code"] in (-signal.SIGKILL, -signal.SIGTERM)
@@ -263,3 +269,12 @@ class ServerHandle:
         kill_group(pid)  # the processes that the child had started
         problem = f"the worker server that ran {job.target} {self._end_server()}"
         return WorkerDied(problem, f"full log: {job.display_path(log)}", was_killed=True)
+
+
+def crash_place(log: Path) -> str:
+    """Return the Python function that a crashed process was in, from the end of its log."""
+    frames = _CRASHED_FRAME.findall(read_end(log, _LOG_END_BYTES))
+    if not frames:
+        return ""
+    file, line, function = frames[-1]
+    return f" in {function}() of {'/'.join(Path(file).parts[-2:])}:{line}"
