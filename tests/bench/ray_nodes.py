@@ -84,13 +84,26 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[int, list[dict[str,
     return runs
 
 
+def two_processors(usable: Sequence[int]) -> list[int]:
+    """Return the last usable processors of two cores, else the last two."""
+    by_core = {}
+    for number in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+        by_core[siblings.read_text() if siblings.exists() else str(number)] = number
+    return sorted(by_core.values())[-2:] if len(by_core) > 1 else [*usable[-2:]]
+
+
 def parse() -> argparse.Namespace:
     usable = sorted(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, help="default: %(default)s")
     parser.add_argument(
-        "--cpus", type=int, nargs=2, default=usable[-2:], help="processors of the nodes (last two)"
+        "--cpus",
+        type=int,
+        nargs=2,
+        default=two_processors(usable),
+        help="processors of the nodes (the last of two cores)",
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--keep", action="store_true", help="keep the temporary folder")
