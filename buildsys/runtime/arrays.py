@@ -7,6 +7,7 @@ library. No library but numpy is imported: a caller with an array of another one
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,11 @@ _SIGNED = {"uint8": "uint8", "uint16": "int16"}  # torch's numpy bridge has no u
 class InputReader:
     """Checks of the arrays for one input, and their conversion."""
 
-    def __init__(self, engine: str, port: Port) -> None:
-        """Read arrays for ``port``; ``engine`` is its name for messages."""
+    def __init__(self, engine: str, port: Port, ranges: Sequence[Any] = ()) -> None:
+        """Read arrays for ``port``; ``engine`` is its name for messages.
+
+        ``ranges`` has the verified sizes of each axis: one, or the smallest and the largest.
+        """
         self.port = port
         self._shown = f"the input {port.name} of {engine}"
         is_native = port.dtype not in BIT_DTYPES and port.dtype != "string"
@@ -37,6 +41,11 @@ class InputReader:
             (axis, size)
             for axis, size in enumerate(port.shape)
             if isinstance(size, int) and size >= 0
+        ]
+        self._ranges = [
+            (axis, int(span[0]), int(span[1]))
+            for axis, span in enumerate(ranges[: self._rank])
+            if isinstance(span, list)
         ]
 
     def read(self, value: Any) -> Tensor:
@@ -91,6 +100,15 @@ class InputReader:
                 f"{problem}, and the engine takes {format_shape(self.port)}",
                 "convert the array first",
             )
+        for axis, low, high in self._ranges:
+            if not low <= shape[axis] <= high:
+                name = self.port.shape[axis]
+                named = f"dims.{name}" if isinstance(name, str) else "dims of the manifest"
+                raise StageError(
+                    f"{self._shown} has the shape {list(shape)}, and the engine was verified for"
+                    f" sizes of axis {axis} from {low} to {high}",
+                    f"widen {named} and build it again",
+                )
         self._last_shape = shape
 
     def _unreadable(self, error: Exception) -> StageError:

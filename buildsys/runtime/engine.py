@@ -63,7 +63,10 @@ class Engine:
         self.inputs: tuple[Port, ...] = session.inputs
         self.outputs: tuple[Port, ...] = session.outputs
         self.profiles = session.profiles
-        self._readers = {port.name: InputReader(name, port) for port in self.inputs}
+        ranges = record.map("ranges")
+        self._readers = {
+            port.name: InputReader(name, port, ranges.get(port.name, ())) for port in self.inputs
+        }
         self._outputs_by_name = {port.name: port for port in self.outputs}
         self._pool = SessionPool(name, backend, session, concurrency)
         self._takes_gpu_memory = isinstance(session, DeviceSession)

@@ -20,7 +20,8 @@ def plot_lines(
 ) -> list[str]:
     """Return a plot of values and intervals, from left to right.
 
-    Each line is a round level, as in the charts of pages. Of more points than columns, the last are shown.
+    Each line is a round level, as in the charts of pages. Of more points than columns, the last
+    are shown.
     """
     shown = [
         (value, span or (value, value))

@@ -6,6 +6,7 @@ from typing import Any
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.custom_operators import NO_OPERATORS
+from buildsys.plan.graph_points import GraphPoint
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
 
 
@@ -32,6 +33,8 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         spans = {d: {p: span[p] for p in ("min", "opt", "max")} for d, span in final.dims.items()}
         options["dims"] = spans if engine.spec.get("profiles") is None else {}
         options["inputs"] = final.inputs
+    elif final.dims:  # the library would take any size
+        options["ranges"] = _ranges(final)
     hook = engine.spec.get("network")  # changes the network before it is built
     called = [hook] if hook else []
     weights = {}
@@ -76,3 +79,12 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         alone_on_gpu=engine.on_gpu,  # builders time tactics
         doc=f"build the engine {engine.name} of {name}",
     )
+
+
+def _ranges(graph: GraphPoint) -> dict[str, list[Any]]:
+    """Return the shape of each input, with [min, max] for a size that varies."""
+    spans = {name: [span["min"], span["max"]] for name, span in graph.dims.items()}
+    return {
+        name: [spans.get(size, size) for size in port["shape"]]
+        for name, port in graph.inputs.items()
+    }

@@ -163,9 +163,7 @@ def errors(rows: Sequence[ErrorRow], limit: float | None, measure: str) -> Chart
         worst = max(row.errors.values(), key=lambda v: (math.isnan(v), v))
         parts.append(_row_title(row.name, q.error(worst), y))
         line = y + 28
-        parts.append(
-            f'<line class="track" x2="100%" y1="{short(line)}" y2="{short(line)}"/>'
-        )
+        parts.append(f'<line class="track" x2="100%" y1="{short(line)}" y2="{short(line)}"/>')
         ordered = sorted(row.errors.items(), key=lambda item: axis.at(item[1]), reverse=True)
         lanes: list[float] = []  # left end of the last label of each
         for case, value in ordered:

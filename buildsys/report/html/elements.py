@@ -39,8 +39,8 @@ def table(one: Table | Chart) -> Markup:
     )
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     return Markup(  # noqa: S704 - every text is escaped
-        f'<div class="scroll"><table class="texts"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
-        f"</div>{notes(one.notes)}"
+        f'<div class="scroll"><table class="texts"><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>{notes(one.notes)}"
     )
 
 

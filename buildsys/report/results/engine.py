@@ -144,6 +144,7 @@ class EngineResult(ResultHeader, total=False):
     weights: PackageWeights
     specification: int  # of Core ML
     systems: str  # the oldest that run the engine
+    ranges: dict[str, list[int | list[int]]]  # input -> size, or [min, max], of each axis
     operators: dict[str, str]  # custom operator -> kind and file
     plugins: list[Plugin]
     calibration: BuilderCalibration

@@ -155,6 +155,7 @@ def _build(job: Job, backend: Backend) -> Figures:
             **({} if "refitted_from" in built else timing_cache.figures(messages)),
             **described,
             **({"operators": uses} if uses else {}),
+            **({"ranges": job.options["ranges"]} if "ranges" in job.options else {}),
             **_calibration_figures(request.calibration),
             "build_seconds": round(finished - prepared, 3),
             "phases": {name: round(duration, 3) for name, duration in phases.items()},

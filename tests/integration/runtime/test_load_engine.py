@@ -356,3 +356,15 @@ def test_a_plugin_is_never_taken_from_another_folder(
     engine.with_name("x.py").touch()
     with pytest.raises(EngineError, match=f"engine.json names '{file}' for a::B"):
         load_engine(engine)
+
+
+def test_sizes_that_nothing_verified_are_refused(built: Path, tmp_path: Path) -> None:
+    engine_file = copied(built, tmp_path)
+    edit(engine_file, lambda figures: figures.update(ranges={"x": [[1, 4], 3, 8, 8]}))
+    with load_engine(engine_file) as engine:
+        assert engine(x=x_of(4))["y"].shape == (4, 5)
+        with pytest.raises(EngineError, match=r"\[5, 3, 8, 8\].* from 1 to 4; widen dims.batch"):
+            engine(x=x_of(5))
+    edit(engine_file, lambda figures: figures.update(ranges={"x": [["a"], 3, 8, 8]}))
+    with pytest.raises(EngineError, match="engine.json has a wrong value"):
+        load_engine(engine_file)

@@ -130,7 +130,13 @@ def test_a_wider_range_does_not_touch_the_export() -> None:
     targets = changed(dims={"batch": {"min": 1, "opt": 8, "max": 16}})
     assert "export:net" not in targets
     assert {"reference:net", "validate:net", "engine:net:rtx16"} <= targets
-    assert "engine:net:ort" not in targets  # the graph says what it takes, and no profile is built
+    assert "engine:net:ort" in targets  # its record has the sizes that were verified
+
+
+def test_another_usual_size_does_not_touch_engines_that_take_any() -> None:
+    targets = changed(dims={"batch": {"min": 1, "opt": 2, "max": 8}})
+    assert "engine:net:rtx16" in targets
+    assert "engine:net:ort" not in targets
 
 
 def test_user_files_are_sources_of_the_stages_that_load_them() -> None:

@@ -251,7 +251,7 @@ OPTIONS = {
     "convert:net:fp16": "precision exclude tolerance cases compare operators",
     "convert:net:int8": "precision quantize tolerance cases compare operators",
     "validate:net": "tolerance compare cases simplified_cases compare_simplified further operators",
-    "engine:net:ort": "engine operators",
+    "engine:net:ort": "engine ranges operators",
     "verify:net:ort": "engine tolerance cases further compare operators",
     "bench:net:ort": "engine bench cases operators network",
     "engine:net:rtx": "engine dims inputs operators",
@@ -634,3 +634,13 @@ def test_the_needs_of_an_engine_replace_those_of_the_model() -> None:
     without = plan()
     assert {action.needs for action in without.values()} == {NO_NEEDS}
     assert [found[target].options for target in found] == [a.options for a in without.values()]
+
+
+def test_an_engine_that_takes_any_size_knows_the_verified_ones() -> None:
+    ranges = {"z": [[1, 8], 4]}
+    assert plan()["engine:net:ort"].options["ranges"] == ranges
+    assert "ranges" not in plan()["engine:net:rtx"].options  # it has profiles
+    other = plan(dims={"batch": {"min": 1, "opt": 2, "max": 8}})
+    assert other["engine:net:ort"].options["ranges"] == ranges
+    fixed = plan(inputs={"x": {"shape": [2, 4], "data": {"images": "data/x"}}}, dims={})
+    assert "ranges" not in fixed["engine:net:ort"].options
