@@ -79,7 +79,7 @@ class Estimate:
 
         Runs in a thread, half of the time: the models of a large project take seconds.
         """
-        unknown: list[Action] = []
+        unknown: list[str] = []
         known: dict[tuple[str, str], list[float]] = {}
         waiting = [line for line in self._lines.values() if line.status in ("not run", "running")]
         for _, lines in groupby(waiting, key=lambda line: line.model):
@@ -101,13 +101,16 @@ class Estimate:
                 elif state.expected_s is not None:
                     self._add(action, state.expected_s + _PER_TARGET_S, is_known=True)
                 else:
-                    unknown.append(action)
+                    self._add(action, default_s(action) + _PER_TARGET_S, is_known=False)
+                    unknown.append(target)
             if self._stopped.wait(time.monotonic() - started):
                 return
-        for action in unknown:
-            others = known.get((action.stage, action.variant))
-            seconds = sorted(others)[len(others) // 2] if others else default_s(action)
-            self._add(action, seconds + _PER_TARGET_S, is_known=False)
+        medians = {kind: sorted(times)[len(times) // 2] for kind, times in known.items()}
+        for target in unknown:
+            line = self._lines[target]
+            if (seconds := medians.get((line.stage, line.variant))) is not None:
+                usual = self._usual[target]
+                self._usual[target] = usual._replace(seconds=seconds + _PER_TARGET_S)
         self._is_complete = True
 
     def _add(self, action: Action, seconds: float, *, is_known: bool) -> None:
