@@ -315,6 +315,8 @@ class _Load:
         self.are_shared_files_broken |= shared and bool(errors)
         if errors:
             return None
+        if not shared:  # there may be thousands
+            workspace.release(file)
         texts = [(data["model"], resolver.fields.to_json(data)) for data, _ in found]
         return Entry(texts, sorted(paths))
 

@@ -111,6 +111,13 @@ class Workspace:
             raise found
         return found
 
+    def release(self, path: Path) -> None:
+        """Drop the content of a file, 20 kB of a manifest; it is read again if needed."""
+        shown = self.shown(path)
+        self._documents.pop(shown, None)
+        self._contents.pop(shown, None)
+        self._positions.pop(shown, None)
+
     def sha256(self, path: Path) -> str:
         """Return the digest of a file, cached by its stamp."""
         name, current = str(self.shown(path)), self.stamp(path)

@@ -366,5 +366,5 @@ def test_sizes_that_nothing_verified_are_refused(built: Path, tmp_path: Path) ->
         with pytest.raises(EngineError, match=r"\[5, 3, 8, 8\].* from 1 to 4; widen dims.batch"):
             engine(x=x_of(5))
     edit(engine_file, lambda figures: figures.update(ranges={"x": [["a"], 3, 8, 8]}))
-    with pytest.raises(EngineError, match="engine.json has a wrong value"):
+    with pytest.raises(EngineError, match=r"engine\.json has a wrong value"):
         load_engine(engine_file)

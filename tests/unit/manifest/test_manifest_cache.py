@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import pytest
 from manifest_files import NET, same_state
@@ -228,3 +229,18 @@ def test_the_cache_is_lines_of_plain_json_after_its_checksum(project):
     _, header, model = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n")
     assert "configs/models/net.yaml" in json.loads(header)["entries"]
     assert json.loads(model)["model"] == "net"
+
+
+def test_a_load_keeps_no_manifest_that_is_resolved(project, monkeypatch):
+    monkeypatch.setattr("buildsys.manifest.manifest_cache.MAX_RESULT_BYTES", 1 << 20)  # a buffer
+    project.model()
+    project.load()  # the imports
+    for number in range(40):
+        project.model("# " + "x" * 200_000, name=f"net{number}")
+    tracemalloc.start()
+    try:
+        assert len(project.load().models) == 41
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000  # of 8 million
