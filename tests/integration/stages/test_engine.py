@@ -36,7 +36,7 @@ def test_an_onnxruntime_engine_has_its_provenance(tmp_path: Path) -> None:
     job = engine_job(tmp_path, "onnxruntime")
     result = engine.run(job)
     assert result.status == "passed"
-    assert set(result.figures) == CONTRACT | {"source_nodes"}
+    assert set(result.figures) == CONTRACT | {"source_nodes", "ranges"}
     written = job.outputs["engine"].read_bytes()
     assert job.outputs["engine"].name == "engine.onnx"
     assert result.figures["engine_sha256"] == hashlib.sha256(written).hexdigest()
