@@ -33,7 +33,11 @@ from buildsys.stages.common.equivalence import (
     run_cases,
 )
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.simplify.tools import simplify_by_onnxsim, simplify_by_onnxslim
+from buildsys.stages.simplify.tools import (
+    prepare_environment,
+    simplify_by_onnxsim,
+    simplify_by_onnxslim,
+)
 from buildsys.workers.job import Job, StageResult
 
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
@@ -71,6 +75,7 @@ def run(job: Job) -> StageResult:
     del original  # the weights of a large graph must not add to the tool's copies
     inputs = _random_cases(job, ports["input"])
     comparable = not implementation_of(job).missing_operators(source)
+    prepare_environment()
     with _background(job, source) as start:
         expected = start(lambda: run_cases(job, source, inputs) if comparable else {})
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,8 +54,7 @@ def simplify_by_onnxsim(
         options["tensor_size_threshold"] = f"{threshold}B"
     onnxsim = _import_onnxsim()
     try:
-        with _without_certificate():
-            _run(onnxsim, source, target, options)
+        _run(onnxsim, source, target, options)
     except StageError:
         raise
     except Exception as error:  # its C++ core passes on ONNX's exceptions
@@ -129,17 +127,14 @@ def _import_onnxsim() -> ModuleType:
     return module
 
 
-@contextlib.contextmanager
-def _without_certificate() -> Iterator[None]:
-    """Disable onnxsim's proof, unless the user enables it: the stage compares outputs."""
-    if "ONNXSIM_CERTIFY" in os.environ:
-        yield
-        return
-    os.environ["ONNXSIM_CERTIFY"] = "0"
-    try:
-        yield
-    finally:
-        del os.environ["ONNXSIM_CERTIFY"]
+def prepare_environment() -> None:
+    """Set the variables of onnxsim before threads start; the user's own stay.
+
+    ONNX Runtime reads the environment in C while onnxsim works. A new variable would move it and
+    crash the reader, a known one is replaced.
+    """
+    os.environ.setdefault("ONNXSIM_CERTIFY", "0")  # no proof: the stage compares outputs
+    os.environ.setdefault("ONNXSIM_GEMM_FUSION_BACKEND", "ort_cpu")  # which simplify() sets
 
 
 def _strip_metadata(model: ModelProto) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -429,3 +431,23 @@ def test_facts_of_a_graph() -> None:
         helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch)
     )
     assert operator_counts(model)["d::My"] == 2
+
+
+def test_the_environment_does_not_move_while_another_thread_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("ONNXSIM_")]:
+        monkeypatch.delenv(name)
+    threads, moves, is_watched = threading.active_count(), list[str](), True
+
+    def audit(event: str, values: tuple[bytes, ...]) -> None:
+        if is_watched and event in ("os.putenv", "os.unsetenv"):
+            is_replaced = event == "os.putenv" and values[0] in os.environb
+            if threading.active_count() > threads and not is_replaced:
+                moves.append(f"{event} {values[0].decode()}")
+
+    sys.addaudithook(audit)
+    job = dataclasses.replace(simplify_job(tmp_path, conv_bn()), threads=2)
+    assert simplify.run(job).status == "passed"
+    is_watched = False
+    assert not moves
