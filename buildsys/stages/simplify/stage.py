@@ -34,7 +34,7 @@ from buildsys.stages.common.equivalence import (
 )
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.simplify.tools import (
-    prepare_environment,
+    onnxsim_environment,
     simplify_by_onnxsim,
     simplify_by_onnxslim,
 )
@@ -75,8 +75,7 @@ def run(job: Job) -> StageResult:
     del original  # the weights of a large graph must not add to the tool's copies
     inputs = _random_cases(job, ports["input"])
     comparable = not implementation_of(job).missing_operators(source)
-    prepare_environment()
-    with _background(job, source) as start:
+    with onnxsim_environment(), _background(job, source) as start:
         expected = start(lambda: run_cases(job, source, inputs) if comparable else {})
 
         def simplified(*, fuse: bool) -> tuple[SimplifyResult, Outputs, Outputs]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -127,14 +128,24 @@ def _import_onnxsim() -> ModuleType:
     return module
 
 
-def prepare_environment() -> None:
-    """Set the variables of onnxsim before threads start; the user's own stay.
+@contextlib.contextmanager
+def onnxsim_environment() -> Iterator[None]:
+    """Set onnxsim's variables, outside of any other threads; the user's own stay.
 
     ONNX Runtime reads the environment in C while onnxsim works. A new variable would move it and
     crash the reader, a known one is replaced.
     """
-    os.environ.setdefault("ONNXSIM_CERTIFY", "0")  # no proof: the stage compares outputs
-    os.environ.setdefault("ONNXSIM_GEMM_FUSION_BACKEND", "ort_cpu")  # which simplify() sets
+    variables = {
+        "ONNXSIM_CERTIFY": "0",  # no proof: the stage compares outputs
+        "ONNXSIM_GEMM_FUSION_BACKEND": "ort_cpu",  # simplify() sets it
+    }
+    new = [name for name in variables if name not in os.environ]
+    os.environ.update({name: variables[name] for name in new})
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
 
 
 def _strip_metadata(model: ModelProto) -> None:

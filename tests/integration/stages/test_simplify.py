@@ -451,3 +451,4 @@ def test_the_environment_does_not_move_while_another_thread_reads_it(
     assert simplify.run(job).status == "passed"
     is_watched = False
     assert not moves
+    assert not [name for name in os.environ if name.startswith("ONNXSIM_")]
