@@ -132,10 +132,10 @@ def answer_name(options: Options) -> str:
 
 
 def write_answer(
-    shared: SharedCache, answer: Answer, key: SigningKey | None, *, uses_gpu: bool
+    shared: SharedCache, answer: Answer, key: SigningKey | None, *, with_gpus: bool
 ) -> None:
     """Add an answer to the store. Raises: StageError, TemporaryError."""
-    machine = this_machine(with_gpus=uses_gpu)
+    machine = this_machine(with_gpus=with_gpus)
     content = encode_answer(replace(answer, machine=machine), key)
     shared.write_answer(answer.name, content)
 

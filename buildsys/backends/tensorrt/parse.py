@@ -169,10 +169,15 @@ def _with_all_nodes(
     return found
 
 
+def plugin_wanted(node: OnnxNode) -> tuple[str, str]:
+    """Return the version and the namespace that a node asks for, "" for any namespace."""
+    attributes = node.attributes
+    return attributes.get(PLUGIN_VERSION) or "1", attributes.get(PLUGIN_NAMESPACE, "")
+
+
 def plugin_creator(library: Library, node: OnnxNode) -> Any:
     """Return the plugin creator that the parser finds for a node, or None."""
-    version = node.attributes.get(PLUGIN_VERSION) or "1"
-    namespace = node.attributes.get(PLUGIN_NAMESPACE)
+    version, namespace = plugin_wanted(node)
     for each in [namespace] if namespace else ["", node.domain]:
         creator = version_adapter.find_creator(library, node.operator, version, each)
         if creator is not None:

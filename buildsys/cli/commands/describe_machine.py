@@ -53,7 +53,7 @@ class DescribeMachine(PlainCommand):
                 raise UsageError(problem, "executors make these lists") from None
         if name:
             answer = Answer(SCHEMA, name, digest, "passed", 0, environments=found)
-            write_answer(shared, answer, key, uses_gpu=True)
+            write_answer(shared, answer, key, with_gpus=True)
         elif options["json"]:
             print_json(
                 {"machine": this_machine(with_gpus=True), "environments": list(found.values())}

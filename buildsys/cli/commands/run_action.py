@@ -178,7 +178,7 @@ def _run(
     def answer(fields: Mapping[str, Any]) -> None:
         if name:
             known = Answer(ANSWER_SCHEMA, name, digest, ERROR, UsageError.exit_code)
-            write_answer(place.shared, replace(known, **fields), place.key, uses_gpu=uses_gpu)
+            write_answer(place.shared, replace(known, **fields), place.key, with_gpus=uses_gpu)
 
     try:
         request = load_request(place.shared, digest, place.trust)

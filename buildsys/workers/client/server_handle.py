@@ -207,7 +207,7 @@ class ServerHandle:
         if answer is None:
             raise self._server_died(job, log, channels.pid)
         if answer["event"] == "exit":
-            place = crash_place(log) if answer["code"] in _CRASHES else ""
+            place = _crash_place(log) if answer["code"] in _CRASHES else ""
             problem = f"the worker of {job.target} {describe_exit(answer['code'])}{place}"
             if answer["timed_out"]:
                 problem = f"{job.target} exceeded its limit of {timeout_s:g} s and was stopped"
@@ -271,7 +271,7 @@ class ServerHandle:
         return WorkerDied(problem, f"full log: {job.display_path(log)}", was_killed=True)
 
 
-def crash_place(log: Path) -> str:
+def _crash_place(log: Path) -> str:
     """Return the Python function that a crashed process was in, from the end of its log."""
     frames = _CRASHED_FRAME.findall(read_end(log, _LOG_END_BYTES))
     if not frames:

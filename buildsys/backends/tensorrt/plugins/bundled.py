@@ -7,7 +7,12 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.parse import PLUGIN_NAMESPACE, PLUGIN_VERSION, plugin_creator
+from buildsys.backends.tensorrt.parse import (
+    PLUGIN_NAMESPACE,
+    PLUGIN_VERSION,
+    plugin_creator,
+    plugin_wanted,
+)
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.file_nodes import OnnxNode, read_nodes
 from buildsys.system.suggestions import nearest
@@ -75,8 +80,7 @@ def _creator_of(library: Library, node: OnnxNode) -> Any:
     found = plugin_creator(library, node)
     if found is not None:
         return found
-    version = node.attributes.get(PLUGIN_VERSION) or "1"
-    namespace = node.attributes.get(PLUGIN_NAMESPACE)
+    version, namespace = plugin_wanted(node)
     where = f" in the namespace {namespace}" if namespace else ""
     known = {
         creator.plugin_version
