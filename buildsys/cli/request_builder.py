@@ -7,7 +7,6 @@ servers, as the targets of a project do, and a folder that has the files of one 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -32,7 +31,7 @@ from buildsys.execution.executor import Executor
 from buildsys.execution.outcome import Outcome
 from buildsys.execution.provenance import ProvenanceSigner
 from buildsys.plan.action import RESULT, Action
-from buildsys.store.file_digests import hash_file
+from buildsys.store.file_digests import DigestCache, hash_file
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.publish import remove_abandoned, temporary_folder
@@ -72,6 +71,8 @@ class RequestBuilder:
                 place.key, warn_on_stderr, lambda: self._baselines.request.source
             )
         self._can_write = False
+        db = MemoryStateDb(project / STATE / "state.db")
+        self._digests = DigestCache(db)  # of inputs, and of outputs that are the next inputs
         timing_caches = os.environ.get("BUILDSYS_TIMING_CACHES")
         self._executor = Executor(
             project,
@@ -87,18 +88,21 @@ class RequestBuilder:
             before_stage=self._prepare_stage,
             locks=place.folder / "locks",
             facts=facts,
-            db=MemoryStateDb(project / STATE / "state.db"),
+            db=db,
             baselines=self._baselines,
         )
 
     def take(self, request: ActionRequest) -> None:
-        """Write the files of the next request. Raises: UsageError, TemporaryError, OSError."""
+        """Write the files of the next request and remove others.
+
+        Raises: UsageError, TemporaryError, OSError.
+        """
         self._actions[request.action.target] = replace(request.action, required=False)
         self._baselines.request = request
         self._pool.reply = self._pool.failure = None
         if self._signer is not None:
             self._signer.renew()
-        materialize(request, self._place.shared, self._store, self._project)
+        materialize(request, self._place.shared, self._store, self._project, self._digests)
 
     def build(self, made: dict[str, Any], *, rebuild: bool) -> tuple[Outcome, ActionRecord | None]:
         """Build its target, and check the record in the store.
@@ -140,14 +144,6 @@ class RequestBuilder:
     def log(self, action: Action) -> Path:
         """Return the log of a stage."""
         return (self._project / BUILD / action.outputs[RESULT].path).with_suffix(".log")
-
-    def clear(self) -> None:
-        """Remove the files of a request. Raises: OSError."""
-        for entry in os.scandir(self._project):
-            if entry.name != STATE and entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            elif entry.name != STATE:
-                os.unlink(entry.path)  # noqa: PTH108 - an entry has no method for it
 
     def close(self) -> None:
         """End the worker servers' jobs and close the databases."""

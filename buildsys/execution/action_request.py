@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from buildsys import __version__
 from buildsys.errors import StageError, UsageError
@@ -25,7 +27,7 @@ from buildsys.execution.recorded_reads import READ
 from buildsys.execution.stale_reasons import format_reasons, part_reasons
 from buildsys.history.recorder import Checkout
 from buildsys.plan.action import RESULT, Action
-from buildsys.store.file_digests import hash_file
+from buildsys.store.file_digests import DigestCache, hash_file
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.record_file import (
@@ -126,9 +128,10 @@ def make_request(
     parts = dict(sorted(known.parts.items()))
     action = replace(action, executor="")
     baseline = None
-    with TemporaryDirectory() as folder:
+    with ExitStack() as stack:
         if action.baseline is not None and baselines is not None:
-            described, earlier = baselines.fetch(action, key.parts, store, Path(folder))
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            described, earlier = baselines.fetch(action, key.parts, store, folder)
             named = {role: f"{_BASELINE}/{path.name}" for role, path in earlier.items()}
             inputs |= {named[role]: path for role, path in earlier.items()}
             baseline = Baseline(described, named)
@@ -234,8 +237,17 @@ def load_request(shared: SharedCache, digest: str, trust: TrustPolicy) -> Action
     return request
 
 
-def materialize(request: ActionRequest, shared: SharedCache, store: Store, project: Path) -> None:
-    """Write a request's files into the new folder ``project``, through ``store``.
+def materialize(
+    request: ActionRequest,
+    shared: SharedCache,
+    store: Store,
+    project: Path,
+    digests: DigestCache | None = None,
+) -> None:
+    """Write a request's files into the folder ``project``, through ``store``.
+
+    With ``digests`` the folder may have the files of another request. Those that both have stay:
+    ext4 takes up to a millisecond for each new file after many others were removed.
 
     Raises: UsageError: an object is missing or damaged. TemporaryError, OSError.
     """
@@ -250,10 +262,43 @@ def materialize(request: ActionRequest, shared: SharedCache, store: Store, proje
         digest = places[lost[0]].digest
         hint = f"remove the object {digest} there if it is damaged, and {_REQUEST_AGAIN}"
         raise UsageError(problem, hint)
+    if digests is not None:
+        _remove_others(project, places)
+        sizes = {str(path): file.size for path, file in places.items()}
+        present = digests.digests(sizes, sizes)
+        for path in [*places]:
+            found = present[str(path)]
+            if found is not None and found.digest == places[path].digest:
+                del places[path]
     build.mkdir(exist_ok=True)
     for path, file in places.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         store.fetch(file, path)
+
+
+def _remove_others(project: Path, wanted: Collection[Path]) -> None:
+    """Remove what is no wanted file from a folder, except empty folders.
+
+    Raises: OSError.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
+    for folder, folders, files in os.walk(project, onerror=fail):
+        if folder == str(project) and STATE in folders:
+            folders.remove(STATE)
+        for name in [*folders]:
+            path = Path(folder, name)
+            if path.is_symlink():
+                path.unlink()
+                folders.remove(name)
+            elif path in wanted:
+                shutil.rmtree(path)
+                folders.remove(name)
+        for path in (Path(folder, name) for name in files):
+            if path not in wanted or path.is_symlink():
+                path.unlink()
 
 
 class RequestedBaselines(Baselines):

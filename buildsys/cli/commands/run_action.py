@@ -97,7 +97,7 @@ class RunAction(PlainCommand):
                         raise
                     sys.stderr.write(f"ERROR: {error}\n")
                     code = error.exit_code
-                if not linger_s or code not in LINGERS_AFTER or not job.clear():
+                if not linger_s or code not in LINGERS_AFTER:
                     return code
                 order = next_order(job.place.shared, options["answer"], linger_s)
                 if order is None:
@@ -126,15 +126,6 @@ class _Job:
             found = request_builder(self.place, self.options["keep"])
             self.builder = self.stack.enter_context(found)
         return self.builder
-
-    def clear(self) -> bool:
-        """Remove the files of the last request; return False if some stay."""
-        try:
-            if self.builder is not None:
-                self.builder.clear()
-            return True
-        except OSError:
-            return False
 
 
 def _answer(names: Sequence[str], options: Options, job: _Job) -> int:

@@ -20,6 +20,7 @@ from buildsys.system.turns import waiting
 
 # between two polls: late by a twentieth of the wait on average
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.002, 2.0, 1.1
+_NOTIFIED_S = 0.5  # the first pause of an executor that reports changes
 _UNREACHABLE_S = 120.0  # without an answer of the system its jobs count as lost
 
 
@@ -32,7 +33,7 @@ class Watcher:
     """Polls the jobs of one executor, and the answers of those that go on after them.
 
     A job prints a line after it has answered, so an executor that reports changes is polled at
-    the right moment.
+    the right moment, and seldom in between.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Watcher:
         self._added = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopped = self._has_changed = False
+        self._first_pause_s = _SHORTEST_S
         if isinstance(executor, Notifying):
             executor.on_change = self._notice
+            self._first_pause_s = _NOTIFIED_S
 
     def wait(
         self, handle: str, on_state: Callable[[JobState], None], answer: str = ""
@@ -103,7 +106,7 @@ class Watcher:
             self._thread.start()
 
     def _poll_all(self) -> None:
-        pause_s, answered = _SHORTEST_S, time.monotonic()
+        pause_s, answered = self._first_pause_s, time.monotonic()
         known: set[tuple[str, str]] = set()
         while not self._is_stopped:
             with self._added:
@@ -112,6 +115,7 @@ class Watcher:
                     answered = time.monotonic()
                 handles, known = frozenset(self._states), self._waits()
                 self._has_changed = False
+            begun = time.monotonic()
             try:
                 found = self._executor.poll(handles)
                 names = self._list_answers() if self._awaited else ()
@@ -127,12 +131,12 @@ class Watcher:
                     if state is not None and (state != before or has_answered):
                         self._states[handle] = state
                         changes.put(_Change(state, has_answered))
-                        pause_s = _SHORTEST_S
+                        pause_s = self._first_pause_s
                         if has_answered:
                             del self._awaited[handle]
-                if self._added.wait_for(partial(self._is_new, known), pause_s - _SHORTEST_S):
-                    pause_s = _SHORTEST_S  # short stages end soon
-            time.sleep(_SHORTEST_S)
+                if self._added.wait_for(partial(self._is_new, known), pause_s):
+                    pause_s = self._first_pause_s  # short stages end soon
+            time.sleep(max(0.0, begun + _SHORTEST_S - time.monotonic()))
             pause_s = min(pause_s * _GROWTH, _LONGEST_S)
 
     def _waits(self) -> set[tuple[str, str]]:

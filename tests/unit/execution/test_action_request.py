@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,13 @@ from buildsys.execution.action_request import (
     sign_request,
 )
 from buildsys.plan.action import BaselineRef, ToolchainRef
+from buildsys.store.file_digests import DigestCache
 from buildsys.store.ledger import OutputFile
 from buildsys.store.object_store import Store, object_name
 from buildsys.store.record_file import MAX_SHARED_BYTES
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
 from buildsys.store.signatures import NO_POLICY, SigningKey, TrustPolicy, generate_key
+from buildsys.store.state_db import MemoryStateDb
 
 
 @pytest.fixture
@@ -40,6 +44,13 @@ def root(tmp_path: Path) -> Path:
 def shared(tmp_path: Path) -> SharedCache:
     (tmp_path / "shared").mkdir()
     return SharedCache(str(tmp_path / "shared"), print, mode=READ_WRITE, required=True)
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> Iterator[DigestCache]:
+    db = MemoryStateDb(tmp_path / "state.db")
+    yield DigestCache(db)
+    db.close()
 
 
 def request_of(root: Path, target: str = EXPORT, **changes: Any) -> ActionRequest:
@@ -97,6 +108,57 @@ def test_a_materialized_request_has_the_same_key(
     executor.close()
     assert key is not None
     check_machine(request, key)
+
+
+def test_files_of_another_request_stay_if_both_have_them(
+    root: Path, shared: SharedCache, digests: DigestCache, tmp_path: Path
+) -> None:
+    first = load_request(shared, push(root, shared, request_of(root)), NO_POLICY)
+    there = tmp_path / "there"
+    store = Store(there / ".buildsys/store")
+    materialize(first, shared, store, there, digests)
+    before = (there / "net.py").stat()
+
+    (there / "build/m").mkdir(parents=True)
+    (there / "build/m/output").write_text("of the first target")
+    (there / "build/m/link").symlink_to(there / "net.py")
+    (there / "build/m/folder").symlink_to(tmp_path)
+    materialize(first, shared, store, there, digests)
+    assert (there / "net.py").stat() == before
+    left = {str(file.relative_to(there)) for file in there.rglob("*") if not file.is_dir()}
+    assert {name for name in left if not name.startswith(".buildsys")} == {*first.files}
+    assert (tmp_path / "shared").exists()
+
+
+@pytest.mark.parametrize("change", ["edited", "replaced", "link", "folder", "removed"])
+def test_an_input_that_a_stage_has_changed_is_written_again(
+    root: Path, shared: SharedCache, digests: DigestCache, tmp_path: Path, change: str
+) -> None:
+    request = load_request(shared, push(root, shared, request_of(root)), NO_POLICY)
+    there = tmp_path / "there"
+    store = Store(there / ".buildsys/store")
+    materialize(request, shared, store, there, digests)
+    file = there / "net.py"
+    content = file.read_bytes()
+    time.sleep(0.05)
+    materialize(request, shared, store, there, digests)  # its digest is known now
+    other = content.replace(b"blocks", b"blokcs")
+    assert other != content
+    if change == "edited":
+        file.write_bytes(other)
+        os.utime(file, ns=(0, 0))
+    else:
+        file.unlink()
+    if change == "replaced":
+        file.write_bytes(other)
+    elif change == "link":
+        (tmp_path / "other.py").write_bytes(content)
+        file.symlink_to(tmp_path / "other.py")
+    elif change == "folder":
+        (file / "inner").mkdir(parents=True)
+    materialize(request, shared, store, there, digests)
+    assert file.read_bytes() == content
+    assert not file.is_symlink()
 
 
 def test_measurements_and_gates_stay_in_their_project(root: Path) -> None:
