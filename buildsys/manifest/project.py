@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors
 from buildsys.manifest.executor_defaults import defaults_of
-from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
+from buildsys.manifest.manifest_cache import Cache, Entry, StoredText, read_cache, write_cache
 from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
 
@@ -30,13 +30,18 @@ _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 class ResolvedModel:
     """One model, after extends, matrix, defaults and engine presets have been applied.
 
-    ``text`` is ``data`` as JSON; equal texts mean equal models.
+    Equal texts mean equal models.
     """
 
     name: str
     file: str
-    text: str
+    _text: str | StoredText = field(repr=False)
     _trace: Callable[[], dict[str, str]] = field(repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """The fields as JSON."""
+        return self._text if isinstance(self._text, str) else self._text.read()
 
     @cached_property
     def data(self) -> dict[str, Any]:
