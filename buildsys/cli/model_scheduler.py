@@ -24,7 +24,7 @@ from buildsys.system.turns import taken_in_turns, turn, waiting
 _LEAST_OPEN = 64  # models at a time
 _TURNS_FROM = 16  # threads: so many are not for stages on this machine
 _MOST_ACTIVE = 2  # targets of one job: its turn is the dispatcher's
-_OPEN_PER_JOB = 2  # so that places which are waited for do not keep others idle
+_OPEN_PER_JOB = 1.5  # so that places which are waited for do not keep others idle
 
 
 class Models(NamedTuple):
@@ -39,7 +39,7 @@ class Models(NamedTuple):
     @property
     def most_open(self) -> int:
         """The number of models at a time."""
-        return max(_LEAST_OPEN, _OPEN_PER_JOB * sum(self.jobs.values()))
+        return max(_LEAST_OPEN, round(_OPEN_PER_JOB * sum(self.jobs.values())))
 
 
 class Control(TaskControl):  # type: ignore[misc]  # doit has no type information

@@ -1,7 +1,7 @@
 """Cache of resolved manifests, checked by the stamps of their files.
 
-A load from the cache imports neither pydantic nor yaml, and leaves the models in the file, as JSON
-text: a run may need one of a thousand, and ten thousand are 35 MB. A missing, broken or read-only
+A load from the cache imports neither pydantic nor yaml, and keeps each model as compressed JSON: a
+run may need one of a thousand, and ten thousand texts are 35 MB. A missing, broken or read-only
 cache costs only time.
 """
 
@@ -12,59 +12,33 @@ import importlib.util
 import json
 import os
 import sys
-import weakref
 import zlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from buildsys.errors import StageError
 from buildsys.system.backend_registry import our_backends
-from buildsys.system.files import MAX_RESULT_BYTES, Stamp, replace_file, stamp
+from buildsys.system.files import MAX_RESULT_BYTES, Stamp, read_limited, replace_file, stamp
 
 SCHEMA = "buildsys/manifests/3"
-_CHUNK_BYTES = 1 << 20
-_LINE_BYTES = 100  # at most, of the checksum
+_LEVEL = 1  # of compression: 900 bytes of 3,500
 
 
-class StoredText:
-    """A text in an open cache file, which may have been replaced since."""
-
-    __slots__ = ("_file", "_length", "_start")
-
-    def __init__(self, file: _OpenFile, start: int, length: int) -> None:
-        self._file, self._start, self._length = file, start, length
-
-    def read(self) -> str:
-        """Return the text. Raises: StageError: it cannot be read any more."""
-        try:
-            content = os.pread(self._file.descriptor, self._length, self._start)
-        except OSError:
-            content = b""
-        if len(content) != self._length:
-            raise StageError("the cache of manifests was cut off during the run", "run again")
-        return content.decode()
-
-    def __eq__(self, other: object) -> bool:
-        return self.read() == (other.read() if isinstance(other, StoredText) else other)
-
-    __hash__ = None  # type: ignore[assignment]
+def pack(text: str) -> bytes:
+    """Return a compressed text; equal texts give equal bytes."""
+    return zlib.compress(text.encode(), _LEVEL)
 
 
-class _OpenFile:
-    """A descriptor that is closed with the last reference."""
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)
+def unpack(packed: bytes) -> str:
+    """Return the text of ``pack``."""
+    return zlib.decompress(packed).decode()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The models of one file (name, JSON text) and their dependencies."""
+    """The models of one file (name, packed JSON text) and their dependencies."""
 
-    models: Sequence[tuple[str, str | StoredText]]
+    models: list[tuple[str, bytes]]
     paths: list[str]
 
 
@@ -92,26 +66,16 @@ class Cache:
 def read_cache(file: Path, configs: str) -> Cache:
     """Return the cache in ``file``, empty if broken or outdated."""
     try:
-        opened = _OpenFile(file)
-        with open(opened.descriptor, "rb", closefd=False) as content:
-            if os.fstat(opened.descriptor).st_size > MAX_RESULT_BYTES:
-                return Cache()
-            checksum, header = int(content.readline(_LINE_BYTES), 16), content.readline()
-            start = content.tell()
-            found = zlib.crc32(header)
-            for chunk in _chunks(content):
-                found = zlib.crc32(chunk, found)
-        if found != checksum:
+        checksum, _, body = read_limited(file, MAX_RESULT_BYTES).partition(b"\n")
+        if int(checksum, 16) != zlib.crc32(body):
             return Cache()
+        header, _, texts = body.partition(b"\n")  # JSON on one line
         stored = json.loads(header)
         if stored["written_by"] != _writer(configs):
             return Cache()
         return Cache(
             {
-                name: Entry(
-                    [(model, StoredText(opened, start + at, size)) for model, at, size in models],
-                    paths,
-                )
+                name: Entry([(model, texts[start:end]) for model, start, end in models], paths)
                 for name, (models, paths) in stored["entries"].items()
             },
             {path: known and Stamp(*known) for path, known in stored["stamps"].items()},
@@ -119,11 +83,6 @@ def read_cache(file: Path, configs: str) -> Cache:
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Cache()
-
-
-def _chunks(content: BinaryIO) -> Iterator[bytes]:
-    while chunk := content.read(_CHUNK_BYTES):
-        yield chunk
 
 
 def write_cache(file: Path, configs: str, cache: Cache) -> None:
@@ -134,9 +93,9 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
     for name, entry in cache.entries.items():
         models = []
         for model, text in entry.models:
-            texts.append((text if isinstance(text, str) else text.read()).encode())
-            models.append((model, end, len(texts[-1])))
-            end += len(texts[-1])
+            start, end = end, end + len(text)
+            models.append((model, start, end))
+            texts.append(text)
         entries[name] = models, entry.paths
     stored = {
         "written_by": _writer(configs),
@@ -144,8 +103,7 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
         "stamps": cache.stamps,
         "digests": cache.digests,
     }
-    header = json.dumps(stored, separators=(",", ":")).encode()  # on one line
-    body = b"".join([header, b"\n", *texts])
+    body = b"".join([json.dumps(stored, separators=(",", ":")).encode(), b"\n", *texts])
     with contextlib.suppress(OSError):
         replace_file(file, b"%08x\n" % zlib.crc32(body) + body)
 

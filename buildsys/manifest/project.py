@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors
 from buildsys.manifest.executor_defaults import defaults_of
-from buildsys.manifest.manifest_cache import Cache, Entry, StoredText, read_cache, write_cache
+from buildsys.manifest.manifest_cache import Cache, Entry, pack, read_cache, unpack, write_cache
 from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
 
@@ -35,13 +35,13 @@ class ResolvedModel:
 
     name: str
     file: str
-    _text: str | StoredText = field(repr=False)
+    _packed: bytes = field(repr=False)
     _trace: Callable[[], dict[str, str]] = field(repr=False, compare=False)
 
     @property
     def text(self) -> str:
-        """The fields as JSON."""
-        return self._text if isinstance(self._text, str) else self._text.read()
+        """All fields as JSON."""
+        return unpack(self._packed)
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class _Load:
                 write_cache(cache_file, str(configs), updated)
         models: dict[str, ResolvedModel] = {}
         for file, entry in entries.items():
-            for name, text in entry.models:
+            for name, packed in entry.models:
                 if name in models:
                     from buildsys.manifest.problem import Problem
                     from buildsys.manifest.value_tree import ValueOrigin
@@ -289,7 +289,7 @@ class _Load:
                         self.broken.setdefault(each, []).extend(errors)
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
-                    models[name] = ResolvedModel(name, file, text, trace)
+                    models[name] = ResolvedModel(name, file, packed, trace)
         return models
 
     @cached_property
@@ -322,7 +322,7 @@ class _Load:
             return None
         if not shared:  # there may be thousands
             workspace.release(file)
-        texts = [(data["model"], resolver.fields.to_json(data)) for data, _ in found]
+        texts = [(data["model"], pack(resolver.fields.to_json(data))) for data, _ in found]
         return Entry(texts, sorted(paths))
 
     def _updated_cache(

@@ -29,7 +29,8 @@ _LARGE_CHUNK_BYTES = 4 << 20
 THREADS_FROM_BYTES = 4 << 20
 _REPORTED_BYTES = 16 << 30  # several seconds, in which nothing else happens
 _ATTEMPTS = 3
-_MOST_KNOWN = 40_000  # in memory, 500 bytes each; the others are looked up
+_MOST_READ = 40_000  # at once, and kept in memory: 500 bytes each
+_MOST_ADDED = 5_000  # kept besides; the others are looked up
 _FEW_FILES = 300  # looked up one by one; above, reading all rows at once is faster
 T = TypeVar("T")
 _READABLE = "check its permissions and its disk"
@@ -102,6 +103,7 @@ class DigestCache:
         self._db = db
         self._known: dict[str, _Row] = {}
         self._lookups = 0
+        self._most_known = _MOST_ADDED
         self._guard = threading.Lock()
 
     def digest(self, path: str) -> FileDigest | None:
@@ -119,8 +121,9 @@ class DigestCache:
         with self._guard:
             before, self._lookups = self._lookups, self._lookups + len(stamps)
             if before <= _FEW_FILES < self._lookups:
-                for path, *row in self._db.read(_SELECT_ALL, (boot_id(), _MOST_KNOWN)):
+                for path, *row in self._db.read(_SELECT_ALL, (boot_id(), _MOST_READ)):
                     self._known.setdefault(path, tuple(row))
+                self._most_known += len(self._known)
         found = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
         unread = [path for path, stamp in stamps.items() if stamp and not found[path]]
         expected = sizes or {}
@@ -157,7 +160,7 @@ class DigestCache:
     def _remember(self, path: str, row: _Row) -> None:
         with self._guard:
             self._known[path] = row
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > self._most_known:
                 del self._known[next(iter(self._known))]
 
     def drop(self, path: str) -> None:

@@ -33,6 +33,7 @@ class RayCluster:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._own: list[str] = []  # folders of nodes
 
     def start_head(self) -> None:
         port = self.address.partition(":")[2]
@@ -47,11 +48,13 @@ class RayCluster:
         """Start a node.
 
         With ``cpu`` it runs on this processor only, with temporary files and servers of its own.
+        These files are in memory, if possible: machines do not share a file system.
         """
         binding: list[str] = []
         if cpu is not None:
-            own = self._folder / name
-            own.mkdir()
+            memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(self._folder)
+            own = tempfile.mkdtemp(prefix=f"{name}-", dir=memory)
+            self._own.append(own)
             binding = ["taskset", "--cpu-list", str(cpu)]
             binding += ["env", *(f"{variable}={own}" for variable in ("TMPDIR", "XDG_RUNTIME_DIR"))]
         self._start(name, resources, f"--address={self.address}", binding=binding)
@@ -114,4 +117,5 @@ class RayCluster:
     def close(self) -> None:
         for name in [*self._nodes]:
             self.stop_node(name)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder, *self._own):
+            shutil.rmtree(folder, ignore_errors=True)

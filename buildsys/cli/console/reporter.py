@@ -111,8 +111,9 @@ class Reporter:
             else:
                 if finished.restored:
                     line.status = "restored"
-                line.figure = line.with_place(_key_figure(self.session, line))
+                line.figure = sys.intern(line.with_place(_key_figure(self.session, line)))
             self._open_display().ended(line)
+            line.forget_activity()
 
     def _is_without_engine(self, line: TargetLine) -> bool:
         """Return True after the line of the target's own unavailable engine."""
@@ -278,7 +279,7 @@ class Reporter:
             line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
         elif kind == "stale":
             with self._lock:
-                line.why = event["reason"]
+                line.why = sys.intern(event["reason"])  # equal ones of many targets
                 if not self._is_without_engine(line):
                     self._open_display().started(line)
         elif kind == "waiting":

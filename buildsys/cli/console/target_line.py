@@ -45,6 +45,11 @@ class TargetLine:
         """Return a key figure with its machine."""
         return ", on ".join(filter(None, (figure, self.where))) if self.where else figure
 
+    def forget_activity(self) -> None:
+        """Drop what only a running target shows: there may be a hundred thousand."""
+        self.message = self.counter = self.where = ""
+        self.began = 0.0
+
     @property
     def took(self) -> str:
         """Its time, "" if there is none."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import zlib
 
 import pytest
 from manifest_files import NET, same_state
@@ -181,7 +182,8 @@ def test_a_broken_cache_is_replaced(project, resolved, damage):
     if damage == "huge":
         os.truncate(file, 1 << 40)
     else:
-        file.write_bytes(content.replace(b"resnet18", b"resnet19") if damage is None else damage)
+        flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+        file.write_bytes(flipped if damage is None else damage)
     assert project.load().models["net"].data["source"]["torchvision"] == "resnet18"
     assert resolved
     resolved.clear()
@@ -222,13 +224,13 @@ def test_folders_moved_by_the_environment(project, monkeypatch, tmp_path):
     assert list(project.load().models) == ["net"]
 
 
-def test_the_cache_is_lines_of_plain_json_after_its_checksum(project):
+def test_the_cache_is_json_and_compressed_json_after_its_checksum(project):
     project.model()
     project.settle()
     project.load()
-    _, header, model = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n")
+    _, header, models = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n", 2)
     assert "configs/models/net.yaml" in json.loads(header)["entries"]
-    assert json.loads(model)["model"] == "net"
+    assert json.loads(zlib.decompress(models))["model"] == "net"
 
 
 def test_a_load_keeps_no_manifest_that_is_resolved(project, monkeypatch):
