@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -31,7 +32,8 @@ class Outcome(NamedTuple):
         restored: bool = False,
     ) -> Outcome:
         """Return the outcome of a recorded build."""
-        ended = (record.target, record.status, record.seconds, record.reason, record.hint)
+        status = sys.intern(record.status)  # from the database: else each is a string of its own
+        ended = (record.target, status, record.seconds, record.reason, record.hint)
         return cls(*ended, waited, asked, restored)
 
 

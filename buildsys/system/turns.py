@@ -23,15 +23,26 @@ def taken_in_turns(*, needed: bool) -> Iterator[None]:
     global _are_used
     _are_used = needed
     if needed:  # one heap suffices; else glibc keeps the free memory of each thread apart
-        import ctypes  # only in runs with many threads
-
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        _call_libc("mallopt", _M_ARENA_MAX, 1)
     try:
         with turn():
             yield
     finally:
         _are_used = False
+
+
+def return_free_memory() -> None:
+    """Give the free memory between objects back to the system, if threads take turns."""
+    if _are_used:
+        _call_libc("malloc_trim", 0)
+
+
+def _call_libc(name: str, *arguments: int) -> None:
+    """Call a function of glibc; without effect elsewhere."""
+    import ctypes  # only in runs with many threads
+
+    with suppress(AttributeError, OSError):
+        getattr(ctypes.CDLL(None), name)(*arguments)
 
 
 @contextmanager

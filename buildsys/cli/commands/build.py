@@ -137,6 +137,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
             session.actions.most_models = Control.models.most_open + _KEPT_PLANS
             # nothing reads what doit would keep of every target in memory until the end
             self.dep_manager.save_success = lambda *_: None
+            self.dep_manager.status_is_ignore = lambda *_: False  # else they have tasks
         if self.needs_results:
             ignores = self.dep_manager.status_is_ignore
             self._ignored = {task.name for task in self.task_list if ignores(task)}
