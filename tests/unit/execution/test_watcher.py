@@ -69,3 +69,17 @@ def test_a_reported_change_ends_a_long_pause(monkeypatch: pytest.MonkeyPatch) ->
     assert not thread.is_alive()
     assert time.monotonic() - begun < 30
     watched.stop()
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_an_executor_that_reports_changes_is_seldom_polled(reports: bool) -> None:
+    executor: Any = Notifying() if reports else Executor()
+    watched = watcher.Watcher(executor)
+    thread = threading.Thread(target=watched.wait, args=("long", lambda _: None))
+    thread.start()
+    wait_until(lambda: executor.polls >= 1, "the first poll")
+    time.sleep(0.3)
+    assert (executor.polls <= 3) == reports
+    watched.stop()
+    thread.join(30)
+    assert not thread.is_alive()
