@@ -51,10 +51,15 @@ class ProjectPlan(Mapping[str, Action]):
             actions = plan_model(data, self._version_of)
             if executor_of := self._executor_of:
                 actions = tuple(replace(one, executor=executor_of(one)) for one in actions)
-            planned = {action.target: action for action in actions}
+            names = tuple(action.target for action in actions)
             with self._guard:
-                self._planned[model] = planned
-                self._targets[model] = tuple(planned)
+                # a run keeps the names of all targets: those of the first plan
+                first = self._targets.setdefault(model, names)
+                if first is not names and first == names:
+                    named = zip(actions, first, strict=True)
+                    actions = tuple(replace(action, target=name) for action, name in named)
+                self._targets[model] = first if first == names else names
+                planned = self._planned[model] = {action.target: action for action in actions}
                 while len(self._planned) > self.most_models:
                     del self._planned[next(iter(self._planned))]
         return planned

@@ -119,6 +119,10 @@ def test_plans_of_the_first_models_are_dropped() -> None:
     first = plan.of("a")
     assert plan.of("a") is first
     assert plan.of("b") and plan.of("c")
-    assert plan.of("a") is not first
-    assert plan.of("a") == first
+    again = plan.of("a")
+    assert again is not first
+    assert again == first
+    names = plan.targets("a")
+    for known in (first, again, [action.target for action in again.values()]):
+        assert [*map(id, known)] == [*map(id, names)]  # not kept twice
     assert len(plan._planned) == 2
