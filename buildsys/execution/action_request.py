@@ -242,12 +242,12 @@ def materialize(
     shared: SharedCache,
     store: Store,
     project: Path,
-    digests: DigestCache | None = None,
+    digests: DigestCache,
 ) -> None:
     """Write a request's files into the folder ``project``, through ``store``.
 
-    With ``digests`` the folder may have the files of another request. Those that both have stay:
-    ext4 takes up to a millisecond for each new file after many others were removed.
+    Of another request's files there, those that both have stay: after many removals ext4 takes up
+    to a millisecond to create a file.
 
     Raises: UsageError: an object is missing or damaged. TemporaryError, OSError.
     """
@@ -262,18 +262,15 @@ def materialize(
         digest = places[lost[0]].digest
         hint = f"remove the object {digest} there if it is damaged, and {_REQUEST_AGAIN}"
         raise UsageError(problem, hint)
-    if digests is not None:
-        _remove_others(project, places)
-        sizes = {str(path): file.size for path, file in places.items()}
-        present = digests.digests(sizes, sizes)
-        for path in [*places]:
-            found = present[str(path)]
-            if found is not None and found.digest == places[path].digest:
-                del places[path]
+    _remove_others(project, places)
+    sizes = {str(path): file.size for path, file in places.items()}
+    present = digests.digests(sizes, sizes)
     build.mkdir(exist_ok=True)
     for path, file in places.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store.fetch(file, path)
+        found = present[str(path)]
+        if found is None or found.digest != file.digest:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store.fetch(file, path)
 
 
 def _remove_others(project: Path, wanted: Collection[Path]) -> None:

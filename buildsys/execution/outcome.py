@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
         restored: bool = False,
     ) -> Outcome:
         """Return the outcome of a recorded build."""
-        status = sys.intern(record.status)  # from the database: else each is a string of its own
+        status = sys.intern(record.status)  # the database returns a new string per row
         ended = (record.target, status, record.seconds, record.reason, record.hint)
         return cls(*ended, waited, asked, restored)
 

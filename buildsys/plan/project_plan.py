@@ -53,12 +53,12 @@ class ProjectPlan(Mapping[str, Action]):
                 actions = tuple(replace(one, executor=executor_of(one)) for one in actions)
             names = tuple(action.target for action in actions)
             with self._guard:
-                # a run keeps the names of all targets: those of the first plan
-                first = self._targets.setdefault(model, names)
-                if first is not names and first == names:
-                    named = zip(actions, first, strict=True)
+                known = self._targets.get(model)
+                if known == names:  # a run keeps the names of all targets: use these strings
+                    named = zip(actions, known, strict=True)
                     actions = tuple(replace(action, target=name) for action, name in named)
-                self._targets[model] = first if first == names else names
+                else:
+                    self._targets[model] = names
                 planned = self._planned[model] = {action.target: action for action in actions}
                 while len(self._planned) > self.most_models:
                     del self._planned[next(iter(self._planned))]

@@ -98,11 +98,11 @@ def test_inputs_and_advisory_files_travel(root: Path) -> None:
 
 
 def test_a_materialized_request_has_the_same_key(
-    root: Path, shared: SharedCache, tmp_path: Path
+    root: Path, shared: SharedCache, digests: DigestCache, tmp_path: Path
 ) -> None:
     request = load_request(shared, push(root, shared, request_of(root)), NO_POLICY)
     there = tmp_path / "there"
-    materialize(request, shared, Store(there / ".buildsys/store"), there)
+    materialize(request, shared, Store(there / ".buildsys/store"), there, digests)
     executor, _ = make_executor(there, {EXPORT: request.action})
     key = executor.examine(EXPORT).key
     executor.close()
@@ -263,7 +263,7 @@ def test_missing_and_altered_requests(root: Path, shared: SharedCache, tmp_path:
 
 @pytest.mark.parametrize("damage", ["gone", "edited"])
 def test_an_object_that_is_not_as_requested(
-    root: Path, shared: SharedCache, tmp_path: Path, damage: str
+    root: Path, shared: SharedCache, digests: DigestCache, tmp_path: Path, damage: str
 ) -> None:
     request = request_of(root)
     push(root, shared, request)
@@ -275,7 +275,7 @@ def test_an_object_that_is_not_as_requested(
         file.write_bytes(file.read_bytes().replace(b"blocks", b"blokcs"))
     there = tmp_path / "there"
     with pytest.raises(UsageError, match=r"has no valid net\.py of the request; remove the object"):
-        materialize(request, shared, Store(there / ".buildsys/store"), there)
+        materialize(request, shared, Store(there / ".buildsys/store"), there, digests)
 
 
 def test_a_required_cache_raises(root: Path, tmp_path: Path) -> None:
