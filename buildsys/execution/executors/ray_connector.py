@@ -100,6 +100,7 @@ class _Connector:
             num_gpus=demand["gpus"],
             memory=demand["memory"] or None,
             resources=resources,
+            scheduling_strategy="SPREAD",  # the default keeps asking full nodes for waiting jobs
         ).remote(request["arguments"], request["variables"], demand["labels"], __version__)
         return _Job(generator, {**processors, **resources}, time.monotonic())
 
