@@ -36,12 +36,13 @@ class ResolvedModel:
     name: str
     file: str
     _packed: bytes = field(repr=False)
+    _sample: bytes = field(repr=False)
     _trace: Callable[[], dict[str, str]] = field(repr=False, compare=False)
 
     @property
     def text(self) -> str:
         """All fields as JSON."""
-        return unpack(self._packed)
+        return unpack(self._packed, self._sample)
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -243,6 +244,7 @@ class _Load:
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
     ambiguous: set[str] = field(default_factory=set)  # names of several models
     are_shared_files_broken: bool = False
+    _sample: bytes = b""  # of the packed models
 
     def files(self) -> list[str]:
         """Return the shared files and the manifests."""
@@ -255,7 +257,7 @@ class _Load:
         cache_file = self._project.state / "manifests.json"
         files = self.files()
         cache = read_cache(cache_file, str(configs))
-        valid = cache.valid_entries(root)
+        valid, self._sample = cache.valid_entries(root), cache.sample
         project_file = self.shown(files[0])
         self._accepted = cache.stamps[project_file] if project_file in valid else None
         entries: dict[str, Entry] = {}
@@ -289,7 +291,7 @@ class _Load:
                         self.broken.setdefault(each, []).extend(errors)
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
-                    models[name] = ResolvedModel(name, file, packed, trace)
+                    models[name] = ResolvedModel(name, file, packed, self._sample, trace)
         return models
 
     @cached_property
@@ -322,8 +324,12 @@ class _Load:
             return None
         if not shared:  # there may be thousands
             workspace.release(file)
-        texts = [(data["model"], pack(resolver.fields.to_json(data))) for data, _ in found]
-        return Entry(texts, sorted(paths))
+        models = []
+        for data, _ in found:
+            text = resolver.fields.to_json(data)
+            self._sample = self._sample or text.encode()
+            models.append((data["model"], pack(text, self._sample)))
+        return Entry(models, sorted(paths))
 
     def _updated_cache(
         self, entries: Mapping[str, Entry], valid: Mapping[str, Entry], cache: Cache
@@ -347,6 +353,7 @@ class _Load:
             kept,
             {path: stamps[path] if path in stamps else cache.stamps[path] for path in paths},
             {path: known for path, known in digests.items() if self._is_settled(known[0])},
+            self._sample,
         )
 
     def _is_settled(self, found: Stamp | None) -> bool:
