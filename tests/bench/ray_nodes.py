@@ -85,20 +85,12 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[int, list[dict[str,
 
 
 def two_processors(usable: Sequence[int]) -> list[int]:
-    """Return the last usable processors of two NUMA nodes, else of two cores, else the last two."""
-    for place in ("node*", "topology/thread_siblings_list"):
-        by_place = {_place(number, place): number for number in usable}
-        if len(by_place) > 1:
-            return sorted(by_place.values())[-2:]
-    return [*usable[-2:]]
-
-
-def _place(number: int, pattern: str) -> str:
-    """Return what a processor shares with others: the name or the text of a file."""
-    found = next(Path(f"/sys/devices/system/cpu/cpu{number}").glob(pattern), None)
-    if found is None:
-        return ""
-    return found.read_text() if found.is_file() else found.name
+    """Return the last usable processors of two cores, else the last two."""
+    by_core = {}
+    for number in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+        by_core[siblings.read_text() if siblings.exists() else str(number)] = number
+    return sorted(by_core.values())[-2:] if len(by_core) > 1 else [*usable[-2:]]
 
 
 def parse() -> argparse.Namespace:
@@ -111,7 +103,7 @@ def parse() -> argparse.Namespace:
         type=int,
         nargs=2,
         default=two_processors(usable),
-        help="processors of the nodes (the last of two NUMA nodes or cores)",
+        help="processors of the nodes (the last of two cores)",
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--keep", action="store_true", help="keep the temporary folder")
