@@ -25,7 +25,7 @@ Policy = Mapping[str, Any]
 Outputs = Mapping[str, Tensor]
 _AUTO: Policy = {"policy": "auto", "allow_zero": False}
 _NARROW = 64  # elements of a row
-_REORDERED = "rows of equal score are in another order"
+REORDERED = "rows of equal score are in another order"
 _TIED = "its last rows have equal scores, and no runtime defines which of them are kept"
 
 
@@ -329,7 +329,7 @@ def _reordered(
         again = {}
         for name in group:
             moved = Tensor(actual[name].array[order], actual[name].dtype)
-            again[name] = replace(compare(moved, expected[name], tolerance), note=_REORDERED)
+            again[name] = replace(compare(moved, expected[name], tolerance), note=REORDERED)
         if all(comparison.passed for comparison in again.values()):
             found |= again
     return found

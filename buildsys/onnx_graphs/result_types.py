@@ -39,6 +39,21 @@ class OutputComparison(_OutputFigures, total=False):
     uninformative: str  # why equality proves nothing
 
 
+class _SampleCount(TypedDict):
+    samples: int
+
+
+class AgreementFigures(_SampleCount, total=False):
+    """How an output follows its reference over the samples of all cases."""
+
+    spread_error: float
+    correlation: float
+    slope: float
+    channel_error: float
+    class_agreement: float
+    uninformative: str  # why there are no figures
+
+
 class WorstElement(TypedDict):
     """The element with the largest difference in a failed comparison."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.manifest.shape_cases import format_case, format_dims
 from buildsys.report.formatting import case_order
 from buildsys.report.results.header import CheckFailure, ComparedCases
@@ -11,7 +12,7 @@ from buildsys.report.results.reader import FAILED, PASSED, AnyResult
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
 
 _COMPARING = ("surgery", "simplify", "convert", "validate", "verify")  # stages
-_LIMITS = ("rtol", "cosine", "atol", "top1")
+_LIMITS = ("rtol", "cosine", "atol", "top1", *AGREEMENT_LIMITS["int8"])
 
 
 def checks_of(results: Iterable[AnyResult]) -> tuple[Check, ...]:
@@ -69,6 +70,7 @@ def _check_of(result: AnyResult) -> Check:
         status=result.status,
         limits={name: tolerance[name] for name in _LIMITS if tolerance.get(name) is not None},
         comparisons=tuple(lines) if result.status in (PASSED, FAILED) else (),
+        agreement=content.get("agreement", {}),
         failures=tuple(_failure(result, entry) for entry in content.get("failures", [])),
         idle=idle,
     )

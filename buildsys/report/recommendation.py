@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from buildsys.onnx_graphs.result_types import AgreementFigures
 from buildsys.report import formatting as q
 from buildsys.report.ranking import (
     ENGINE_CONTENDERS,
@@ -83,17 +84,42 @@ def headline(report: Report, shipped: Recommendation | None) -> str:
 def error_margin(check: Check) -> ErrorMargin | None:
     """Return the error of a check closest to its limit."""
     margins = [m for line in check.comparisons for m in _margins(line, check.limits)]
+    for output, agreement in check.agreement.items():
+        margins += _agreement_margins(agreement, check.limits, f"output {output}")
     return max(margins, key=lambda margin: margin.used, default=None)
 
 
 def _margins(line: ComparisonLine, limits: Mapping[str, float]) -> Iterator[ErrorMargin]:
-    place = f"case {line.case}, output {line.output}"
-    for name, measure, value, best in (
+    figures = (
         ("rtol", "relative error", line.relative, 0.0),
         ("atol", "absolute error", line.max_abs, 0.0),
         ("cosine", "cosine", line.cosine, 1.0),
         ("top1", "top-1", line.top1, 1.0),
-    ):
+    )
+    return _used_limits(figures, limits, f"case {line.case}, output {line.output}")
+
+
+def _agreement_margins(
+    agreement: AgreementFigures, limits: Mapping[str, float], place: str
+) -> Iterator[ErrorMargin]:
+    slope = agreement.get("slope")
+    figures = (
+        ("spread_error", "spread error", agreement.get("spread_error"), 0.0),
+        ("correlation", "correlation", agreement.get("correlation"), 1.0),
+        ("slope", "slope error", None if slope is None else abs(slope - 1), 0.0),
+        ("channel_error", "channel error", agreement.get("channel_error"), 0.0),
+        ("class_agreement", "class agreement", agreement.get("class_agreement"), 1.0),
+    )
+    return _used_limits(figures, limits, place)
+
+
+def _used_limits(
+    figures: Iterable[tuple[str, str, float | None, float]],
+    limits: Mapping[str, float],
+    place: str,
+) -> Iterator[ErrorMargin]:
+    """Yield how far figures use their limits; a figure has a name, title, value and best value."""
+    for name, measure, value, best in figures:
         limit = limits.get(name)
         if limit is None or value is None:
             continue

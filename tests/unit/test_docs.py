@@ -15,6 +15,7 @@ from buildsys.backends.tensorrt.common_options import TensorRtBase
 from buildsys.backends.tensorrt_rtx.options import ComputeCapability
 from buildsys.cli.main import commands_of
 from buildsys.execution import stale_reasons
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.manifest.json_schema import schema_texts
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
@@ -32,6 +33,7 @@ MANIFEST_PAGE = "\n\n".join(  # executors have their own page
     (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("manifest.md", "scale.md")
 )
 GENERATED = ("fields.md", "commands.md", "errors.md")  # by docs/reference, not in the repository
+PRECISION_PAGE = (ROOT / "docs/precision.md").read_text(encoding="utf-8")
 PAGES = sorted(
     page
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
@@ -111,7 +113,17 @@ def test_every_documented_table_belongs_to_a_section() -> None:
 def test_the_limits_of_each_precision_are_documented(precision: str) -> None:
     row = next(line for line in MANIFEST_PAGE.splitlines() if line.startswith(f"| `{precision}` |"))
     limits = TOLERANCES[precision]()
-    assert f"`rtol` {limits.rtol:g}, `cosine` {limits.cosine:g}." in row
+    assert f"`rtol` {limits.rtol:g}, `cosine` {limits.cosine:g}" in row
+
+
+def test_the_limits_of_agreement_are_documented() -> None:
+    for name, limit in AGREEMENT_LIMITS["int8"].items():
+        row = next(line for line in PRECISION_PAGE.splitlines() if line.startswith(f"| `{name}`"))
+        limits = [AGREEMENT_LIMITS[precision][name] for precision in ("fp16", "bf16", "int8")]
+        percent = name == "class_agreement"
+        texts = [f"{value:.0%}".replace("%", " %") if percent else f"{value:g}" for value in limits]
+        assert row.startswith(f"| `{name}` | {' | '.join(texts)} |")
+        assert AGREEMENT_LIMITS["fp8"][name] == AGREEMENT_LIMITS["int4"][name] == limit
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ _RTOL = "Limit on max |a - b| / max |b|."
 _COSINE = "Minimum cosine similarity."
 _ATOL = "Additional limit on max |a - b|."
 _TOP1 = "Minimum share of equal arg-max along the last axis."
+_OF_PRECISION = "Not set: that of the precision, none for fp32."
 
 
 class ExportSpec(Spec):
@@ -215,54 +216,68 @@ class Tolerance(Spec):
     top1: float | None = Field(None, ge=0, le=1, description=_TOP1)
 
 
-class Fp32Tolerance(Tolerance):
+class EngineTolerance(Tolerance):
+    """Limits of one engine; unset ones are those of `verify`."""
+
+    rtol: float | None = Field(None, ge=0, description=_RTOL)
+    cosine: float | None = Field(None, ge=-1, le=1, description=_COSINE)
+    spread_error: float | None = Field(
+        None, ge=0, description=f"Largest error relative to the output's spread. {_OF_PRECISION}"
+    )
+    correlation: float | None = Field(
+        None, ge=-1, le=1, description=f"Minimum centered correlation. {_OF_PRECISION}"
+    )
+    slope: float | None = Field(
+        None, ge=0, description=f"Largest distance of the slope from 1. {_OF_PRECISION}"
+    )
+    channel_error: float | None = Field(
+        None, ge=0, description=f"As `spread_error`, of the worst channel. {_OF_PRECISION}"
+    )
+    class_agreement: float | None = Field(
+        None, ge=0, le=1, description=f"Minimum share of samples of equal class. {_OF_PRECISION}"
+    )
+
+
+class Fp32Tolerance(EngineTolerance):
     """Limits of fp32 engines."""
 
     rtol: float | None = Field(DEFAULT_LIMITS["fp32"]["rtol"], ge=0, description=_RTOL)
+    cosine: float | None = Field(DEFAULT_LIMITS["fp32"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
-class Fp16Tolerance(Tolerance):
+class Fp16Tolerance(EngineTolerance):
     """Limits of fp16 engines."""
 
     rtol: float | None = Field(DEFAULT_LIMITS["fp16"]["rtol"], ge=0, description=_RTOL)
     cosine: float | None = Field(DEFAULT_LIMITS["fp16"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
-class Bf16Tolerance(Tolerance):
+class Bf16Tolerance(EngineTolerance):
     """Limits of bf16 engines."""
 
     rtol: float | None = Field(DEFAULT_LIMITS["bf16"]["rtol"], ge=0, description=_RTOL)
     cosine: float | None = Field(DEFAULT_LIMITS["bf16"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
-class Int8Tolerance(Tolerance):
+class Int8Tolerance(EngineTolerance):
     """Limits of int8 engines."""
 
     rtol: float | None = Field(DEFAULT_LIMITS["int8"]["rtol"], ge=0, description=_RTOL)
     cosine: float | None = Field(DEFAULT_LIMITS["int8"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
-class Fp8Tolerance(Tolerance):
+class Fp8Tolerance(EngineTolerance):
     """Limits of fp8 engines."""
 
     rtol: float | None = Field(DEFAULT_LIMITS["fp8"]["rtol"], ge=0, description=_RTOL)
     cosine: float | None = Field(DEFAULT_LIMITS["fp8"]["cosine"], ge=-1, le=1, description=_COSINE)
 
 
-class Int4Tolerance(Tolerance):
+class Int4Tolerance(EngineTolerance):
     """Limits of int4 engines."""
 
     rtol: float | None = Field(DEFAULT_LIMITS["int4"]["rtol"], ge=0, description=_RTOL)
     cosine: float | None = Field(DEFAULT_LIMITS["int4"]["cosine"], ge=-1, le=1, description=_COSINE)
-
-
-class EngineTolerance(Spec):
-    """Limits of one engine; unset ones are those of `verify`."""
-
-    rtol: float | None = Field(None, ge=0, description=_RTOL)
-    cosine: float | None = Field(None, ge=-1, le=1, description=_COSINE)
-    atol: float | None = Field(None, ge=0, description=_ATOL)
-    top1: float | None = Field(None, ge=0, le=1, description=_TOP1)
 
 
 class ValidateSpec(Tolerance):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from buildsys.onnx_graphs.result_types import AgreementFigures
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.commands import COLUMNS as COMMAND_COLUMNS
@@ -22,6 +23,11 @@ _LIMIT_TEXT = {
     "cosine": "cosine at least {}",
     "atol": "absolute error at most {}",
     "top1": "top-1 agreement at least {}",
+    "spread_error": "error at most {} of the spread",
+    "correlation": "correlation at least {}",
+    "slope": "slope within {} of 1",
+    "channel_error": "error of a channel at most {} of its spread",
+    "class_agreement": "class agreement at least {}",
 }
 
 
@@ -90,6 +96,7 @@ def comparisons(check: Check) -> Table:
                 text = f"{line.subject}, {line.output}: {remark}"
                 remarks.setdefault(text, []).append(line.case)
     notes = [f"{text} (case {', '.join(cases)})" for text, cases in remarks.items()]
+    notes += [_agreement(output, figures) for output, figures in check.agreement.items()]
     if len(shown) < len(found):
         text = f"The {len(shown)} worst of {len(found)} comparisons; report.json has all of them."
         notes.insert(0, text)
@@ -107,6 +114,19 @@ def comparisons(check: Check) -> Table:
         "top-1>", "within limits",
     )  # fmt: skip
     return Table(columns, rows, notes=tuple(notes))
+
+
+def _agreement(output: str, figures: AgreementFigures) -> str:
+    if "uninformative" in figures:
+        return f"{output}: {figures['uninformative']}."
+    parts = [
+        f"error {q.significant(figures['spread_error'])} of the spread",
+        f"correlation {q.cosine(figures['correlation'])}",
+        f"slope {figures['slope']:.3f}",
+    ]
+    if "class_agreement" in figures:
+        parts.append(f"class agreement {q.share(figures['class_agreement'])}")
+    return f"{output}, over {figures['samples']} samples: {', '.join(parts)}."
 
 
 def failures(check: Check) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from buildsys.onnx_graphs.result_types import OutputComparison
+from buildsys.onnx_graphs.result_types import AgreementFigures, OutputComparison
 from buildsys.report.results.header import CheckResult, ComparedCases
 
 
@@ -45,6 +45,7 @@ class ConvertResult(CheckResult, total=False):
     bytes_before: int
     bytes_after: int
     cases: ComparedCases
+    agreement: dict[str, AgreementFigures]  # by output
     warnings: list[str]
     # typed graphs
     converted: int

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from buildsys.onnx_graphs.result_types import AgreementFigures
 from buildsys.report.results.engine_lines import (
     EngineLine,
     EngineProvenance,
@@ -190,6 +191,7 @@ class Check:
     comparisons: tuple[ComparisonLine, ...]
     failures: tuple[FailureLine, ...]
     idle: tuple[str, ...] = ()  # optimization profiles without a comparison
+    agreement: Mapping[str, AgreementFigures] = field(default_factory=dict)  # output -> figures
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from buildsys.onnx_graphs.result_types import AgreementFigures
 from buildsys.report.results.header import CheckResult, ComparedCases
 
 
@@ -19,6 +20,7 @@ class VerifyResult(CheckResult, total=False):
     """The engine compared with the golden outputs."""
 
     cases: ComparedCases
+    agreement: dict[str, AgreementFigures]  # by output
     dims: dict[str, dict[str, int]]  # of each case
     profiles: list[VerifiedProfile]
     outside_profiles: list[str]  # cases that fit none of the explicit profiles

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.manifest.default_limits import effective_limits
+from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
@@ -102,6 +103,40 @@ def golden_limits(job: Job, golden: Mapping[str, Case]) -> dict[str, float | Non
     return effective_limits(job.options["tolerance"], kind, float_type)
 
 
+def judge_agreement(
+    job: Job, checks: Sequence[OutputCheck], golden: Mapping[str, Case]
+) -> tuple[list[OutputCheck], dict[str, Agreement]]:
+    """Compare the variation of each output over all cases, within the limits of the precision.
+
+    A failure is that of the case with most elements.
+    """
+    limits, by_case = golden_limits(job, golden), dict[str, list[OutputCheck]]()
+    for check in checks:
+        by_case.setdefault(check.case, []).append(check)
+    agreements = output_agreements(
+        [
+            ComparedCase(
+                golden[case].inputs,
+                golden[case].outputs,
+                {check.output: check.actual for check in outputs if check.actual is not None},
+                {check.output: check.comparison for check in outputs},
+            )
+            for case, outputs in by_case.items()
+        ],
+        limits,
+    )
+    judged = list(checks)
+    for output, agreement in agreements.items():
+        if problem := agreement.problem(limits):
+            places = (place for place, check in enumerate(checks) if check.output == output)
+            place = max(
+                places, key=lambda place: golden[checks[place].case].outputs[output].array.size
+            )
+            comparison = replace(checks[place].comparison, passed=False, problem=problem)
+            judged[place] = replace(checks[place], comparison=comparison)
+    return judged, agreements
+
+
 def summarize_checks(
     job: Job, checks: Sequence[OutputCheck], golden: Mapping[str, Case]
 ) -> tuple[list[OutputCheck], dict[str, Any]]:
@@ -109,13 +144,17 @@ def summarize_checks(
 
     The tensors of failed cases are saved in ``failed/`` next to the result.
     """
+    checks, agreements = judge_agreement(job, checks, golden)
     failed = [check for check in checks if not check.comparison.passed]
     save_failed_tensors(job.outputs["result"].parent / "failed", failed, golden)
     cases: ComparedCases = {}
     for check in checks:
         cases.setdefault(check.case, {})[check.output] = check.comparison.figures()
+    figures: dict[str, Any] = {"cases": cases}
+    if agreements:
+        figures["agreement"] = {name: found.figures() for name, found in agreements.items()}
     return failed, {
-        "cases": cases,
+        **figures,
         "tolerance": golden_limits(job, golden),
         "failures": [check.failure() for check in failed],
     }

@@ -32,6 +32,7 @@ from buildsys.stages.common.golden_check import (
     OutputCheck,
     and_more,
     check_outputs,
+    judge_agreement,
     summarize_checks,
 )
 from buildsys.stages.common.kept_nodes import REASON, kept_nodes
@@ -78,6 +79,8 @@ def run(job: Job) -> StageResult:
     golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
     failed, numbers = summarize_checks(job, _check(job, golden, job.outputs["model"]), golden)
     figures |= numbers
+    uncovered = list(_uncovered_inputs(job, golden))
+    figures["warnings"] += uncovered
     if not failed:
         return StageResult(figures=figures)
     # the smallest failed case, as all its tensors are compared
@@ -92,13 +95,13 @@ def run(job: Job) -> StageResult:
     is_cut = algorithm == "percentile" or (
         (algorithm, job.options["precision"]) == ("entropy", "int8")
     )
-    uncut = _uncut(job, worst, case) if is_cut and tool != "modelopt" else None
+    uncut = _uncut(job, worst, golden) if is_cut and tool != "modelopt" else None
     figures["with_minmax"] = None if uncut is None else uncut.comparison.figures()
-    hint = "; ".join(_hints(job, case, worst, uncut, losses))
+    hint = "; ".join([*uncovered, *_hints(job, worst, uncut, losses)])
     return StageResult("failed", failed[0].sentence() + and_more(failed), hint, figures)
 
 
-def _uncut(job: Job, worst: OutputCheck, case: Case) -> OutputCheck:
+def _uncut(job: Job, worst: OutputCheck, golden: Mapping[str, Case]) -> OutputCheck:
     """Return the check of the same output with unclipped ranges."""
     job.progress("trying whole ranges")
     original = load_model(job.inputs["model"])
@@ -107,8 +110,11 @@ def _uncut(job: Job, worst: OutputCheck, case: Case) -> OutputCheck:
         model, _ = _quantized(job, original, Path(scratch), algorithm="minmax")
         path = Path(scratch) / "model.onnx"
         save_model(model, path)
-        found = _check(job, {worst.case: case}, path)
-    return next(finding for finding in found if finding.output == worst.output)
+        checks, _ = judge_agreement(job, _check(job, golden, path), golden)
+    return max(
+        (check for check in checks if (check.case, check.output) == (worst.case, worst.output)),
+        key=lambda check: not check.comparison.passed,
+    )
 
 
 def _convert(job: Job) -> dict[str, Any]:
@@ -247,19 +253,25 @@ def _losses(job: Job, case: Case, quantized: list[str]) -> list[Loss]:
     return largest_losses(graphs[0], graphs[1], quantized, dict(case.inputs))
 
 
-def _hints(
-    job: Job, case: Case, worst: OutputCheck, uncut: OutputCheck | None, losses: list[Loss]
-) -> Iterator[str]:
-    """Yield the next steps, with the layers of largest error."""
-    options, precision = job.options["quantize"], job.options["precision"]
+def _uncovered_inputs(job: Job, golden: Mapping[str, Case]) -> Iterator[str]:
+    """Yield a remedy for each input with golden values far beyond the calibrated range."""
     ranges = load_ranges(job.inputs["ranges"])
-    for name, tensor in case.inputs.items():
-        largest = float(np.abs(tensor.values()).max(initial=0.0)) if name in ranges else 0.0
-        if name in ranges and largest > _BEYOND * ranges[name].largest:
+    for name in ranges.keys() & next(iter(golden.values())).inputs.keys():
+        largest = max(
+            float(np.abs(case.inputs[name].values()).max(initial=0.0)) for case in golden.values()
+        )
+        if largest > _BEYOND * ranges[name].largest:
             yield (
                 f"the golden input {name} reaches {largest:.3g}, the calibration data only"
                 f" {ranges[name].largest:.3g}: calibrate on similar data"
             )
+
+
+def _hints(
+    job: Job, worst: OutputCheck, uncut: OutputCheck | None, losses: list[Loss]
+) -> Iterator[str]:
+    """Yield the next steps, with the layers of largest error."""
+    options, precision = job.options["quantize"], job.options["precision"]
     whole = None if uncut is None else uncut.comparison
     if whole and whole.cosine is not None and whole.relative < worst.comparison.relative:
         result = "passes" if whole.passed else "is closer"

@@ -65,12 +65,12 @@ def _narrowed(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
     float_type = next((case.float_type for case in golden.values()), "float32")
     limits = effective_limits(job.options["tolerance"], job.options["precision"], float_type)
     share = 1.0 - job.options["search"]["margin"]
-    # rtol and atol end at 0, cosine and top1 at 1
+    errors = ("rtol", "atol", "spread_error", "slope", "channel_error")  # the others end at 1
     return {
         name: limit
         if limit is None
         else limit * share
-        if name in ("rtol", "atol")
+        if name in errors
         else 1.0 - (1.0 - limit) * share
         for name, limit in limits.items()
     }

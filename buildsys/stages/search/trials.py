@@ -21,7 +21,7 @@ from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.stages.common.golden_check import OutputCheck, check_outputs
+from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, node_name
 from buildsys.stages.convert.cast_graph import (
     BF16_IR_VERSION,
@@ -110,13 +110,16 @@ class Trials(ABC):
             graph = open_graph(self._job, self.converted(nodes))
         except StageError:  # nothing expensive is left to convert
             return False
+        every: list[OutputCheck] = []
         for case in list(self._order):
             checks = self._compared(graph, [case])
             if not all(check.comparison.passed for check in checks):
                 self._order.remove(case)
                 self._order.insert(0, case)
                 return False
-        return True
+            every += checks
+        judged, _ = judge_agreement(self._job, every, self._golden)
+        return all(check.comparison.passed for check in judged)
 
     def check_all(self, nodes: Sequence[str]) -> dict[str, Any]:
         """Return the verdict with the worst error of all cases."""
@@ -128,6 +131,7 @@ class Trials(ABC):
 
     def _summary(self, model: ModelProto) -> dict[str, Any]:
         checks = self._compared(open_graph(self._job, model), list(self._golden))
+        checks, _ = judge_agreement(self._job, checks, self._golden)
         failed = [check for check in checks if not check.comparison.passed]
         for check in reversed(failed):  # the smallest failed case first: its tensors are compared
             self._order.remove(check.case)

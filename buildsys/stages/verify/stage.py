@@ -15,6 +15,7 @@ from buildsys.backends.load import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
+from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
 from buildsys.onnx_graphs.last_bits import nudged_tensors
 from buildsys.onnx_graphs.output_policies import (
     compare_outputs,
@@ -102,6 +103,7 @@ class _Checks:
     outside: list[str] = field(default_factory=list)  # cases outside all explicit profiles
     hints: list[str] = field(default_factory=list)
     limits: dict[str, float | None] = field(default_factory=dict)
+    agreements: dict[str, Agreement] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def name(self, case: str) -> str:
@@ -163,12 +165,19 @@ def _run_cases(job: Job, session: Session) -> _Checks:
         problem = f"no golden case fits profile {index} ({ranges}), so it is unverified"
         checks.sentences.append(problem)
         checks.failures.append({"profile": index, "problem": problem})
+    finished: dict[int | None, list[ComparedCase]] = {}
     for number, run in enumerate(runs):
         where = "" if run.profile is None else f" in profile {run.profile}"
         job.progress(f"case {run.case}{where}")
         job.count(number, len(runs), "cases")
         actual = session.run(golden[run.case].inputs, run.profile)
-        _keep(job, checks, _compared_run(job, checks, run, golden[run.case], actual))
+        done = _compared_run(job, checks, run, golden[run.case], actual)
+        _keep(job, checks, done)
+        finished.setdefault(run.profile, []).append(
+            ComparedCase(done.golden.inputs, done.golden.outputs, actual, done.compared)
+        )
+    for place, compared in finished.items():
+        _judge_agreement(checks, output_agreements(compared, checks.limits), place)
     for output, reason in uninformative_outputs(checks.compared.values()).items():
         problem = f"output '{output}': {reason} in every case, so no case compares anything"
         checks.sentences.append(problem)
@@ -177,6 +186,21 @@ def _run_cases(job: Job, session: Session) -> _Checks:
     if not checks.sentences:
         _run_further_cases(job, session, checks)
     return checks
+
+
+def _judge_agreement(
+    checks: _Checks, agreements: Mapping[str, Agreement], profile: int | None
+) -> None:
+    """Judge the variation of outputs over all cases of a profile."""
+    several = profile is not None and len(checks.profiles) > 1
+    for output, agreement in agreements.items():
+        checks.agreements[f"{output}, profile {profile}" if several else output] = agreement
+        if agreement.uninformative:
+            checks.warnings.append(f"output '{output}': {agreement.uninformative}")
+        if problem := agreement.problem(checks.limits):
+            where = f" in profile {profile}" if several else ""
+            checks.sentences.append(f"output '{output}'{where}: {problem}")
+            checks.failures.append({"output": output, "problem": problem})
 
 
 def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
@@ -335,6 +359,8 @@ def _figures(checks: _Checks) -> VerifyResult:
         )
     if checks.warnings:
         figures["warnings"] = checks.warnings
+    if checks.agreements:
+        figures["agreement"] = {name: a.figures() for name, a in checks.agreements.items()}
     figures["tolerance"] = checks.limits
     figures["failures"] = checks.failures
     return figures
@@ -369,7 +395,8 @@ def _hint(job: Job, checks: _Checks) -> str:
         for comparison in compared.values()
         if not comparison.passed
     ]
-    if wrong and options["precision"] != "fp32":
+    disagrees = any(agreement.problem(checks.limits) for agreement in checks.agreements.values())
+    if (wrong or disagrees) and options["precision"] != "fp32":
         return _precision_hint(job)
     if not remedy or not wrong or not all(
         comparison.non_finite == 0 and comparison.relative < _MAX_TF32_ERROR for comparison in wrong
@@ -387,6 +414,8 @@ def _precision_hint(job: Job) -> str:
         text = "the engine's own rounding exceeds what the search left to it"
         return f"{text}: raise search.margin, or the limits"
     remedies = []
+    if precision in ("int8", "fp8") and options.get("quantization") != "dynamic":
+        remedies.append("calibrate on data like the golden inputs (calibration.data)")
     explicit = options.get("quantization") == "explicit"
     if not description.takes_float32 and (options.get("typing") != "weak" or explicit):
         text = f"`doit localize {job.model}:{job.variant}` finds the nodes that must stay in fp32"

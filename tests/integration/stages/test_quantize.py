@@ -213,6 +213,58 @@ def test_a_range_clipped_too_far_is_reported(tmp_path: Path) -> None:
     assert result.figures["with_minmax"]["passed"]
 
 
+def sigmoid_net(offset: float) -> onnx.ModelProto:
+    """conv → relu → conv → sigmoid: a map of values around sigmoid(offset)."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1"], ["c1"], name="/first", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"], name="/relu"),
+        node("Conv", ["r1", "w2", "b2"], ["c2"], name="/second", pads=[1, 1, 1, 1]),
+        node("Sigmoid", ["c2"], ["y"], name="/sigmoid"),
+    ]
+    stored = {
+        "w1": weights(8, 3, 3, 3),
+        "w2": 0.005 * weights(1, 8, 3, 3, seed=2),
+        "b2": np.array([offset], np.float32),
+    }
+    images = (FLOAT, ["batch", 3, 8, 8])
+    return make_model(nodes, {"x": images}, {"y": (FLOAT, ["batch", 1, 8, 8])}, stored)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_an_offset_hides_no_wrong_calibration(
+    tmp_path: Path, precision: str, offset: float
+) -> None:
+    dark = {"data": {"x": {"random": "uniform", "high": 0.02}}, "algorithm": "minmax"}
+    chain = Chain(tmp_path, sigmoid_net(offset), precision=precision, calibration=dark)
+    chain.run("calibrate:m")
+    result = chain.run(f"convert:m:{precision}")
+    comparisons = [case["y"] for case in result.figures["cases"].values()]
+    assert all(c["relative"] < 0.2 and c["cosine"] > 0.99 for c in comparisons)
+    assert result.status == "failed"
+    assert "over 17 samples, its correlation with the reference is 0." in result.reason
+    assert "(at least 0.98)" in result.reason
+    assert "the calibration data only 0.02: calibrate on similar data" in result.hint
+    agreement = result.figures["agreement"]["y"]
+    assert agreement["samples"] == 17
+    assert agreement["correlation"] < 0.9
+    honest = Chain(tmp_path, sigmoid_net(offset), precision=precision)
+    honest.run("calibrate:m")
+    result = honest.run(f"convert:m:{precision}")
+    assert result.status == "passed", result.reason
+
+
+def test_a_pass_warns_of_golden_inputs_beyond_the_calibrated_range(tmp_path: Path) -> None:
+    narrow = {"data": {"x": {"random": "uniform", "low": -2.0, "high": 2.0}}}
+    limits = {"correlation": 0.5, "spread_error": 1.0, "slope": 1.0, "rtol": 1.0, "cosine": 0.5}
+    chain = Chain(tmp_path, calibration=narrow, verify={"int8": limits})
+    chain.run("calibrate:m")
+    result = chain.run("convert:m:int8")
+    assert result.status == "passed", result.reason
+    assert any("the calibration data only 2" in warning for warning in result.figures["warnings"])
+
+
 def test_data_unlike_the_golden_inputs_is_reported(tmp_path: Path) -> None:
     chain = Chain(
         tmp_path, calibration={"data": {"x": {"random": "uniform", "low": 0.0, "high": 0.1}}}

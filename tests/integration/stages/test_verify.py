@@ -75,6 +75,35 @@ def limited(high: float) -> onnx.ModelProto:
     return make_model([node], {"x": x}, {"y": y}, {"high": np.array(high, np.float32)})
 
 
+def squashed(scale: float) -> onnx.ModelProto:
+    """A graph with outputs of 293 plus a multiple of its input."""
+    x = y = (TensorProto.FLOAT, ["batch", 3, 8, 8])
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["m"]),
+        helper.make_node("Add", ["m", "offset"], ["y"]),
+    ]
+    stored = {"scale": np.array(scale, np.float32), "offset": np.array(293, np.float32)}
+    return make_model(nodes, {"x": x}, {"y": y}, stored)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, -1.0])
+def test_an_int8_engine_that_loses_the_variation_fails(tmp_path: Path, scale: float) -> None:
+    int8 = {**ORT, "precision": "int8"}
+    result = verified(tmp_path, squashed(scale), golden(squashed(1.0)), int8, **INT8)
+    assert all(case["y"]["passed"] for case in result.figures["cases"].values())
+    assert result.status == "failed"
+    assert "output 'y': over 14 samples, its " in result.reason
+    assert "calibrate on data like the golden inputs" in result.hint
+    right = verified(tmp_path, squashed(1.0), golden(squashed(1.0)), int8, **INT8)
+    assert right.status == "passed", right.reason
+    assert right.figures["agreement"]["y"]["correlation"] == pytest.approx(1.0)
+
+
+def test_an_fp32_engine_is_compared_element_by_element_only(tmp_path: Path) -> None:
+    result = verified(tmp_path, squashed(1.0), golden(squashed(1.0)))
+    assert "agreement" not in result.figures
+
+
 @pytest.mark.parametrize("case", ["drawn-1", "seed-1", "extremes-1"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_an_engine_that_is_wrong_in_a_further_case_fails(

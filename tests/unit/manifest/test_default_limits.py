@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.manifest.default_limits import DEFAULT_LIMITS, effective_limits
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS, effective_limits
 from buildsys.manifest.schema.model import ModelSpec
 
 UNSET = {"rtol": None, "cosine": None, "atol": None, "top1": None}
@@ -12,7 +12,9 @@ UNSET = {"rtol": None, "cosine": None, "atol": None, "top1": None}
 
 @pytest.mark.parametrize("kind", DEFAULT_LIMITS)
 def test_float32_networks_have_the_limits_of_the_schema(kind: str) -> None:
-    assert effective_limits(UNSET, kind, "float32") == {**UNSET, **DEFAULT_LIMITS[kind]}
+    agreement = AGREEMENT_LIMITS.get(kind, {})
+    limits = effective_limits(UNSET, kind, "float32")
+    assert limits == {**UNSET, **DEFAULT_LIMITS[kind], **agreement}
     spec = {"model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}}}
     resolved = ModelSpec.model_validate(spec).model_dump(by_alias=True)
     section = resolved["validate"] if kind == "validate" else resolved["verify"][kind]
@@ -36,6 +38,15 @@ def test_16_bit_networks_have_wider_limits(
 ) -> None:
     found = effective_limits(UNSET, kind, float_type)
     assert (found["rtol"], found["cosine"]) == (rtol, cosine)
+
+
+def test_outputs_of_low_precision_must_follow_their_reference() -> None:
+    assert AGREEMENT_LIMITS.keys() == {"fp16", "bf16", "int8", "fp8", "int4"}
+    assert effective_limits({**UNSET, "slope": 0.5}, "int8", "float32")["slope"] == 0.5
+    assert effective_limits(UNSET, "int8", "bfloat16")["slope"] == 0.15
+    # a network of bfloat16 has its own rounding
+    assert effective_limits(UNSET, "fp16", "bfloat16")["slope"] == 0.03
+    assert effective_limits(UNSET, "fp16", "float16")["slope"] == 0.01
 
 
 def test_limits_of_the_manifest_are_used_as_they_are() -> None:

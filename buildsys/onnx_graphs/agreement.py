@@ -1,0 +1,221 @@
+"""Agreement of outputs with their references over all samples.
+
+An error relative to the magnitude of an output hides behind an offset: a constant is a good
+approximation of a sigmoid between 0.4 and 0.6, or of a temperature of 293 ± 2. What low precision
+leaves of a network shows in the variation of its outputs, so errors are compared with the spread
+over the samples, and the direction of the variation with that of the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from buildsys.onnx_graphs.output_policies import REORDERED
+from buildsys.onnx_graphs.result_types import AgreementFigures
+from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensors import Array, Tensor
+
+Limits = Mapping[str, float | None]
+Tensors = Mapping[str, Tensor]
+Pair = tuple[Tensor, Tensor]
+_LIMITS = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
+_CENTERED_FROM = 4  # samples
+_JUDGED_FROM = 32  # values of a channel
+_LEAST_SPREAD = 1e-6  # of the magnitude: below it, rounding in float32 is all that varies
+_SMALL_CHANNEL = 0.5  # of the spread of the whole output: quantizers have one step for all
+_FLAT = "it hardly varies over the golden inputs, so it shows little of the engine's precision"
+
+
+@dataclass(frozen=True)
+class ComparedCase:
+    """One case: inputs, reference, outputs and their comparison."""
+
+    inputs: Tensors
+    expected: Tensors
+    actual: Tensors
+    compared: Mapping[str, Comparison]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How an output follows its reference over the samples of all cases.
+
+    ``spread_error`` is the root mean square of the error over that of the reference around its
+    mean over the samples, ``channel_error`` the largest one of a channel. ``correlation`` and
+    ``slope`` compare the variation around the means: both are 0 for a constant output, and 1 for
+    an equal one. ``class_agreement`` is the share of rows with the same largest column.
+    ``uninformative`` says why there are no figures.
+    """
+
+    samples: int
+    spread_error: float = 0.0
+    correlation: float = 1.0
+    slope: float = 1.0
+    channel_error: float | None = None
+    channel: str = ""
+    class_agreement: float | None = None
+    other_classes: int = 0
+    uninformative: str = ""
+
+    def figures(self) -> AgreementFigures:
+        """Return the numbers for a result file."""
+        figures: AgreementFigures = {"samples": self.samples}
+        if self.uninformative:
+            return {**figures, "uninformative": self.uninformative}
+        figures["spread_error"] = self.spread_error
+        figures["correlation"] = self.correlation
+        figures["slope"] = self.slope
+        if self.channel_error is not None:
+            figures["channel_error"] = self.channel_error
+        if self.class_agreement is not None:
+            figures["class_agreement"] = self.class_agreement
+        return figures
+
+    def problem(self, limits: Limits) -> str:
+        """Name the figures beyond ``limits``, the most telling first; empty without any."""
+        share, error = self.class_agreement or 0.0, self.channel_error or 0.0
+        least = {
+            "correlation": (
+                self.correlation,
+                f"its correlation with the reference is {self.correlation:.3f} (at least {{:g}})",
+            ),
+            "class_agreement": (
+                1.0 if self.other_classes < 2 else share,  # a single sample is no share
+                f"its class is the reference's in {share:.0%} (at least {{:.0%}})",
+            ),
+        }
+        most = {
+            "spread_error": (
+                self.spread_error,
+                f"its error is {self.spread_error:.3g} of its spread (allowed {{:g}})",
+            ),
+            "slope": (
+                abs(self.slope - 1),
+                f"its slope against the reference is {self.slope:.3f} (allowed 1 ± {{:g}})",
+            ),
+            "channel_error": (
+                error,
+                f"the error of {self.channel} is {error:.3g} of its spread (allowed {{:g}})",
+            ),
+        }
+        broken = [
+            text.format(limit)
+            for sign, figures in ((-1, least), (1, most))
+            for name, (figure, text) in figures.items()
+            if (limit := limits.get(name)) is not None and not sign * figure <= sign * limit
+        ]
+        return f"over {self.samples} samples, {', '.join(broken)}" if broken else ""
+
+
+def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str, Agreement]:
+    """Measure all outputs, if ``limits`` has one for their agreement.
+
+    Left out are integers, complex numbers and strings, outputs with a failed case, with a policy of
+    the manifest, or with rows in another order.
+    """
+    if not cases or all(limits.get(name) is None for name in _LIMITS):
+        return {}
+    agreements = {}
+    for output in cases[0].expected:
+        comparisons = [case.compared.get(output) for case in cases]
+        if any(c is None or not c.passed or c.policy or c.note == REORDERED for c in comparisons):
+            continue
+        pairs = [(case.actual[output], case.expected[output]) for case in cases]
+        counts_samples = all(
+            case.expected[output].shape[:1] in {tensor.shape[:1] for tensor in case.inputs.values()}
+            for case in cases
+        )
+        near_tie = limits.get("spread_error") or 0.0
+        measured = measure_agreement(pairs, counts_samples=counts_samples, near_tie=near_tie)
+        if measured is not None:
+            agreements[output] = measured
+    return agreements
+
+
+def measure_agreement(
+    pairs: Sequence[Pair], *, counts_samples: bool, near_tie: float = 0.0
+) -> Agreement | None:
+    """Compare outputs with their references of equal shapes; None unless they are real floats.
+
+    With ``counts_samples``, the first axis counts samples, otherwise each pair is one. Pairs of
+    another shape than most samples are left out. With few samples, the variation within them
+    counts. A class whose reference is below the largest by at most ``near_tie`` times the spread
+    is right as well.
+    """
+    stacked = _stacked(pairs, counts_samples)
+    if stacked is None:
+        return None
+    x, y = stacked
+    is_centered = len(y) >= _CENTERED_FROM
+    mean_x, mean_y = (v.mean(axis=0) if is_centered else v.mean() for v in (x, y))
+    spread = _rms(y - mean_y)
+    if not spread > _LEAST_SPREAD * float(np.abs(y).max(initial=0.0)):
+        return Agreement(len(y), uninformative=_FLAT)
+    own, reference, error = ((v / spread) for v in (x - mean_x, y - mean_y, x - y))
+    common, size = float((own * reference).mean()), _rms(own)
+    channel_error, channel = _worst_channel(error, reference) if is_centered else (None, "")
+    same_class = _same_class(x, y, near_tie * spread)
+    return Agreement(
+        samples=len(y),
+        spread_error=_rms(error),
+        correlation=common / size if size > 0.0 else 0.0,
+        slope=common,
+        channel_error=channel_error,
+        channel=channel,
+        class_agreement=None if same_class is None else float(same_class.mean()),
+        other_classes=0 if same_class is None else int((~same_class).sum()),
+    )
+
+
+def _stacked(pairs: Sequence[Pair], counts_samples: bool) -> tuple[Array, Array] | None:
+    """Stack the samples of the commonest shape in float64; infinite elements become zero."""
+    groups: dict[tuple[int, ...], list[tuple[Array, Array]]] = {}
+    for actual, expected in pairs:
+        if "float" not in actual.dtype or "float" not in expected.dtype:
+            return None
+        x, y = (tensor.values().astype(np.float64) for tensor in (actual, expected))
+        if not (counts_samples and y.ndim):
+            x, y = x[None], y[None]
+        groups.setdefault(y.shape[1:], []).append((x, y))
+    largest = max(groups.values(), key=lambda group: sum(len(y) for _, y in group))
+    x, y = (np.concatenate(side) for side in zip(*largest, strict=True))
+    usable = np.isfinite(x) & np.isfinite(y)
+    return np.where(usable, x, 0.0), np.where(usable, y, 0.0)
+
+
+def _rms(values: Array) -> float:
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    # divided first: squares of 1e200 overflow
+    return largest * float(np.sqrt(np.mean((values / largest) ** 2)))
+
+
+def _worst_channel(error: Array, reference: Array) -> tuple[float | None, str]:
+    """Find the slice with the largest error of its own spread, over all axes but the samples'.
+
+    Both arrays are in units of the whole output's spread.
+    """
+    worst, name = None, ""
+    for axis in range(1, error.ndim):
+        if error.shape[axis] < 2 or error.size // error.shape[axis] < _JUDGED_FROM:
+            continue
+        others = tuple(i for i in range(error.ndim) if i != axis)
+        errors, spreads = (np.sqrt((v**2).mean(axis=others)) for v in (error, reference))
+        shares = errors / np.maximum(spreads, _SMALL_CHANNEL)
+        place = int(np.argmax(shares))
+        if worst is None or shares[place] > worst:
+            worst, name = float(shares[place]), f"slice {place} of axis {axis}"
+    return worst, name
+
+
+def _same_class(x: Array, y: Array, near_tie: float) -> Array | None:
+    """Compare the largest columns of each row; None unless there are rows and columns."""
+    if y.ndim != 2 or y.shape[1] < 2:
+        return None
+    chosen = y[np.arange(len(y)), x.argmax(axis=1)]
+    return np.asarray(chosen >= y.max(axis=1) - near_tie)
