@@ -26,8 +26,12 @@ _LIMITS = ("spread_error", "correlation", "slope", "channel_error", "class_agree
 _CENTERED_FROM = 4  # samples
 _JUDGED_FROM = 32  # values of a channel
 _LEAST_SPREAD = 1e-6  # of the magnitude: below it, rounding in float32 is all that varies
+_NARROW = 0.02  # spread of the magnitude: steps of low precision are no longer small
 _SMALL_CHANNEL = 0.5  # of the spread of the whole output: quantizers have one step for all
-_FLAT = "it hardly varies over the golden inputs, so it shows little of the engine's precision"
+_FLAT = (
+    "it hardly varies over the golden inputs, which shows little of what the precision changes:"
+    " give inputs.NAME.data other values, or dims more samples"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Agreement:
     ``spread_error`` is the root mean square of the error over that of the reference around its
     mean over the samples, ``channel_error`` the largest one of a channel. ``correlation`` and
     ``slope`` compare the variation around the means: both are 0 for a constant output, and 1 for
-    an equal one. ``class_agreement`` is the share of rows with the same largest column.
+    an equal one. ``class_agreement`` is the share of rows with the same largest column, and
+    ``relative_spread`` the spread of the reference over its largest magnitude.
     ``uninformative`` says why there are no figures.
     """
 
@@ -59,6 +64,7 @@ class Agreement:
     channel: str = ""
     class_agreement: float | None = None
     other_classes: int = 0
+    relative_spread: float = 1.0
     uninformative: str = ""
 
     def figures(self) -> AgreementFigures:
@@ -108,7 +114,12 @@ class Agreement:
             for name, (figure, text) in figures.items()
             if (limit := limits.get(name)) is not None and not sign * figure <= sign * limit
         ]
-        return f"over {self.samples} samples, {', '.join(broken)}" if broken else ""
+        if not broken:
+            return ""
+        if self.relative_spread < _NARROW:
+            broken.append(f"as it varies by only {self.relative_spread:.2g} of its magnitude")
+        samples = "sample" if self.samples == 1 else "samples"
+        return f"over {self.samples} {samples}, {', '.join(broken)}"
 
 
 def output_agreements(cases: Sequence[ComparedCase], limits: Limits) -> dict[str, Agreement]:
@@ -167,6 +178,7 @@ def measure_agreement(
         channel_error=channel_error,
         channel=channel,
         class_agreement=None if same_class is None else float(same_class.mean()),
+        relative_spread=spread / float(np.abs(y).max()),
         other_classes=0 if same_class is None else int((~same_class).sum()),
     )
 
