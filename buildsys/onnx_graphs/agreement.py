@@ -161,10 +161,12 @@ def measure_agreement(
     if stacked is None:
         return None
     x, y = stacked
+    if not y.size:
+        return Agreement(len(y), uninformative="it is empty")
     is_centered = len(y) >= _CENTERED_FROM
     mean_x, mean_y = (v.mean(axis=0) if is_centered else v.mean() for v in (x, y))
     spread = _rms(y - mean_y)
-    if not spread > _LEAST_SPREAD * float(np.abs(y).max(initial=0.0)):
+    if not spread > _LEAST_SPREAD * float(np.abs(y).max()):
         return Agreement(len(y), uninformative=_FLAT)
     own, reference, error = ((v / spread) for v in (x - mean_x, y - mean_y, x - y))
     common, size = float((own * reference).mean()), _rms(own)
@@ -200,7 +202,7 @@ def _stacked(pairs: Sequence[Pair], counts_samples: bool) -> tuple[Array, Array]
 
 
 def _rms(values: Array) -> float:
-    largest = float(np.abs(values).max(initial=0.0))
+    largest = float(np.abs(values).max())
     if largest == 0.0 or not math.isfinite(largest):
         return largest
     # divided first: squares of 1e200 overflow

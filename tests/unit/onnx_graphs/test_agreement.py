@@ -213,3 +213,68 @@ def test_the_first_axis_counts_samples_if_it_is_that_of_an_input() -> None:
     passed = Comparison(passed=True)
     assert output_agreements([compared(passed, (5, 3))], INT8)["y"].samples == 1
     assert output_agreements([compared(passed, (8, 3))] * 2, INT8)["y"].samples == 16
+
+
+def test_an_output_that_is_left_out_hides_no_other_one() -> None:
+    passed, failed = Comparison(passed=True), Comparison(passed=False)
+    case = compared(passed)
+    values = case.expected["y"]
+    both = ComparedCase(
+        case.inputs,
+        {"x": values, "y": values},
+        {"x": values, "y": values},
+        {"x": failed, "y": passed},
+    )
+    assert set(output_agreements([both], INT8)) == {"y"}
+
+
+@pytest.mark.parametrize(("spread_error", "agrees"), [(0.5, 1.0), (0.01, 0.0), (None, 0.0)])
+def test_classes_within_the_allowed_error_nearly_tie(
+    spread_error: float | None, agrees: float
+) -> None:
+    close = np.tile([1.0, 0.9], (8, 1)) * np.array([1, -1] * 4)[:, None]
+    case = ComparedCase(
+        {"x": tensor_of(np.ones((8, 2)))},
+        {"y": tensor_of(close)},
+        {"y": tensor_of(close[:, ::-1].copy())},
+        {"y": Comparison(passed=True)},
+    )
+    measured = output_agreements([case], {"slope": 1.0, "spread_error": spread_error})["y"]
+    assert measured.class_agreement == agrees
+
+
+def test_a_smaller_variation_is_correlated_but_flat() -> None:
+    measured = measure(0.25 * REFERENCE, REFERENCE)
+    assert measured.correlation == pytest.approx(1.0)
+    assert measured.slope == pytest.approx(0.25)
+    assert measured.other_classes == 0
+
+
+def test_a_figure_at_its_limit_is_within_it() -> None:
+    at_limit = Agreement(9, 0.2, 0.98, 1.0, 0.35, "a channel", 0.97, other_classes=2)
+    assert at_limit.problem(INT8) == ""
+    assert Agreement(9, slope=1.25).problem({"slope": 0.25}) == ""
+    assert Agreement(9, slope=0.75).problem({"slope": 0.25}) == ""
+    assert Agreement(9, slope=0.74).problem({"slope": 0.25}) != ""
+
+
+def test_an_infinity_of_one_side_is_left_out() -> None:
+    actual = REFERENCE.copy()
+    actual[0, 0] = math.inf
+    assert measure(actual, REFERENCE).spread_error == 0.0
+    assert measure(REFERENCE, actual).spread_error == 0.0
+
+
+def test_slices_of_32_values_on_both_axes_are_judged() -> None:
+    expected = RNG.standard_normal((32, 2))
+    assert measure(expected, expected).channel_error == 0.0
+    pairs = RNG.standard_normal((16, 40, 2))
+    broken = pairs.copy()
+    broken[..., 1] *= 0.2
+    assert measure(broken, pairs).channel == "slice 1 of axis 2"
+    assert measure(broken[:3], pairs[:3]).channel_error is None  # too few samples
+
+
+def test_an_empty_output_says_nothing() -> None:
+    empty = np.zeros((0, 4))
+    assert measure(empty, empty).uninformative == "it is empty"
