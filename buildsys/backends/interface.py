@@ -229,6 +229,15 @@ class Session(Protocol):
         ...
 
 
+def stand_in_types(session: Session) -> Mapping[str, str]:
+    """Return output types that a library lacks, and those that its engines return instead.
+
+    A session may declare them as ``stand_in_types``; any other type of an output is wrong.
+    """
+    types: Mapping[str, str] = getattr(session, "stand_in_types", {})
+    return types
+
+
 @runtime_checkable
 class DeviceSession(Protocol):
     """A session on arrays in GPU memory."""

@@ -10,6 +10,7 @@ import numpy as np
 from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import Figures
 from buildsys.backends.tensorrt import version_adapter
+from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.inference import Inference
 from buildsys.backends.tensorrt.inspector import precision_facts, read_layers
 from buildsys.backends.tensorrt.library import Library
@@ -17,6 +18,8 @@ from buildsys.backends.tensorrt.log import load_failure, log_of
 from buildsys.backends.tensorrt.tensor_layouts import LINEAR
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
+
+_STAND_INS = {"int64": "int32", "float64": "float32"}
 
 
 class TensorRtSession(Inference):
@@ -54,6 +57,12 @@ class TensorRtSession(Inference):
         except BaseException:
             gpu.close()
             raise
+
+    @property
+    def stand_in_types(self) -> dict[str, str]:
+        """Types that this TensorRT lacks, and those of its parser instead."""
+        words = DTYPES.words(self._library).values()
+        return {lacked: dtype for lacked, dtype in _STAND_INS.items() if lacked not in words}
 
     def describe(self, precision: str) -> Figures:
         """Return layers with their precision, tensor formats and memory needs.

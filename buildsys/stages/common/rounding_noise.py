@@ -8,12 +8,12 @@ rounding, e.g. by subtracting similar numbers, cannot be compared more exactly t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from buildsys.onnx_graphs.error_text import format_error
 from buildsys.onnx_graphs.last_bits import BITS, nudge, nudged_tensors
@@ -29,6 +29,12 @@ _UNSTABLE = "a change of the last bits of weights and inputs changes this output
 _DRAWS = 3
 _FACTOR = 4.0  # times the noise: both sides round, at more places than weights and inputs
 _MOST = 10.0  # times the limit: errors beyond it are never excused
+_SIZES: Mapping[str, Sequence[int]] = {  # operator -> inputs that decide the shape of its output
+    "ConstantOfShape": (0,), "Expand": (1,), "OneHot": (1,), "Pad": (1,), "Range": (0, 1, 2),
+    "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Tile": (1,), "TopK": (1,),
+    "Upsample": (1,),
+}  # fmt: skip
+_MOST_SIZES = 8  # elements of a constant that sizes are computed from
 _ELEM_TYPES = {
     TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
     TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64",
@@ -90,10 +96,39 @@ class RoundingNoise:
     def nudged_outputs(self, inputs: Tensors, draw: int) -> dict[str, Tensor]:
         """Return the outputs with the last bits of weights and inputs changed."""
         rng, model = np.random.default_rng(draw), load_model(self.path)
+        exact = size_constants(model)
         for tensor in model.graph.initializer:
-            if dtype := _ELEM_TYPES.get(tensor.data_type):
+            dtype = _ELEM_TYPES.get(tensor.data_type)
+            if dtype and tensor.name not in exact:
                 values = numpy_helper.to_array(tensor)
                 bits = nudge(values.view(BITS[dtype]), values.astype(np.float64), rng)
                 changed = numpy_helper.from_array(bits.view(values.dtype), tensor.name)
                 tensor.CopyFrom(changed)
         return open_graph(self.job, model).run(nudged_tensors(inputs, rng))
+
+
+def size_constants(model: ModelProto) -> set[str]:
+    """Name the small constants that shapes are computed from, such as the scales of Resize.
+
+    Another last bit of them gives another size, which is no matter of rounding.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    waiting = [
+        name
+        for node in model.graph.node
+        for place, name in enumerate(node.input)
+        if place in _SIZES.get(node.op_type, ())
+    ]
+    reached: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        if name in makers and makers[name].op_type not in ("Shape", "Size"):
+            waiting += makers[name].input
+    return {
+        tensor.name
+        for tensor in model.graph.initializer
+        if tensor.name in reached and np.prod(tensor.dims, dtype=np.int64) <= _MOST_SIZES
+    }

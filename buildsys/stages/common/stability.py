@@ -1,57 +1,82 @@
 """Differences explained by the last bits of the numbers.
 
-Two right implementations differ as well, for example in the order of nearly equal scores.
+Two right implementations differ as well, for example in the order of nearly equal scores. Such a
+difference is at most comparable to what a change of the last bits does to one of them: it moves
+values about as far, and about as many of them. Another shape or type, NaN and infinity are never
+a matter of rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from buildsys.backends.onnxruntime.session import OrtGraph
-from buildsys.errors import StageError
-from buildsys.onnx_graphs.output_policies import compare_outputs
-from buildsys.onnx_graphs.tensors import Case
-from buildsys.stages.common.golden_check import (
-    OutputCheck,
-    OutputRules,
-    golden_limits,
-    output_rules,
-)
-from buildsys.stages.common.rounding_noise import RoundingNoise
-from buildsys.workers.job import Job
+from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.onnx_graphs.tensors import Tensor
 
 UNSTABLE = "its outputs depend on the last bits of the numbers"
-_DRAWS = 6
-_EXPLAINED = 16.0  # the last bits of one draw hit other elements than rounding
+DRAWS = 6  # changes of the last bits
+_FARTHER = 16.0  # the last bits of one draw hit other elements than rounding
+_MORE = 1.5  # elements, compared with the draw that moves most
+_UNORDERED = ("detections", "set")  # policies that compare no element with that of its place
 
 
-def is_unstable(
-    job: Job,
-    graph: OrtGraph,
-    noise: RoundingNoise,
-    case: Case,
-    failed: Sequence[OutputCheck],
-    rules: OutputRules | None = None,
-) -> bool:
-    """Check if the last bits move every failed output beyond its limits.
+@dataclass(frozen=True)
+class Difference:
+    """An output, what it is compared with, and the verdict."""
 
-    The change must be comparable to the difference: a wrong branch is no matter of rounding.
+    actual: Tensor
+    expected: Tensor
+    comparison: Comparison
+
+    @property
+    def is_of_values(self) -> bool:
+        """True if both have one type and shape, and finite numbers at equal places."""
+        ours, theirs = self.actual, self.expected
+        same_kind = ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        return same_kind and not self.comparison.non_finite
+
+    def moved(self, rtol: float) -> int:
+        """Count the elements beyond ``rtol`` of the largest magnitude, or unequal ones."""
+        x, y = self.actual.values(), self.expected.values()
+        if y.dtype.kind not in "fc":
+            return int((x != y).sum())
+        finite = np.isfinite(y)
+        limit = rtol * float(np.abs(y[finite]).max(initial=0.0))
+        return int((np.abs(x[finite] - y[finite]) > limit).sum())
+
+
+def is_explained(failure: Difference, draws: Sequence[Difference], rtol: float) -> bool:
+    """Check if changes of the last bits move an output as far, and as many of its elements.
+
+    ``draws`` compare the output after each change with the one before.
     """
-    unexplained = {check.output: check.comparison.relative for check in failed}
-    limits, (policies, assembled) = golden_limits(job, {"": case}), rules or output_rules(job)
-    try:
-        own = graph.run(case.inputs)
-        for draw in range(_DRAWS):
-            moved = noise.nudged_outputs(case.inputs, draw)
-            changes = compare_outputs(
-                moved, own, limits, policies, inputs=case.inputs, assembled=assembled
-            )
-            for output, change in changes.items():
-                relative = unexplained.get(output, np.inf)
-                if not change.passed and _EXPLAINED * change.relative >= relative:
-                    unexplained.pop(output, None)
-    except StageError:  # the graph refuses the changed numbers
+    if not failure.is_of_values:
         return False
-    return not unexplained
+    alike = [draw for draw in draws if draw.is_of_values and not draw.comparison.passed]
+    farthest = max((draw.comparison.relative for draw in alike), default=0.0)
+    if not alike or not failure.comparison.relative <= _FARTHER * farthest:
+        return False
+    if failure.comparison.policy in _UNORDERED:
+        return True
+    return failure.moved(rtol) <= _MORE * max(draw.moved(rtol) for draw in alike)
+
+
+def are_explained(
+    failures: Mapping[str, Difference],
+    draws: Iterable[Mapping[str, Difference]],
+    rtol: float | None,
+) -> bool:
+    """Check if changes of the last bits explain every failed output.
+
+    ``draws`` are all outputs after each change; fewer are made if nothing can explain a failure.
+    """
+    if not all(failure.is_of_values for failure in failures.values()):
+        return False
+    changes = list(draws)
+    return all(
+        is_explained(failure, [change[name] for change in changes if name in change], rtol or 0.0)
+        for name, failure in failures.items()
+    )

@@ -21,8 +21,9 @@ from buildsys.stages.common.golden_check import (
     output_rules,
     summarize_checks,
 )
+from buildsys.stages.common.graph_stability import is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise
-from buildsys.stages.common.stability import UNSTABLE, is_unstable
+from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job, StageResult

@@ -10,8 +10,9 @@ from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.common.golden_check import ORIGINAL, check_outputs
+from buildsys.stages.common.graph_stability import is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise
-from buildsys.stages.common.stability import UNSTABLE, is_unstable
+from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.reference.drawn_sizes import draw_sizes, suggested_sizes
 from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite

@@ -6,11 +6,11 @@ for its profiles, because the engine is what will be shipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import le
 
-from buildsys.backends.interface import Session
+from buildsys.backends.interface import Session, stand_in_types
 from buildsys.backends.load import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
@@ -28,19 +28,16 @@ from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
 from buildsys.report.results.header import CheckFailure
 from buildsys.report.results.verify import VerifyResult
+from buildsys.stages.common.stability import DRAWS, Difference, are_explained
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job, StageResult
 
 Shape = Sequence[int]
 Ranges = Mapping[str, Mapping[str, Shape]]  # input -> {"min": shape, "opt": shape, "max": shape}
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 # The largest change by TF32 seen, on kernels that truncate float32 instead of rounding it, was 0.11
 # of the largest output (efficientnet_b0).
 _MAX_TF32_ERROR = 0.15
-_NUDGES = 6  # changes of the last bits of the inputs
-_EXPLAINED = 16.0  # the last bits of one draw hit other elements than rounding
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,7 @@ def _run_cases(job: Job, session: Session) -> _Checks:
         where = "" if run.profile is None else f" in profile {run.profile}"
         job.progress(f"case {run.case}{where}")
         job.count(number, len(runs), "cases")
-        actual = session.run(golden[run.case].inputs, run.profile)
+        actual = _run_engine(session, golden[run.case], run.profile)
         done = _compared_run(job, checks, run, golden[run.case], actual)
         _keep(job, checks, done)
         finished.setdefault(run.profile, []).append(
@@ -219,7 +216,7 @@ def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
         for run in plan_runs(checks.profiles, {name: shapes}):
             job.progress(f"case {shown}")
             try:
-                actual = session.run(golden.inputs, run.profile)
+                actual = _run_engine(session, golden, run.profile)
             except StageError as error:
                 raise type(error)(f"case {shown}: {error.problem}", error.hint) from error
             done = _compared_run(job, checks, run, golden, actual)
@@ -233,25 +230,39 @@ def _run_further_cases(job: Job, session: Session, checks: _Checks) -> None:
 
 
 def _is_unstable(job: Job, session: Session, checks: _Checks, done: _ComparedRun) -> bool:
-    """Check if the last bits of the inputs move every failed output as far.
-
-    Two right engines then differ as well, for example in the order of nearly equal scores.
-    """
-    unexplained = {o: found.relative for o, found in done.compared.items() if not found.passed}
-    if not unexplained:
+    """Check if the last bits of the inputs explain every failed output."""
+    failures = {
+        output: Difference(done.actual[output], done.golden.outputs[output], comparison)
+        for output, comparison in done.compared.items()
+        if not comparison.passed
+    }
+    if not failures:
         return False
-    golden = done.golden
-    own = replace(golden, outputs=done.actual)
+    own = replace(done.golden, outputs=done.actual)
+
+    def draws() -> Iterator[dict[str, Difference]]:
+        for draw in range(DRAWS):
+            case = replace(done.golden, inputs=nudged_tensors(done.golden.inputs, draw))
+            moved = _run_engine(session, case, done.run.profile)
+            yield {
+                name: Difference(moved[name], done.actual[name], change)
+                for name, change in _compare(job, checks, own, moved).items()
+            }
+
     try:
-        for draw in range(_NUDGES):
-            moved = session.run(nudged_tensors(golden.inputs, draw), done.run.profile)
-            for output, change in _compare(job, checks, own, moved).items():
-                relative = unexplained.get(output, 0.0)
-                if not change.passed and _EXPLAINED * change.relative >= relative:
-                    unexplained.pop(output, None)
+        return are_explained(failures, draws(), checks.limits["rtol"])
     except StageError:  # the engine refuses the changed numbers
         return False
-    return not unexplained
+
+
+def _run_engine(session: Session, case: Case, profile: int | None) -> dict[str, Tensor]:
+    """Run a case; types that the library lacks become those of the reference."""
+    actual, stand_ins = session.run(case.inputs, profile), stand_in_types(session)
+    for output, reference in case.outputs.items():
+        stand_in = stand_ins.get(reference.dtype)
+        if output in actual and actual[output].dtype == stand_in:
+            actual[output] = tensor_of(actual[output].values(), reference.dtype)
+    return actual
 
 
 def _compared_run(
@@ -269,18 +280,9 @@ def _compare(
             f"the engine has no output '{missing}', only {', '.join(actual)}",
             "build the engine again",
         )
-    ours, theirs = {}, {}
-    for output, reference in golden.outputs.items():
-        found = actual[output]
-        for names, widest in ((_FLOATS, "float64"), (_INTEGERS, "int64")):
-            # TensorRT 8.6 returns int32 for int64
-            if found.dtype != reference.dtype and {found.dtype, reference.dtype} <= set(names):
-                found = tensor_of(found.values(), widest)
-                reference = tensor_of(reference.values(), widest)
-        ours[output], theirs[output] = found, reference
     return compare_outputs(
-        ours,
-        theirs,
+        actual,
+        golden.outputs,
         checks.limits,
         job.options.get("compare"),
         inputs=golden.inputs,

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from export_jobs import NETWORKS
 from onnx import TensorProto, helper, numpy_helper
+from small_graphs import make_model
 from stage_jobs import manifest, stage_job
 
 from buildsys.backends.onnxruntime.session import OrtGraph
@@ -21,8 +22,8 @@ from buildsys.onnx_graphs.tensors import Case, tensor_of
 from buildsys.plan.graph_points import graph_points, size_ranges
 from buildsys.plan.stage_table import plan_model
 from buildsys.stages.common.golden_check import check_outputs
-from buildsys.stages.common.rounding_noise import RoundingNoise
-from buildsys.stages.common.stability import is_unstable
+from buildsys.stages.common.graph_stability import is_unstable
+from buildsys.stages.common.rounding_noise import RoundingNoise, size_constants
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
 from buildsys.stages.reference.size_conditions import _parse_class
@@ -249,3 +250,74 @@ def test_only_rounding_excuses_a_difference(tmp_path: Path) -> None:
     assert is_excused(tmp_path, near_one, 1.01)
     assert not is_excused(tmp_path, near_one, 3.0)  # more than rounding explains
     assert not is_excused(tmp_path, [11.3, 12.3, 13.3, 14.3], 1.01)
+
+
+def excuse(folder: Path, model: onnx.ModelProto, x: np.ndarray, expected: np.ndarray) -> bool:
+    """Compare a graph's y with ``expected``; return True if the last bits excuse it."""
+    onnx.save(model, folder / "model.onnx")
+    graph = OrtGraph(folder / "model.onnx")
+    job = Job(
+        target="validate:m", stage="validate", model="m", variant="",
+        options={"tolerance": {"rtol": 1e-4, "cosine": None, "atol": None, "top1": None}},
+        inputs={}, outputs={"result": folder / "result.json"}, project=folder,
+    )  # fmt: skip
+    case = Case({"x": tensor_of(x.astype(np.float32))}, {"y": tensor_of(expected)})
+    failed = [c for c in check_outputs(job, "g", graph, {"": case}) if not c.comparison.passed]
+    assert failed
+    return is_unstable(job, graph, RoundingNoise(job, folder / "model.onnx"), case, failed)
+
+
+def steps_graph(opset: int = 18) -> onnx.ModelProto:
+    """floor(3 x): multiples of a third are at the edge of a step."""
+    nodes = [
+        helper.make_node("Mul", ["x", "three"], ["scaled"]),
+        helper.make_node("Floor", ["scaled"], ["y"]),
+    ]
+    port = (TensorProto.FLOAT, ["n"])
+    three = {"three": np.array(3, np.float32)}
+    return make_model(nodes, {"x": port}, {"y": port}, three, opset)
+
+
+def test_as_many_steps_as_the_last_bits_move_are_excused_and_no_more(tmp_path: Path) -> None:
+    thirds = (np.arange(1, 31) / 3).astype(np.float32)
+    right = np.floor(thirds * np.float32(3))
+    few = right.copy()
+    few[[3, 6]] -= 1
+    assert excuse(tmp_path, steps_graph(), thirds, few)
+    assert not excuse(tmp_path, steps_graph(), thirds, right + 1)
+
+
+def test_nan_of_a_graph_is_never_excused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Exp", ["x"], ["e"]),
+        helper.make_node("Div", ["e", "e"], ["y"], name="nan for large x"),
+    ]
+    port = (TensorProto.FLOAT, ["n"])
+    model = make_model(nodes, {"x": port}, {"y": port}, {})
+    values = np.array([0.3, 97.1, 0.7])
+    assert not excuse(tmp_path, model, values, np.ones(3, np.float32))
+
+
+def test_another_size_is_never_excused(tmp_path: Path) -> None:
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")
+    x, y = (TensorProto.FLOAT, [1, 1, 45]), (TensorProto.FLOAT, [1, 1, "w"])
+    scales = {"scales": np.array([1, 1, 1.4], np.float32)}  # 63.0 or 62.99…
+    model = make_model([node], {"x": x}, {"y": y}, scales)
+    assert size_constants(model) == {"scales"}
+    values = np.random.default_rng(0).standard_normal((1, 1, 45))
+    size = int(np.floor(np.float32(1.4) * 45)) - 1
+    assert not excuse(tmp_path, model, values, np.zeros((1, 1, size), np.float32))
+
+
+def test_constants_of_sizes_are_found_through_the_nodes_that_compute_them() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Cast", ["shape"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["floats", "factor"], ["scaled"]),
+        helper.make_node("Cast", ["scaled"], ["size"], to=TensorProto.INT64),
+        helper.make_node("Expand", ["bias", "size"], ["big"]),
+        helper.make_node("Reshape", ["big", "size"], ["y"]),
+    ]
+    port = (TensorProto.FLOAT, ["n"])
+    stored = {"factor": np.array([1.4], np.float32), "bias": np.array([0.3], np.float32)}
+    assert size_constants(make_model(nodes, {"x": port}, {"y": port}, stored)) == {"factor"}
