@@ -119,6 +119,8 @@ def _apply_policy(
         )
     else:
         x, y = a.astype(np.float64), b.astype(np.float64)
+        both_nan = np.isnan(x) & np.isnan(y)
+        x, y = np.where(both_nan, 0.0, x), np.where(both_nan, 0.0, y)
         with np.errstate(over="ignore", invalid="ignore"):
             failure = _POLICIES[kind](x, y, policy, tolerance)
     whole = replace(whole, policy=kind, note="")

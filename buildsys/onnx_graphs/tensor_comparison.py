@@ -40,7 +40,7 @@ class Comparison:
     worst_index: tuple[int, ...] | None = None
     worst_actual: Value = None
     worst_expected: Value = None
-    non_finite: int = 0  # elements that are NaN, or infinite on one side only
+    non_finite: int = 0  # elements that are NaN or infinite on one side only
     problem: str = ""
     broken: tuple[str, ...] = field(default=(), repr=False)  # exceeded limits with their values
     policy: str = ""  # of the manifest
@@ -134,7 +134,7 @@ def compare(
 
     Integers, booleans and strings must be equal. ``tolerance`` has ``rtol``, ``cosine`` and
     optionally ``atol`` and ``top1``; all of them must hold, ``rtol`` also in slices of small
-    magnitude. A NaN on either side, or an infinity on one side only, always fails. ``assembled``
+    magnitude. A NaN or an infinity on one side only always fails. ``assembled``
     outputs consist of parts computed apart, such as boxes and scores.
     """
     ours, theirs = (v if isinstance(v, Tensor) else tensor_of(v) for v in (actual, expected))
@@ -169,16 +169,18 @@ def compare(
 def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -> Comparison:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     x, y = a.astype(wide), b.astype(wide)
-    same_infinity = ~np.isfinite(x) & (x == y)
-    unusable = ~(np.isfinite(x) & np.isfinite(y)) & ~same_infinity
+    both_nan = np.isnan(x) & np.isnan(y)
+    same = both_nan | (~np.isfinite(x) & (x == y))
+    unusable = ~(np.isfinite(x) & np.isfinite(y)) & ~same
     if unusable.any():
         count = int(unusable.sum())
         problem = f"{count} of {unusable.size} elements are NaN or infinite"
         if np.isnan(y).any() and not np.isfinite(y[unusable]).any():
             problem += " in the reference itself"
         return _failed(unusable, a, b, (problem,), non_finite=count)
-    top1 = _top1(x, y)  # of infinities as well: a masked logit is the smallest, not zero
-    x, y = np.where(same_infinity, 0, x), np.where(same_infinity, 0, y)
+    # of infinities as well: a masked logit is the smallest, not zero
+    top1 = _top1(*(np.where(both_nan, -np.inf, side) for side in (x, y)))
+    x, y = np.where(same, 0, x), np.where(same, 0, y)
     errors = replace(_errors(x, y), top1=top1)
     broken = []
     for title, value, limit in (
@@ -205,6 +207,8 @@ def _compare_floats(a: Array, b: Array, tolerance: Tolerance, assembled: bool) -
 
 
 def _zero_reason(expected: Array) -> str:
+    if expected.dtype.kind in "fc" and np.isnan(expected).all():
+        return "it is NaN everywhere"
     return "" if np.any(expected) else "it is zero everywhere"
 
 

@@ -14,6 +14,9 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
     name, point, section = model.name, model.unsimplified, model.spec["simplify"]
     tool = section["tool"]
     compares = tool != "none"
+    # two cases are enough, as validate runs both graphs in all of them
+    cases = point.cases(("min", "odd")) if compares else {}
+    golden = (point.golden_target,) if compares else ()
     operators = model.operators.use() if compares else NO_OPERATORS
     tools: tuple[str, ...] = ("onnx",)
     if compares:
@@ -23,19 +26,22 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
         **model.fields("simplify"),
         options={
             "simplify": section,
-            # two cases are enough, as validate runs both graphs in all of them
-            "cases": point.cases(("min", "odd")) if compares else {},
+            "cases": cases,
             "inputs": point.inputs,
             **(point.compare if compares else {}),
             **operators.options,
         },
-        inputs={**point.graph.files(), **operators.inputs},
+        inputs={
+            **point.graph.files(),
+            **point.golden(cases),
+            **operators.inputs,
+        },
         outputs={
             **model.final.source.files(),
             "assembled": model.assembled,
             "result": FileRef(f"{name}/simplify/graph.json"),
         },
-        after=(point.graph.target, *operators.after),
+        after=tuple(dict.fromkeys((point.graph.target, *golden, *operators.after))),
         code=("buildsys.stages.simplify.stage",),
         tools=tools,
         environment=(tool, "onnxruntime") if compares else (),

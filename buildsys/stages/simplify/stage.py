@@ -22,7 +22,7 @@ from buildsys.onnx_graphs.onnx_file import (
     save_model,
 )
 from buildsys.onnx_graphs.result_types import GraphSummary
-from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.onnx_graphs.tensors import Tensor, load_case
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.stages.common.equivalence import (
     compare_cases,
@@ -73,7 +73,7 @@ def run(job: Job) -> StageResult:
         copy_model(source, target)
         return StageResult(figures=_figures(tool, before, before))
     del original  # the weights of a large graph must not add to the tool's copies
-    inputs = _random_cases(job, ports["input"])
+    inputs = _cases(job, ports["input"])
     comparable = not implementation_of(job).missing_operators(source)
     with onnxsim_environment(), _background(job, source) as start:
         expected = start(lambda: run_cases(job, source, inputs) if comparable else {})
@@ -132,8 +132,8 @@ def run(job: Job) -> StageResult:
     return StageResult(figures=figures)
 
 
-def _random_cases(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Return case -> inputs of both graphs."""
+def _cases(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """Provide the inputs of both graphs by case: golden ones, random ones if there are none."""
     # parameters that are inputs have fixed shapes
     fixed = {
         port["name"]: port
@@ -141,7 +141,13 @@ def _random_cases(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dic
         if all(isinstance(size, int) for size in port["shape"] or ("",))
     }
     inputs = {**fixed, **job.options["inputs"]}
-    return {case: random_inputs(inputs, case, dims) for case, dims in job.options["cases"].items()}
+    cases = {}
+    for case, dims in job.options["cases"].items():
+        golden = job.inputs.get(f"case.{case}")
+        known = {} if golden is None else dict(load_case(golden).inputs)
+        missing = {name: spec for name, spec in inputs.items() if name not in known}
+        cases[case] = {**known, **random_inputs(missing, case, dims)}
+    return cases
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
+from buildsys.onnx_graphs.tensors import save_case, tensor_of
 from buildsys.stages.common.equivalence import random_inputs
 from buildsys.stages.simplify import stage as simplify
 from buildsys.stages.simplify import tools
@@ -452,3 +453,44 @@ def test_the_environment_does_not_move_while_another_thread_reads_it(
     is_watched = False
     assert not moves
     assert not [name for name in os.environ if name.startswith("ONNXSIM_")]
+
+
+def mean_of_lengths() -> onnx.ModelProto:
+    """A sum over the first ``n`` values, divided by n: NaN for n = 0, which the data never has."""
+    nodes = [
+        helper.make_node("Cast", ["n"], ["count"], to=FLOAT),
+        helper.make_node("Mul", ["x", "count"], ["sum"]),
+        helper.make_node("Identity", ["sum"], ["same"]),
+        helper.make_node("Div", ["same", "count"], ["y"]),
+    ]
+    inputs = {"x": (FLOAT, ["batch", 3]), "n": (TensorProto.INT64, ["batch", 1])}
+    return make_model(nodes, inputs, {"y": (FLOAT, ["batch", 3])}, {})
+
+
+LENGTHS = {
+    "x": {"shape": ["batch", 3], "dtype": "float32"},
+    "n": {"shape": ["batch", 1], "dtype": "int64"},
+}
+
+
+def test_nan_at_equal_places_is_not_called_random(tmp_path: Path) -> None:
+    result = simplify.run(simplify_job(tmp_path, mean_of_lengths(), inputs=LENGTHS))
+    assert result.status == "passed", result.reason  # with own inputs, of which some are 0
+
+
+@pytest.mark.parametrize(("length", "passed"), [(7, True), (0, None)])
+def test_both_graphs_are_compared_on_the_golden_inputs(
+    tmp_path: Path, length: int, passed: bool | None
+) -> None:
+    job = simplify_job(tmp_path, mean_of_lengths(), inputs=LENGTHS)
+    for case, dims in job.options["cases"].items():
+        inputs = {
+            "x": tensor_of(np.full((dims["batch"], 3), 2, np.float32)),
+            "n": tensor_of(np.full((dims["batch"], 1), length, np.int64)),
+        }
+        save_case(tmp_path / f"{case}.npz", inputs, {})
+    files = {f"case.{case}": tmp_path / f"{case}.npz" for case in job.options["cases"]}
+    result = simplify.run(dataclasses.replace(job, inputs={**job.inputs, **files}))
+    assert result.status == "passed", result.reason
+    equal = result.figures["equal"]
+    assert [case["y"]["passed"] for case in equal.values()] == [passed] * len(files)

@@ -108,7 +108,6 @@ def test_exact_types_ignore_limits(dtype: type) -> None:
 
 def test_the_reference_is_blamed_only_for_its_own_nan() -> None:
     nan, one = np.array([math.nan, 1.0]), np.array([1.0, 1.0])
-    assert compare(nan, nan, OPEN).problem.endswith("NaN or infinite in the reference itself)")
     assert compare(one, nan, OPEN).problem.endswith("NaN or infinite in the reference itself)")
     for a, b in (
         (nan, one),

@@ -28,11 +28,11 @@ QUICK = settings(max_examples=60, deadline=None)
     )
 )
 @QUICK
-def test_identical_tensors_pass_unless_they_contain_nan(x: np.ndarray) -> None:
+def test_identical_tensors_pass(x: np.ndarray) -> None:
     found = compare(x, x.copy(), {"rtol": 0.0, "cosine": 0.9999999})
-    assert found.passed is not bool(np.isnan(x).any())
-    if found.passed:
-        assert (found.max_abs, found.relative, found.problem) == (0.0, 0.0, "")
+    assert found.passed
+    assert (found.max_abs, found.relative, found.problem) == (0.0, 0.0, "")
+    assert found.non_finite == 0
 
 
 @given(ARRAYS, st.integers(-300, 240))
@@ -66,11 +66,33 @@ def test_a_non_finite_value_on_one_side_fails(
     assert found.worst_index == index
 
 
-def test_nan_on_both_sides_is_attributed_to_the_reference() -> None:
-    x = np.array([1.0, math.nan])
-    found = compare(x, x, LIMITS)
+def test_nan_at_equal_places_is_equal_and_hides_no_error() -> None:
+    b = np.array([math.nan, 1.0, 2.0, math.nan])
+    assert compare(b, b.copy(), LIMITS).passed
+    a = b.copy()
+    a[1] = 1.5
+    found = compare(a, b, LIMITS)
     assert not found.passed
-    assert "in the reference itself" in found.problem
+    assert (found.non_finite, found.worst_index) == (0, (1,))
+    a = np.array([math.nan, 1.0, math.nan, math.nan])
+    assert compare(a, b, LIMITS).non_finite == 1
+    assert compare(b, a, LIMITS).problem.endswith("NaN or infinite in the reference itself)")
+
+
+def test_an_output_of_nan_alone_proves_nothing() -> None:
+    b = np.full((2, 3), math.nan)
+    assert compare(b, b, LIMITS).uninformative == "it is NaN everywhere"
+    b[0, 0] = 1.0
+    assert compare(b, b, LIMITS).uninformative == ""
+    b[0, 0] = 0.0
+    assert compare(b, b, {**LIMITS, "top1": 1.0}).passed
+
+
+def test_the_largest_column_is_never_nan() -> None:
+    b = np.array([[math.nan, 1.0, 2.0], [math.nan, 5.0, 3.0]])
+    assert compare(b, b, LIMITS).top1 == 1.0
+    a = np.array([[math.nan, 2.0, 1.0], [math.nan, 5.0, 3.0]])
+    assert compare(a, b, LIMITS).top1 == 0.5
 
 
 def test_shared_infinities_are_equal_and_do_not_hide_an_error() -> None:

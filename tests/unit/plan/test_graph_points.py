@@ -62,7 +62,7 @@ def test_a_hook_between_export_and_simplification_does_not_affect_the_export() -
     actions, plain = plan(HOOK), plan()
     assert actions["surgery:net:after_export"].after == ("export:net", "reference:net")
     assert actions["surgery:net:after_export"].sources == ("plugins/hooks/a.py",)
-    assert actions["simplify:net"].after == ("surgery:net:after_export",)
+    assert actions["simplify:net"].after == ("surgery:net:after_export", "reference:net")
     assert folders(actions["validate:net"]) == {
         "net/surgery/after_export",
         "net/simplify",

@@ -138,7 +138,11 @@ READ: dict[str, dict[str, str]] = {
     "export:net": {},
     "reference:net": {},
     "surgery:net:after_export": {"export": GRAPH, "reference": CASES, **LIBRARY},
-    "simplify:net": {"surgery/after_export": GRAPH, **LIBRARY},
+    "simplify:net": {
+        "surgery/after_export": GRAPH,
+        "reference": "case.min:min.npz case.odd:odd.npz",
+        **LIBRARY,
+    },
     "surgery:net:after_simplify": {
         "simplify": f"{GRAPH} {ASSEMBLED}",
         "reference": f"{CASES} {FURTHER}",
