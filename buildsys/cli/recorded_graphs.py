@@ -13,7 +13,7 @@ from typing import Any
 
 from buildsys.cli.build_names import Side
 from buildsys.cli.graph_files import ask_inspection
-from buildsys.errors import StageError
+from buildsys.errors import StageError, UsageError
 from buildsys.history.builds import Build
 from buildsys.plan.action import Action
 from buildsys.plan.stage_table import plan_model
@@ -114,7 +114,7 @@ def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
     """
     planned: dict[str, Action] = {}
     # of another version of buildsys
-    with suppress(LookupError, TypeError, ValueError, AttributeError):
+    with suppress(LookupError, TypeError, ValueError, AttributeError, UsageError):
         planned = {action.target: action for action in plan_model(dict(manifest))}
     engine = f"{_ENGINE}:{side.model}:{side.engine}"
     if not side.engine or engine not in planned:

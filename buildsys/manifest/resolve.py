@@ -18,6 +18,7 @@ from buildsys.manifest.checks.model import check_model, unused_dims
 from buildsys.manifest.checks.referenced_files import file_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
+from buildsys.manifest.graph_sections import without_inherited, without_inherited_engines
 from buildsys.manifest.layers import Layers, Presets, build_presets, merge, resolve_engines
 from buildsys.manifest.model_fields import ModelFields
 from buildsys.manifest.problem import Problem, expected, problem_at
@@ -92,8 +93,11 @@ class Resolver:
     def _resolve_model(
         self, tree: ValueNode, file: Path, unknown: Sequence[FieldPath]
     ) -> tuple[Resolution | None, list[Problem]]:
+        if ("source",) not in unknown:
+            tree = without_inherited(tree, file)
         tree, axes_problems = name_dynamic_axes(tree)
         tree, engine_problems = resolve_engines(tree, self._presets)
+        tree = without_inherited_engines(tree, file)
         if text_size(tree, MAX_MODEL_CHARACTERS) > MAX_MODEL_CHARACTERS:
             text = f"the model has more than {MAX_MODEL_CHARACTERS >> 20} million characters with"
             text += " its engine presets"

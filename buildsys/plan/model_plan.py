@@ -358,16 +358,13 @@ def _variant(engine: EngineSpec) -> str:
 
 
 def _of_definition(spec: Spec) -> Spec:
-    """Return the manifest of a network defined by hand, without surgery from shared defaults.
-
-    The network itself has the quantizers of int8 and fp8 engines.
-    """
+    """Return the manifest of a network that itself has the quantizers of int8 and fp8 engines."""
     engines = []
     for engine in spec["engines"]:
         if engine["precision"] in QUANTIZED and "quantization" in engine:
             engine = {**engine, "quantization": "explicit"}
         engines.append(engine)
-    return {**spec, "engines": engines, "surgery": []}
+    return {**spec, "engines": engines}
 
 
 def _without_run_fields(spec: Spec) -> Spec:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from buildsys.errors import UsageError
 from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
 from buildsys.plan.action import Action
 from buildsys.plan.engine_typing import VersionOf, unknown_version
@@ -55,6 +56,7 @@ def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Act
 
     ``version_of`` returns the TensorRT version that builds an engine, as it decides which graph
     the engine is built from.
+    Raises: UsageError: an action needs what no action of the model makes.
     """
     model = ModelPlan(spec, version_of)
     stages: tuple[Callable[[ModelPlan], Iterator[Action]], ...] = ()
@@ -67,4 +69,19 @@ def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Act
     if any(declared.values()):  # stages with the user's code
         actions = [replace(each, **declared) if each.sources else each for each in actions]
     actions += plan_commands(model, {action.target: action for action in actions})
-    return (*actions, plan_report(model, actions))
+    actions.append(plan_report(model, actions))
+    _check_inputs(actions)
+    return tuple(actions)
+
+
+def _check_inputs(actions: Sequence[Action]) -> None:
+    """Check that every input and earlier target is planned. Raises: UsageError."""
+    targets = {action.target for action in actions}
+    written = {ref.path for action in actions for ref in action.outputs.values()}
+    for action in actions:
+        missing = [ref.path for ref in action.inputs.values() if ref.path not in written]
+        missing += [name for name in (*action.after, *action.order) if name not in targets]
+        if missing:
+            problem = f"{action.target} needs {missing[0]}, which no target of its model makes"
+            hint = f"`buildsys resolve {action.model}` shows the sections that ask for it"
+            raise UsageError(problem, hint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from buildsys.plan.project_plan import ProjectPlan
+
 MODEL = "configs/models/net.yaml"
 FIRST = "{name: first, run: make, outputs: {model: model/}}"
 
@@ -126,10 +128,42 @@ def test_a_model_without_source_has_commands_only(project, section, name):
     assert f": {name}: a model without source has commands only; remove it, or add" in error
 
 
-def test_shared_defaults_of_networks_do_not_matter_to_commands(project):
-    project.write("configs/project.yaml", "defaults: {bench: {duration: 1s}, export: {opset: 17}}")
+SHARED = """\
+inputs: {x: {shape: [batch, 4]}}
+outputs: {y: {shape: [batch, 2]}}
+dims: {batch: {min: 1, opt: 2, max: 8}}
+dynamic_axes: {z: {0: batch}}
+ops: [{op: "my::op", functions: plugins/no.py:make}]
+surgery: [{rename: {x: z}}]
+calibration: {batches: 2, data: {x: {random: normal}}}
+export: {opset: 17}
+engines: [ort-cpu, {use: rtx-fp16, precision: fp8}, unheard-of]
+verify: {cases: [min]}
+bench: {duration: 1s}
+gates: {latency: 5%}
+"""
+
+
+@pytest.mark.parametrize("how", ["defaults", "extends"])
+def test_shared_sections_of_networks_do_not_matter_to_commands(project, how):
     write(project, FIRST)
-    assert project.load().models["net"].data["source"] is None
+    alone = project.load().models["net"].data
+    if how == "defaults":
+        shared = "".join(f"  {line}\n" for line in SHARED.splitlines())
+        project.write("configs/project.yaml", f"defaults:\n{shared}")
+    else:
+        project.write("configs/shared.yaml", SHARED)
+        write(project, FIRST, more="extends: ../shared.yaml\n")
+    loaded = project.load()
+    assert loaded.models["net"].data == alone
+    assert list(ProjectPlan(loaded.models)) == ["command:net:first", "report:net"]
+
+
+def test_a_command_cannot_read_an_engine_of_the_defaults(project):
+    project.write("configs/project.yaml", "defaults: {engines: [ort-cpu]}")
+    write(project, "{name: a, run: x, outputs: {m: m}, inputs: {i: '{engines.ort-cpu}'}}")
+    (error,) = project.errors()
+    assert 'there is no engine "ort-cpu" in this model' in error
 
 
 def test_a_model_without_source_and_commands_is_incomplete(project):

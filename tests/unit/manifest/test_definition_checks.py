@@ -6,6 +6,7 @@ import pytest
 
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.resolved_yaml import resolved_text
+from buildsys.plan.project_plan import ProjectPlan
 
 NET = "configs/models/net.yaml"
 SOURCE = "{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute}}"
@@ -108,8 +109,32 @@ def test_a_section_without_effect_is_refused(errors, section: str, expected: str
 
 
 def test_sections_of_shared_defaults_have_no_effect(project, errors) -> None:
-    project.write("configs/project.yaml", "defaults: {export: {opset: 18}, simplify: {tool: none}}")
     assert errors() == []
+    alone = project.load().models["net"].data
+    sections = (
+        "export: {opset: 18}", "simplify: {tool: none}", "surgery: [{rename: {x: z}}]",
+        "calibration: {batches: 2}", "convert: {tool: autocast, exclude: [a]}",
+    )  # fmt: skip
+    project.write("configs/project.yaml", f"defaults: {{{', '.join(sections)}}}")
+    assert errors() == []
+    loaded = project.load()
+    assert loaded.models["net"].data == alone
+    assert {action.stage for action in ProjectPlan(loaded.models).values()} == {
+        "reference", "engine", "verify", "bench", "report",
+    }  # fmt: skip
+
+
+def test_default_engines_of_other_backends_are_left_out(project, errors) -> None:
+    errors()
+    manifest = (project.root / NET).read_text()
+    project.write(NET, manifest.replace(f"engines: [{ENGINE}]\n", ""))
+    project.write("configs/project.yaml", "defaults: {engines: [ort-cpu, rtx-fp16, ort-fp16]}")
+    assert errors_of(project) == []
+    engines = project.load().models["net"].data["engines"]
+    assert [engine["name"] for engine in engines] == ["rtx-fp16"]
+    project.write("configs/project.yaml", "defaults: {engines: [ort-cpu]}")
+    (error,) = errors_of(project)  # else the model would have none
+    assert "ONNX Runtime cannot build a network defined with TensorRT's API" in error
 
 
 def test_a_resolved_manifest_resolves_again(project, errors) -> None:

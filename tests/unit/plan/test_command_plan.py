@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from buildsys.errors import UsageError
 from buildsys.execution.environment_parts import EnvironmentParts
 from buildsys.execution.remote_environments import answer_questions, question_of
 from buildsys.execution.up_to_date_models import action_in, environment_of
@@ -48,6 +49,12 @@ def test_a_model_of_commands_has_no_other_targets() -> None:
     assert "source" not in manifest
     assert "timeout" not in manifest["commands"][0]
     assert found["report:m"].after == ("command:m:build", "command:m:speed")
+
+
+def test_a_plan_with_an_input_that_nothing_writes_is_refused() -> None:
+    problem = r"^engine:m:ort needs m/simplify/model.onnx, which no target of its model makes; "
+    with pytest.raises(UsageError, match=problem):
+        plan(BUILD, engines=NETWORK["engines"])
 
 
 def test_inputs_and_outputs() -> None:
