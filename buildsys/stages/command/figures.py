@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import StageError
+from buildsys.manifest.command_templates import FIGURES_FILE
 from buildsys.report.formatting import number
 from buildsys.report.results.command import CommandFigure
+from buildsys.system.beneath import held, open_beneath
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 from buildsys.system.suggestions import nearest
 from buildsys.workers.job import Job
@@ -21,16 +23,19 @@ _MOST_FIGURES, _LONGEST_NAME = 200, 100
 _FORM = 'write {"time to first token": {"value": 1.2, "unit": "ms"}}'
 
 
-def read_figures(file: Path, job: Job) -> dict[str, dict[str, Any]]:
-    """Return the figures in the file of a command, as written.
+def read_figures(work: int, job: Job) -> dict[str, dict[str, Any]]:
+    """Return the figures in the open working folder of a command, as written.
 
     Raises: StageError: they do not have the documented form.
     """
     who = f"the command {job.variant} of {job.model}"
     try:
-        found = json.loads(read_limited(file, MAX_RESULT_BYTES))
-    except OSError:
+        with held(open_beneath(work, FIGURES_FILE)) as file:
+            found = json.loads(read_limited(Path(f"/proc/self/fd/{file}"), MAX_RESULT_BYTES))
+    except FileNotFoundError:
         raise StageError(f"{who} did not write {{figures}}", _FORM) from None
+    except OSError as error:
+        raise StageError(f"cannot read the figures of {who}: {error.strerror}", _FORM) from None
     except ValueError as error:
         raise StageError(f"the figures of {who} are not JSON: {error}", _FORM) from None
     if not isinstance(found, dict) or not found:

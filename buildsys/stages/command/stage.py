@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.errors import StageError, Unavailable
+from buildsys.errors import StageError, Unavailable, joined
 from buildsys.manifest.command_templates import (
     FIGURES,
     FIGURES_FILE,
@@ -29,6 +28,7 @@ from buildsys.manifest.command_templates import (
 )
 from buildsys.stages.command.figures import check_limits, read_figures
 from buildsys.stages.command.outputs import collect_outputs
+from buildsys.system.beneath import empty_folder, held, is_at, open_folder
 from buildsys.system.printable import printable
 from buildsys.system.processes import describe_exit
 from buildsys.system.programs import find_program, missing_requirement, program_environment
@@ -41,38 +41,62 @@ _WAIT_FOR_OUTPUT_S = 1.0  # a process left in the background may keep the pipe o
 
 
 def run(job: Job) -> StageResult:
-    """Run the command in a new folder and move its outputs.
+    """Run the command in a new folder and copy its outputs.
 
-    Raises: StageError: it failed or wrote no output. Unavailable: it cannot run here.
+    Raises: StageError: it failed, or wrote no output. Unavailable: it cannot run here.
     """
     versions = _check_machine(job)
-    result = job.outputs["result"]
-    work = result.with_name(f"{result.parent.name},work")  # a comma is in no name
-    try:
-        (work / TEMPORARY_FOLDER).mkdir(parents=True)
-        paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work).items()}
-        written: Mapping[str, str] = job.options["outputs"]
-        for label, path in written.items():
-            (work / path).parent.mkdir(parents=True, exist_ok=True)
-            paths[f"outputs.{label}"] = path.rstrip("/")
-        paths[FIGURES] = FIGURES_FILE
-        arguments = [fill_in(text, paths.__getitem__) for text in job.options["run"]]
-        seconds = _run_program(job, arguments, work)
-        figures: dict[str, Any] = {
-            "toolchain": versions,
-            "run": arguments,
-            "program_seconds": round(seconds, 3),
-        }
-        failed = ""
-        if any(FIGURES in references(text) for text in job.options["run"]):
-            found = read_figures(work / FIGURES_FILE, job)
-            figures["figures"], failed = check_limits(found, job.options.get("limits", {}), job)
-        if failed:  # nobody must mistake its outputs for good ones
-            return StageResult("failed", failed, log_hint(job), figures)
-        figures["outputs"] = collect_outputs(job, work, log_hint(job))
-        return StageResult(figures=figures)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    place = job.outputs["result"].parent
+    work = place.with_name(f"{place.name},work")  # a comma is in no name
+    (work / TEMPORARY_FOLDER).mkdir(parents=True)
+    with held(open_folder(work)) as source, held(open_folder(place)) as target:
+        try:
+            return _run_in(job, work, source, target, versions)
+        finally:
+            empty_folder(source)
+            if is_at(work, source):
+                work.rmdir()
+
+
+def _run_in(
+    job: Job, work: Path, source: int, target: int, versions: Mapping[str, str]
+) -> StageResult:
+    """Run the command in ``work`` and copy its outputs from ``source`` to ``target``.
+
+    These descriptors are of folders, and remain what they are whatever the program does.
+    """
+    paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work).items()}
+    written: Mapping[str, str] = job.options["outputs"]
+    for label, path in written.items():
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        paths[f"outputs.{label}"] = path.rstrip("/")
+    paths[FIGURES] = FIGURES_FILE
+    arguments = [fill_in(text, paths.__getitem__) for text in job.options["run"]]
+    seconds = _run_program(job, arguments, work)
+    _check_folders(job, work, source, target)
+    empty_folder(target)  # a link in it would lead our own outputs elsewhere
+    figures: dict[str, Any] = {
+        "toolchain": versions,
+        "run": arguments,
+        "program_seconds": round(seconds, 3),
+    }
+    failed = ""
+    if any(FIGURES in references(text) for text in job.options["run"]):
+        found = read_figures(source, job)
+        figures["figures"], failed = check_limits(found, job.options.get("limits", {}), job)
+    if failed:  # nobody must mistake its outputs for good ones
+        return StageResult("failed", failed, log_hint(job), figures)
+    figures["outputs"] = collect_outputs(job, source, target, log_hint(job))
+    _check_folders(job, work, source, target)
+    return StageResult(figures=figures)
+
+
+def _check_folders(job: Job, work: Path, source: int, target: int) -> None:
+    """Refuse other folders at the paths of the open ones. Raises: StageError."""
+    if not (is_at(work, source) and is_at(job.outputs["result"].parent, target)):
+        problem = f"the command {job.variant} of {job.model} replaced its working folder"
+        hint = "change only what is in the folder that the program starts in"
+        raise StageError(problem, joined(hint, log_hint(job)))
 
 
 def log_hint(job: Job) -> str:
@@ -182,10 +206,11 @@ def _run_program(job: Job, arguments: list[str], work: Path) -> float:
 def _copy_output(process: subprocess.Popen[str], ending: list[str]) -> None:
     """Copy the output of a process to the log; keep its end."""
     assert process.stdout is not None
-    for line in process.stdout:
-        _write(line)
-        ending.append(line[-_LAST_CHARACTERS:])
-        del ending[: -_LAST_LINES * 2]
+    with process.stdout as lines:
+        for line in lines:
+            _write(line)
+            ending.append(line[-_LAST_CHARACTERS:])
+            del ending[: -_LAST_LINES * 2]
 
 
 def _write(text: str) -> None:

@@ -183,8 +183,8 @@ def _run_job(job: Job, log_file: Path) -> Message:
     reads = recorder.stop() if recorder is not None else []
     measured = measure(clock)
     os.umask(umask)  # code of the model may have changed it
-    _make_readable(job.outputs.values(), umask)
     if result is not None:
+        _make_readable(job.outputs.values(), umask)
         try:
             write_result(job, result, started=started, measured=measured)
         except (OSError, TypeError, ValueError) as caught:
