@@ -28,6 +28,7 @@ from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.system.cached_value import cached_value
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, sha256_of
+from buildsys.system.key_text import short_digest
 from buildsys.system.shard_index import INDEX_SUFFIX, shards_of
 from buildsys.system.text_cache import TextCache
 
@@ -277,8 +278,8 @@ class KeyBuilder:
             if value is None:
                 parts[f"env:{name}"] = "unset"
             else:  # not the value itself: it may be a secret, and records are kept and shared
-                digest = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
-                parts[f"env:{name}"] = f"set, digest {digest[:16]}"
+                digest = short_digest(value.encode(errors="surrogateescape"))
+                parts[f"env:{name}"] = f"set, digest {digest}"
 
     def _add_package(
         self, action: Action, module: str, parts: Parts, files: Files, covered: set[str]

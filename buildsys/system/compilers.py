@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from buildsys.errors import StageError
+from buildsys.system.key_text import shortened_for_key
 
 ABSENT = "absent"
 C_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".def")
@@ -53,20 +54,21 @@ def compiler_identity(language: str) -> str:
     for option in ("--version", "-dumpmachine"):
         try:
             done = subprocess.run(
-                [*command, option], capture_output=True, text=True, errors="replace",
-                timeout=_TIMEOUT_S, env=compiler_environment(), check=False,
+                [*command, option], capture_output=True, timeout=_TIMEOUT_S,
+                env=compiler_environment(), check=False,
             )  # fmt: skip
             printed.append(done.stdout.strip())
         except OSError:
-            printed.append("")
+            printed.append(b"")
         except subprocess.TimeoutExpired:
             # without its version, a key would not identify the compiler
             problem = f"{shlex.join([*command, option])} did not answer within {_TIMEOUT_S} s"
             raise StageError(problem, "try again when this machine is idle") from None
-    version = printed[0].splitlines() or [command[0]]
-    machine = printed[1] or "this machine"
+    lines = printed[0].decode(errors="replace").splitlines()
+    version = shortened_for_key(lines[0], printed[0]) if lines else command[0]
+    machine = printed[1].decode(errors="replace") or "this machine"
     arguments = f" {shlex.join(command[1:])}" if command[1:] else ""
-    return f"{version[0]} for {machine}{arguments}"
+    return f"{version} for {machine}{arguments}"
 
 
 def language_of(source: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from buildsys.errors import StageError
 from buildsys.system.devices import NONE, gpu_facts
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.key_text import shortened_for_key
 from buildsys.system.text_cache import TextCache
 from buildsys.system.versions import ABSENT, tool_versions
 
@@ -25,7 +26,7 @@ _OF_THE_MACHINE = (
     "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
 )  # fmt: skip
 _TIMEOUT_S = 20
-_LONGEST_TEXT = 2000  # characters
+_LONGEST_TEXT = 2000  # characters that are shown; a digest stands for the others
 
 
 def interpreter_of(toolchain: Toolchain | None) -> Path:
@@ -89,15 +90,15 @@ def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCach
         found = os.stat(program)  # noqa: PTH116
         state = [program, found.st_mtime_ns, found.st_size, found.st_ino, *arguments[1:]]
         variables = sorted(toolchain.env.items()) if toolchain is not None else []
-        cached = f"probe/1:{json.dumps([state, variables])}"
+        cached = f"probe/2:{json.dumps([state, variables])}"
         known = texts.get(cached)
         if known is not None:
             return known
         try:
             done = subprocess.run(
                 [program, *arguments[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_TIMEOUT_S,
-                env=environment, cwd=folder, check=False,
+                stderr=subprocess.STDOUT, timeout=_TIMEOUT_S, env=environment, cwd=folder,
+                check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             # without its text, a key would not identify the program
@@ -106,6 +107,7 @@ def probe(arguments: Sequence[str], toolchain: Toolchain | None, texts: TextCach
         except OSError as error:
             return f"cannot run: {error.strerror}"
         failed = f"exit code {done.returncode}: " if done.returncode else ""
-        text = failed + done.stdout.strip()[:_LONGEST_TEXT]
+        shown = done.stdout.decode(errors="replace").strip()[:_LONGEST_TEXT]
+        text = failed + shortened_for_key(shown, done.stdout)
         texts.set(cached, text)
         return text
