@@ -3,7 +3,7 @@
 Planning, keys, ledger, locks and publishing are real. Each stage is replaced by a function that
 derives its outputs from everything that the real stage reads: options, inputs, the user's files.
 It reads weights with torch and drops some of the information, so that outputs often stay the same.
-A model of the lists in docs/keys.md, without keys, predicts which targets may run.
+A model of the lists in keys_table.md, without keys, predicts which targets may run.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def digest(path: Path) -> str:
 
 
 class Model:
-    """Prediction of targets allowed to run, according to docs/keys.md."""
+    """Prediction of targets allowed to run, according to keys_table.md."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

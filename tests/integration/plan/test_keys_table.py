@@ -1,4 +1,4 @@
-"""The lists of docs/keys.md, each entry as an edit of a project.
+"""The lists of keys_table.md, each entry as an edit of a project.
 
 The keys after an edit are compared with those of the last build. The project is rebuilt where an
 edit has effects downstream, and for some representatives of the others. Where all that is stale
@@ -34,7 +34,7 @@ from buildsys.plan.action import Action
 from buildsys.system import versions
 from buildsys.system.interpreters.interpreter import Interpreter
 
-PAGE = (Path(__file__).parents[3] / "docs" / "keys.md").read_text()
+PAGE = (Path(__file__).parent / "keys_table.md").read_text(encoding="utf-8")
 NET = "configs/models/net.yaml"
 CUT = "configs/models/cut.yaml"
 CUSTOM = "configs/models/custom.yaml"
@@ -541,7 +541,7 @@ def test_the_lists_are_complete(bench: Bench) -> None:
     labels = {(target, label) for target, parts in bench.project.keys().items() for label in parts}
     for target, label in labels:
         assert any(explains(part, target, label) for part in PARTS), (
-            f"docs/keys.md has no entry for {label} of {target}"
+            f"keys_table.md has no entry for {label} of {target}"
         )
     for part in PARTS:
         used = any(explains(part, target, label) for target, label in labels)

@@ -1,6 +1,6 @@
 """Dependencies, files and options of every stage of a manifest with all stages.
 
-docs/keys.md has the reason of each dependency.
+tests/integration/plan/keys_table.md has the reason of each dependency.
 """
 
 from __future__ import annotations
