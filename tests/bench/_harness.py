@@ -221,7 +221,7 @@ def publish(
     figures: Any,
     file: Path | None,
 ) -> None:
-    """Print a Markdown table for docs/benchmarks.md; write the figures to ``file`` if given."""
+    """Print a Markdown table; write the figures to ``file`` if given."""
     machine = {
         "machine": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),

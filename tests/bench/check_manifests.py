@@ -23,7 +23,7 @@ from _harness import (
 
 from buildsys.system.files import SETTLE_NS
 
-LIMIT_S = 0.3
+LIMIT_S = 0.6
 
 
 def main() -> None:

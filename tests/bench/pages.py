@@ -35,7 +35,7 @@ from buildsys.plan.action import Action  # noqa: E402
 from buildsys.report.assemble import assemble  # noqa: E402
 from buildsys.report.results.report import as_json  # noqa: E402
 
-LIMITS = {"seconds": 20.0, "page_bytes": 150_000, "index_bytes": 1_000_000}
+LIMITS = {"seconds": 60.0, "page_bytes": 150_000, "index_bytes": 1_000_000}
 _SAMPLES = 500
 _MANIFEST = """\
 model: {name}

@@ -148,15 +148,15 @@ def queries(project: Path, count: int) -> Iterator[tuple[str, Side, str]]:
     one = f"build:{model_name(count // 2)}"
     write_manifests(project, count, engines="ort-cpu, ort-fp16")
     for name, arguments, limit in (
-        ("list", ["list"], "1.0 s, 120 MB"),
-        ("plan of one model", ["plan", one], "0.4 s, 120 MB"),
-        ("plan", ["plan"], "2.5 s, 120 MB"),
+        ("list", ["list"], "1.0 s"),
+        ("plan of one model", ["plan", one], "0.6 s"),
+        ("plan", ["plan"], "4 s"),
     ):
         side = partial(cost, doit_command(*arguments), project)
         yield f"never built, {count} manifests: {name}", side, limit
     for name, arguments, limit in (
-        ("list", ["list"], "1.0 s, 120 MB"),
-        ("plan of one model", ["plan", one], "0.4 s, 120 MB"),
+        ("list", ["list"], "1.0 s"),
+        ("plan of one model", ["plan", one], "0.6 s"),
     ):
         side = partial(first_query, project, *arguments)
         yield f"the same without resolved manifests: {name}", side, limit
@@ -176,7 +176,7 @@ def sides_of(
     yield (
         f"nothing to do, {targets} targets",
         lambda: cost(doit_command(), project),
-        "1.0 s, 200 MB",
+        "1.0 s",
     )
     yield (
         f"plain doit, {targets} tasks",
@@ -186,13 +186,13 @@ def sides_of(
     yield (
         f"build:one of {count}",
         lambda: cost(doit_command(f"build:{model_name(1)}"), project),
-        "0.4 s",
+        "",
     )
-    yield f"list, {SMALL} manifests", lambda: cost(doit_command("list"), small), "0.25 s"
+    yield f"list, {SMALL} manifests", lambda: cost(doit_command("list"), small), ""
     yield (
         "one manifest edited, until its first stage",
         lambda: first_stage(project),
-        "nothing to do + 0.3 s",
+        "",
     )
     yield from queries(folder / "unbuilt", count)
     if given.dvc or given.snakemake:

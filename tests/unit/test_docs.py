@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -207,6 +208,14 @@ def test_the_bench_scripts_of_the_docs_exist() -> None:
     assert scripts == {
         f"tests/bench/{file.name}" for file in (ROOT / "tests" / "bench").glob("[a-z]*.py")
     }
+
+
+def test_the_figures_of_the_bench_scripts_are_tables() -> None:
+    tables = json.loads((ROOT / "tests/bench/figures.json").read_text(encoding="utf-8"))
+    assert len(tables) > 10
+    for table in tables:
+        assert table.keys() == {"section", "note", "columns", "rows"}
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}, table["section"]
 
 
 def test_every_kind_of_reason_is_documented() -> None:
