@@ -7,32 +7,32 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+from test_reference_pages import load
 
 from buildsys import errors
 from buildsys.backends.tensorrt.common_options import TensorRtBase
-from buildsys.backends.tensorrt_rtx.options import ComputeCapability
 from buildsys.cli.main import commands_of
 from buildsys.execution import stale_reasons
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.manifest.json_schema import schema_texts
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
-from buildsys.manifest.schema.base import DType, Precision, Spec
+from buildsys.manifest.schema.base import Spec
 from buildsys.manifest.schema.engine_base import EngineBase
 from buildsys.manifest.schema.executors import ExecutorBase
 from buildsys.manifest.schema.gates import GateLimit
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
+from buildsys.manifest.yaml_reader import read_yaml
 from buildsys.plan.stage_table import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MANIFEST_PAGE = "\n\n".join(  # executors have their own page
-    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("manifest.md", "scale.md")
-)
+MANIFEST_PAGE = (ROOT / "docs/manifest.md").read_text(encoding="utf-8")
+FIELDS_PAGE: str = load("fields").page()
 GENERATED = ("fields.md", "commands.md", "errors.md")  # by docs/reference, not in the repository
 PRECISION_PAGE = (ROOT / "docs/precision.md").read_text(encoding="utf-8")
 PAGES = sorted(
@@ -40,7 +40,6 @@ PAGES = sorted(
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
     if page.parent != ROOT / "docs/reference"
 )
-# Documented in the text of the sections that use them, and compared below.
 TOLERANCES = {
     "fp32": stages.Fp32Tolerance,
     "fp16": stages.Fp16Tolerance,
@@ -64,50 +63,41 @@ ABSTRACT = (
     EngineBase,
     ExecutorBase,
     TensorRtBase,
-    *TOLERANCES.values(),
 )
 schema_texts()  # imports all sections
 SPECS = [spec for spec in sections(Spec) if spec not in ABSTRACT and spec.__name__[0] != "_"]
 
 
-def documented_fields(spec: type[Spec]) -> dict[str, str]:
-    """Return field -> default as the table after the marker of ``spec`` has them."""
-    _, marker, rest = MANIFEST_PAGE.partition(f"<!-- fields: {spec.__name__} -->\n")
-    assert marker, f"docs/manifest.md has no table of {spec.__name__}"
-    rows = [line.split("|")[1:3] for line in rest.partition("\n\n")[0].splitlines()[2:]]
-    return {field.strip().strip("`"): default.strip() for field, default in rows}
-
-
-def actual_fields(spec: type[Spec]) -> dict[str, str]:
-    return {info.alias or name: default_text(info) for name, info in spec.model_fields.items()}
-
-
-def default_text(info: Any) -> str:
-    if info.is_required():
-        return "required"
-    value = info.get_default(call_default_factory=True)
-    if value is None:
-        return "—"
-    return "empty" if value == "" else f"`{yaml_text(value)}`"
-
-
-def yaml_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(yaml_text, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.__name__)
-def test_every_field_and_its_default_is_documented(spec: type[Spec]) -> None:
-    assert documented_fields(spec) == actual_fields(spec)
+def test_every_field_has_a_description_in_the_reference(spec: type[Spec]) -> None:
+    root = {ModelSpec: "## Models", ProjectSpec: "## project.yaml"}.get(spec)
+    heading = root or f" {{#{spec.__name__.lower()}}}"
+    section = FIELDS_PAGE.partition(f"{heading}\n")[2].partition("\n##")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| .+? \| .+? \| (.+) \|$", section, re.MULTILINE)
+    described = {name for name, meaning in rows if len(meaning) > 5}
+    names = {info.alias or name for name, info in spec.model_fields.items()}
+    assert names <= described, f"{spec.__name__}: no description of {names - described}"
 
 
-def test_every_documented_table_belongs_to_a_section() -> None:
-    named = re.findall(r"<!-- fields: (\w+) -->", MANIFEST_PAGE)
-    assert {ModelSpec, ProjectSpec} <= set(SPECS)
-    assert sorted(named) == sorted(spec.__name__ for spec in SPECS)
+def test_the_page_of_the_manifest_names_every_field_of_a_model() -> None:
+    overview = MANIFEST_PAGE.partition("## The whole file")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", overview))
+    preprocessed = {"extends", "matrix", "dynamic_axes"}
+    assert named == {*(info.alias or name for name, info in ModelSpec.model_fields.items())} | (
+        preprocessed
+    )
+
+
+def test_the_examples_of_the_manifest_have_existing_fields() -> None:
+    schemas = [json.loads(text) for text in schema_texts().values()]
+    for schema in schemas:
+        schema.pop("required", None)  # an example is a part of a file
+    blocks = re.findall(r"^```yaml\n(?!# yaml-)(.*?)^```$", MANIFEST_PAGE, re.MULTILINE | re.DOTALL)
+    examples = [read_yaml(Path(), block.encode()) for block in blocks]
+    assert len(examples) > 10
+    for example in examples:
+        errors = [list(Draft202012Validator(schema).iter_errors(example)) for schema in schemas]
+        assert [] in errors, f"{example}: {min(errors, key=len)[0].message}"
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
@@ -125,25 +115,6 @@ def test_the_limits_of_agreement_are_documented() -> None:
         texts = [f"{value:.0%}".replace("%", " %") if percent else f"{value:g}" for value in limits]
         assert row.startswith(f"| `{name}` | {' | '.join(texts)} |")
         assert AGREEMENT_LIMITS["fp8"][name] == AGREEMENT_LIMITS["int4"][name] == limit
-
-
-@pytest.mark.parametrize(
-    "words",
-    [DType, Precision, ComputeCapability],
-    ids=["dtype", "precision", "cc"],
-)
-def test_values_named_in_the_page_exist(words: Any) -> None:
-    if words is DType:
-        shown = re.search(r"Any ONNX type: `([^`]+)`", MANIFEST_PAGE)
-    elif words is Precision:
-        shown = re.search(
-            r"`precision` \| `fp32` \| (`fp32`, `fp16`, `bf16`, `int8` or `fp8`)", MANIFEST_PAGE
-        )
-    else:
-        shown = re.search(r"runs on: `([^`]+)`", MANIFEST_PAGE)
-    assert shown is not None
-    named = {word for word in re.split(r"[\s,`]+", shown[1]) if word not in ("", "…", "or")}
-    assert named <= set(words.__args__)
 
 
 def test_the_example_of_the_precision_page_is_a_manifest(tmp_path: Path) -> None:
@@ -178,6 +149,27 @@ def test_every_link_has_a_target(page: Path) -> None:
             assert anchor in [
                 re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings
             ]
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "development.md"])
+def test_the_files_and_names_of_a_page_about_the_code_exist(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    places = set(re.findall(r"`((?:tests/|\.ci/|docs/)?[\w.]+/[\w./]*)`", page))
+    files = {place: _code_place(place) for place in places if not place.startswith(("site", "/"))}
+    assert len(files) > 5
+    assert [place for place, file in files.items() if not file.exists()] == []
+    for first, second, place in re.findall(
+        r"`(_?[A-Z]\w+)`(?: or `(_?[A-Z]\w+)`)? in\s+`([\w/]+\.py)`", page
+    ):
+        code = _code_place(place).read_text(encoding="utf-8")
+        assert [word for word in (first, second) if not re.search(rf"\b{word}\b", code)] == []
+
+
+def _code_place(place: str) -> Path:
+    folder = (
+        ROOT if place.startswith(("tests/", ".ci/", "docs/", "buildsys/")) else ROOT / "buildsys"
+    )
+    return folder / place
 
 
 def test_the_readme_has_the_two_commands() -> None:

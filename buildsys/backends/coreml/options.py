@@ -30,7 +30,8 @@ class CoreMlEngine(EngineBase):
         description="Oldest system that the package runs on; newer ones have more operators.",
     )
     shapes: Literal["range", "enumerated"] = Field(
-        "range", description="All sizes of dims, or only those at min, opt and max."
+        "range",
+        description="All sizes of dims, or min, opt and max only: faster on the Neural Engine.",
     )
 
 

@@ -20,7 +20,10 @@ class ExecuTorchEngine(EngineBase):
         "xnnpack", description="Library that runs the operators; none: portable kernels."
     )
     delegated_share: float = Field(
-        0.1, ge=0, le=1, description="Minimum share of the operators that the delegate runs."
+        0.1,
+        ge=0,
+        le=1,
+        description="Fail if the delegate runs a smaller share of the operators; 0: never.",
     )
     threads: int = Field(0, ge=0, description="0: one per core.")
     per_channel: bool = Field(True, description="Of int8: a scale per channel of the weights.")

@@ -72,9 +72,12 @@ class OnnxRuntimeEngine(EngineBase):
     """An ONNX Runtime session, saved as an optimized model."""
 
     backend: Literal["onnxruntime"] = Field(description="ONNX Runtime.")
-    provider: Literal["cpu", "cuda"] = Field("cpu", description="Execution provider.")
+    provider: Literal["cpu", "cuda"] = Field(
+        "cpu", description="Execution provider; with cuda, unsupported nodes run on the CPU."
+    )
     providers: Providers | None = Field(
-        None, description="Execution providers, preferred first, instead of provider."
+        None,
+        description="Execution providers, preferred first; without cpu, nodes that run there fail.",
     )
     ep_context: bool = Field(
         False, description="Keep what the providers compile in the engine file."
@@ -83,7 +86,9 @@ class OnnxRuntimeEngine(EngineBase):
         "static", description="Of int8: ranges by calibration, or at run time."
     )
     optimized: bool = Field(False, description="Fuse the graph as the section optimize says.")
-    intra_op_threads: int = Field(0, ge=0, description="0: one per core.")
+    intra_op_threads: int = Field(
+        0, ge=0, description="Threads within an operator; 0: one per core."
+    )
     inter_op_threads: int = Field(
         1, ge=1, description="Concurrent operators, with execution_mode: parallel."
     )
@@ -94,7 +99,9 @@ class OnnxRuntimeEngine(EngineBase):
         "sequential", description="Order of operators."
     )
     spinning: bool = Field(True, description="Let threads spin: lower latency, a busy core.")
-    session_config: dict[str, str] = Field({}, description="Session config entries by key.")
+    session_config: dict[str, str] = Field(
+        {}, description="Entries by key; session.x64quantprecision is 1 unless set."
+    )
 
 
 ENGINE = OnnxRuntimeEngine

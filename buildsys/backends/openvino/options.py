@@ -26,7 +26,7 @@ class OpenVinoEngine(EngineBase):
     )
     pin_threads: bool = Field(False, description="Pin threads to cores.")
     compiled: bool = Field(
-        False, description="Keep the compiled model, for this version and kind of device only."
+        False, description="Run the compiled model, for this version and kind of device only."
     )
     quantization_preset: Literal["performance", "mixed"] = Field(
         "performance", description="Of int8: mixed quantizes activations asymmetrically."

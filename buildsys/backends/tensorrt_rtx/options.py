@@ -26,13 +26,17 @@ class TensorRtRtxEngine(TensorRtBase):
 
     backend: Literal["tensorrt_rtx"] = Field(description="TensorRT-RTX.")
     compute_capabilities: tuple[ComputeCapability, ...] = Field(
-        ("8.6", "8.9", "12.0"), min_length=1, description="Supported GPU generations."
+        ("8.6", "8.9", "12.0"),
+        min_length=1,
+        description="GPU generations that the engine runs on; current: the one here.",
     )
     flags: dict[RtxFlag, bool] = Field({}, description="Builder flags to set or clear.")
     profiling_verbosity: Literal["layer_names_only", "none", "detailed"] = Field(
         "layer_names_only", description="Details about layers in the engine."
     )
-    runtime_cache: bool = Field(False, description="Keep kernels compiled while loading for later.")
+    runtime_cache: bool = Field(
+        False, description="Keep kernels compiled while loading, below $XDG_CACHE_HOME/buildsys."
+    )
 
 
 ENGINE = TensorRtRtxEngine

@@ -71,7 +71,7 @@ class CommandSpec(Spec):
         None, description="Toolchain of project.yaml with its programs and Python."
     )
     versions: tuple[Name, ...] = Field(
-        (), description="Python distributions that it uses; their versions are in the key."
+        (), description="Python distributions that it uses; without one of them it is unavailable."
     )
     probes: tuple[Arguments, ...] = Field(
         (), description="Commands such as [trtexec, --version]; what they print is in the key."
@@ -79,7 +79,9 @@ class CommandSpec(Spec):
     env: dict[_Variable, str | None] = Field(
         {}, description="Environment variables; null: as in the environment of the build."
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda: it needs an NVIDIA GPU.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="cuda: it needs an NVIDIA GPU, depends on its kind, and has it alone."
+    )
     measures: bool = Field(
         False, description="It times something: it runs alone, and its results are not shared."
     )

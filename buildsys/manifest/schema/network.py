@@ -44,7 +44,9 @@ class NpzData(Spec):
 class PythonData(Spec):
     """Values from a callable: f(shape, dtype, case, seed) -> numpy array."""
 
-    python: Callable = Field(description="FILE.py:CALLABLE")
+    python: Callable = Field(
+        description="FILE.py:CALLABLE: f(shape, dtype, case, seed) returns a numpy array."
+    )
 
 
 Scalar = Annotated[
@@ -70,7 +72,9 @@ InputData = Annotated[
 class InputSpec(Spec):
     """One input of the model."""
 
-    shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
+    shape: tuple[Dim, ...] = Field(
+        description="Numbers and names of `dims`, such as [batch, 3, 224, 224]."
+    )
     dtype: DType = Field("float32", description="Type of the elements, any type of ONNX.")
     data: InputData | None = Field(
         None, description="Default: normal for floats, 0 to 9 for integers, 0 or 1 for bool."
@@ -134,7 +138,7 @@ class DetectionsPolicy(_AnyPolicy):
     labels: TensorName | None = Field(None, description="Output with the labels of the boxes.")
     scores: TensorName | None = Field(None, description="Output with the scores of the boxes.")
     rows: tuple[TensorName, ...] = Field(
-        (), description="Further outputs with a row per box, e.g. masks, compared in its order."
+        (), description="Further outputs with a row per box, such as masks, in matched order."
     )
     label_column: int | None = Field(None, ge=4, description="Column of the label in each row.")
     score_column: int | None = Field(None, ge=4, description="Column of the score in each row.")
@@ -203,7 +207,7 @@ class OutputSpec(Spec):
     """One output of the model."""
 
     shape: tuple[Dim | None, ...] | None = Field(
-        None, description="Numbers, names of `dims`, or null for an unchecked size."
+        None, description="Numbers, names of `dims`, or null for a size that follows from others."
     )
     dtype: DType | None = Field(None, description="Expected type.")
     key: str | None = Field(

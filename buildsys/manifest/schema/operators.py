@@ -65,14 +65,16 @@ else:
 class BuiltLibrary(Spec):
     """A library of ONNX Runtime custom operators, compiled from sources."""
 
-    sources: tuple[LibrarySource, ...] = Field(min_length=1, description="C or C++ files.")
+    sources: tuple[LibrarySource, ...] = Field(
+        min_length=1, description="C or C++ files that define RegisterCustomOps."
+    )
     flags: tuple[str, ...] = Field((), description="Compiler arguments, such as -O3 or -lm.")
 
 
 class GivenLibrary(Spec):
     """An existing library of ONNX Runtime custom operators."""
 
-    file: str = Field(description="Path relative to the project.")
+    file: str = Field(description="A library for this machine that exports RegisterCustomOps.")
 
 
 class PythonPlugin(Spec):
@@ -84,7 +86,7 @@ class PythonPlugin(Spec):
 class PluginLibrary(Spec):
     """A TensorRT plugin in a shared library."""
 
-    library: str = Field(description="Path relative to the project.")
+    library: str = Field(description="A library for this machine with plugin creators.")
 
 
 class BundledPlugin(Spec):

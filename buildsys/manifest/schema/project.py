@@ -34,7 +34,8 @@ class CacheSpec(Spec):
         (), description="Public keys that are not trusted any more, wherever else they are named."
     )
     unsigned: Literal["refuse", "warn", "accept"] = Field(
-        "refuse", description="Treatment of results without a trusted signature."
+        "refuse",
+        description="Results without a trusted signature: refuse, warn (and use them) or accept.",
     )
 
     @model_validator(mode="after")
@@ -56,7 +57,9 @@ class StoreSpec(Spec):
 class ToolchainSpec(Spec):
     """Another Python interpreter with its libraries."""
 
-    python: str = Field(min_length=1, description="Absolute, relative to the project, or on PATH.")
+    python: str = Field(
+        min_length=1, description="Absolute path, path with a / in the project, or name on PATH."
+    )
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field(
         {}, description="Additional environment variables; {prefix} is the environment's folder."
     )

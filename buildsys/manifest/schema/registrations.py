@@ -15,7 +15,9 @@ class SymbolicSpec(Spec):
     """A symbolic function, or a file registering such functions, for torchscript."""
 
     op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
-    function: Callable | None = Field(None, description="FILE.py:CALLABLE, f(g, *inputs).")
+    function: Callable | None = Field(
+        None, description="FILE.py:CALLABLE: f(g, *inputs) returns the result of g.op(...)."
+    )
     opset: int | None = Field(
         None, description="First opset of the function; default: the export's opset only."
     )
@@ -27,5 +29,7 @@ class SymbolicSpec(Spec):
 class TranslationSpec(Spec):
     """A translation of an operator to ONNX for exporter: dynamo."""
 
-    op: str = Field(description="Operator of PyTorch, such as aten::asinh or aten::add.Tensor.")
+    op: str = Field(
+        description="Operator of PyTorch or the network's file, such as aten::add.Tensor."
+    )
     function: Callable = Field(description="FILE.py:CALLABLE of onnxscript operators: f(*inputs).")

@@ -15,10 +15,10 @@ class WeightsFile(Spec):
     """A state dict in files of the project, read without executing code."""
 
     file: str = Field(
-        description="A .pth or .safetensors file, or .safetensors.index.json for shards next to it."
+        description="State dict: .pth, .safetensors or its index.json; hf://OWNER/NAME@COMMIT/FILE."
     )
     sha256: Digest | None = Field(
-        None, description="Expected digest of the file; with shards, of all files concatenated."
+        None, description="Expected digest of the file; with shards, of the index and all shards."
     )
 
 
@@ -60,15 +60,16 @@ class TransformersSource(_TorchSource):
     """A model of transformers, from a configuration or a checkpoint."""
 
     transformers: str = Field(
-        min_length=1, description="A class such as AutoModelForMaskedLM, or a task: fill-mask."
+        min_length=1,
+        description="A class such as AutoModelForMaskedLM, or a task such as fill-mask.",
     )
     checkpoint: str | None = Field(
         None,
-        description="A folder with config.json and model.safetensors, relative to the project.",
+        description="Folder with config.json and safetensors, or hf://OWNER/NAME@COMMIT.",
     )
     sha256: Digest | None = Field(
         None,
-        description="Expected digest of the checkpoint: config.json and its weights concatenated.",
+        description="Expected digest of config.json and all files of weights, concatenated.",
     )
     config: Annotated[
         str | dict[str, Any] | None,
@@ -76,7 +77,9 @@ class TransformersSource(_TorchSource):
             "a map of configuration fields, or a file", lambda v: isinstance(v, str | dict | None)
         ),
         WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
-    ] = Field(None, description="Fields such as model_type and hidden_size, or a config.json.")
+    ] = Field(
+        None, description="Instead of a checkpoint: fields such as model_type, or a config.json."
+    )
     weights: WeightsFile | None = Field(
         None, description="With config: null, random from `seed`; or a file."
     )
@@ -109,9 +112,9 @@ class ExportedProgramSource(_TorchSource):
 class PythonSource(_TorchSource):
     """A callable of the project, returning a torch.nn.Module."""
 
-    python: Callable = Field(description="FILE.py:CALLABLE")
+    python: Callable = Field(description="FILE.py:CALLABLE, which returns a torch.nn.Module.")
     weights: WeightsFile | None = Field(
-        None, description="null: as set by the callable; or a file."
+        None, description="null: as initialized by the callable under `seed`; or a file."
     )
     randomize: bool = Field(False, description="Draw weights and batch-norm statistics by `seed`.")
     kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")

@@ -63,7 +63,7 @@ class ExportSpec(Spec):
     """Options of torch.onnx.export under torch's names; unset options keep torch's defaults."""
 
     exporter: Literal["torchscript", "dynamo"] = Field(
-        "torchscript", description="Exporter of torch.onnx."
+        "torchscript", description="Exporter of torch.onnx; both take the same manifest."
     )
     opset: int = Field(17, description="Opset of the file: torchscript 6 to 23, dynamo 7 to 28.")
     export_params: bool | None = Field(
@@ -97,7 +97,7 @@ class SimplifySpec(Spec):
     """Simplification of the exported graph."""
 
     tool: Literal["onnxsim", "onnxslim", "none"] = Field(
-        "onnxsim", description="Simplifier of the graph."
+        "onnxsim", description="Simplifier of the graph; none keeps the exported one."
     )
     constant_folding: bool = Field(True, description="Compute constant parts of the graph.")
     shape_inference: bool = Field(True, description="Infer the shapes of inner tensors.")
@@ -111,7 +111,7 @@ class ConvertSpec(Spec):
     """Conversion to fp16 and bf16."""
 
     tool: Literal["builtin", "autocast"] = Field(
-        "builtin", description="autocast is part of NVIDIA ModelOpt."
+        "builtin", description="autocast is NVIDIA ModelOpt's, which chooses nodes by their values."
     )
     exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="Name patterns of nodes to leave in fp32, such as */head/* (builtin)."
@@ -125,23 +125,27 @@ class CalibrationSpec(Spec):
         {}, description="Values by input; default: the data of `inputs`, if given."
     )
     algorithm: Literal["entropy", "minmax", "percentile"] = Field(
-        "entropy", description="Treatment of outliers; minmax cuts none off."
+        "entropy",
+        description="Treatment of outliers: entropy and percentile cut them off, minmax not.",
     )
     percentile: float = Field(
-        DEFAULT_PERCENTILE, gt=50, le=100, description="Percentage of values within the range."
+        DEFAULT_PERCENTILE,
+        gt=50,
+        le=100,
+        description="Percentage of values within the range, with algorithm: percentile.",
     )
     batches: int = Field(8, ge=1, description="Number of batches.")
     batch_size: int | None = Field(
-        None, ge=1, description="Samples per batch; default: `opt` of the first dimension."
+        None, ge=1, description="Size of the first dimension; default: its `opt`."
     )
-    seed: int = Field(0, ge=0, description="Seed of random values.")
+    seed: int = Field(0, ge=0, description="Seed of random values, also passed to callables.")
 
 
 class QuantizeSpec(Spec):
     """Insertion of quantizers into a graph."""
 
     tool: Literal["onnxruntime", "builtin", "modelopt"] | None = Field(
-        None, description="Default: onnxruntime for int8, builtin for fp8."
+        None, description="Default: onnxruntime for int8, builtin for fp8; modelopt is NVIDIA's."
     )
     per_channel: bool = Field(True, description="One scale per output channel of a weight.")
     operators: tuple[QuantizedOperator, ...] = Field(
@@ -149,7 +153,10 @@ class QuantizeSpec(Spec):
         min_length=1,
         description="Operators to quantize.",
     )
-    outputs: bool = Field(False, description="Quantize the outputs of these operators as well.")
+    outputs: bool = Field(
+        False,
+        description="Quantize outputs as well: not for TensorRT, but for ONNX Runtime on a CPU.",
+    )
     exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="Name patterns of nodes to leave in fp32, such as */head/*."
     )
@@ -163,7 +170,7 @@ class SearchSpec(Spec):
         0.2,
         ge=0,
         lt=1,
-        description="Share of the limits left to the rounding of the engine itself.",
+        description="Share of the limits left to the engine; raise it if verify fails.",
     )
 
 
@@ -180,8 +187,10 @@ class OptimizeSpec(Spec):
     model_type: Literal[
         "bart", "bert", "clip", "conformer", "gpt2", "gpt_neox", "mmdit", "phi", "qwen3", "sam2",
         "swin", "t5", "tnlr", "unet", "vae", "vit",
-    ] = Field(description="Architecture of the network, which decides what is fused.")  # fmt: skip
-    num_heads: int = Field(0, ge=0, description="Attention heads; 0: detected in the graph.")
+    ] = Field(description="Architecture of the network; bert also fits most encoders.")  # fmt: skip
+    num_heads: int = Field(
+        0, ge=0, description="Attention heads; 0: detected, which needs constant shapes."
+    )
     hidden_size: int = Field(0, ge=0, description="Size of hidden states; 0: detected.")
     disable: tuple[Fusion, ...] = Field((), description="Fusions to leave out.")
 

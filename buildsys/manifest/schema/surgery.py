@@ -28,9 +28,11 @@ class TensorSpec(Spec):
     """A tensor to be an input or output."""
 
     shape: tuple[Dim | None, ...] | None = Field(
-        None, description="Numbers, names of `dims`, or null."
+        None, description="Numbers, names of `dims`, or null; required if it was not an input."
     )
-    dtype: DType | None = Field(None, description="Type of the elements.")
+    dtype: DType | None = Field(
+        None, description="Type of the elements; default: float32 if it was not an input."
+    )
 
 
 class NewInput(Spec):
@@ -46,9 +48,11 @@ class NewInput(Spec):
 class Reference(Spec):
     """Expected outputs after a numeric change."""
 
-    npz: str | None = Field(None, description="Arrays CASE.OUTPUT, or OUTPUT if there is one case.")
+    npz: str | None = Field(
+        None, description="File with arrays CASE.OUTPUT, or OUTPUT if there is one case."
+    )
     python: Callable | None = Field(
-        None, description="FILE.py:CALLABLE, called with a case's golden inputs."
+        None, description="FILE.py:CALLABLE: f(inputs) or f(inputs, outputs) of a case."
     )
 
     @model_validator(mode="after")
@@ -84,29 +88,33 @@ class _NumericStep(_Step):
 class FunctionStep(_NumericStep):
     """A hook of the project, called with the graph."""
 
-    function: Callable = Field(description="FILE.py:CALLABLE")
+    function: Callable = Field(
+        description="FILE.py:CALLABLE, which takes the graph, may change it and returns a graph."
+    )
     graph: Literal["onnx", "graphsurgeon"] = Field(
         "onnx", description="onnx.ModelProto, or a graph of onnx-graphsurgeon."
     )
     inputs: dict[TensorName, NewInput] | None = Field(
-        None, description="The inputs, if the hook changes them."
+        None, description="The inputs, if the hook changes them; new ones need changes: numbers."
     )
     outputs: dict[TensorName, TensorSpec] | None = Field(
-        None, description="The outputs, if the hook changes them."
+        None, description="The outputs, if the hook changes them; new ones need changes: numbers."
     )
 
 
 class RenameStep(_Step):
     """Rename inputs and outputs."""
 
-    rename: dict[InnerName, TensorName] = Field(min_length=1, description="Old name -> new name.")
+    rename: dict[InnerName, TensorName] = Field(
+        min_length=1, description="Old name -> new name, of inputs and outputs."
+    )
 
 
 class FixDimsStep(_Step):
     """Replace dynamic dimensions by values."""
 
     fix_dims: dict[DimName, Annotated[int, Field(ge=1)]] = Field(
-        min_length=1, description="Dimension -> value."
+        min_length=1, description="Dynamic dimension -> its only value, within its range in `dims`."
     )
 
 
@@ -162,9 +170,12 @@ class RemoveStep(_NumericStep):
     """Remove nodes, passing on their first input."""
 
     remove: tuple[NodeType, ...] = Field(
-        min_length=1, description="Operators such as Identity, Dropout, Cast."
+        min_length=1,
+        description="Operators such as Identity, with their domain outside ONNX (ns::Op).",
     )
-    name: str | None = Field(None, min_length=1, description="Pattern of node names, e.g. *head*.")
+    name: str | None = Field(
+        None, min_length=1, description="Only nodes whose name matches, such as */head/*."
+    )
 
 
 class CastStep(_Step):
