@@ -33,7 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MANIFEST_PAGE = (ROOT / "docs/manifest.md").read_text(encoding="utf-8")
 FIELDS_PAGE: str = load("fields").page()
-GENERATED = ("fields.md", "commands.md", "errors.md")  # by docs/reference, not in the repository
+GENERATED = (
+    "fields.md",
+    "commands.md",
+    "errors.md",
+    "contributing.md",
+    "changelog.md",
+)  # by docs/reference, not in the repository
 PRECISION_PAGE = (ROOT / "docs/precision.md").read_text(encoding="utf-8")
 PAGES = sorted(
     page
