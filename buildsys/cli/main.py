@@ -53,7 +53,6 @@ _OF_BOTH = {
     "init": f"{_FOLDER}.init.command:Init",
     "new": f"{_FOLDER}.new:New",
     "import": f"{_FOLDER}.import_folder:Import",
-    "lock": f"{_FOLDER}.lock:Lock",
     "doctor": f"{_FOLDER}.doctor.command:Doctor",
     "repro": f"{_FOLDER}.repro.command:Repro",
     "localize": f"{_FOLDER}.localize:Localize",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -377,6 +379,21 @@ def test_missing_parts_that_nothing_requires_are_not_broken(
     )
     assert any(line.startswith("ok       library torch  1.0") for line in lines)
     assert not (project / "build").exists()
+
+
+def test_the_json_document_has_the_environment_of_results(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    text = f"toolchains: {{own: {{python: {sys.executable}}}}}\n"
+    (project / "configs/project.yaml").write_text(text)
+    assert check_machine(project, as_json=True) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    facts = {(one["about"], one["name"]): one.get("facts") for one in findings}
+    assert facts["packages", "packages"]["torch"] == version("torch")
+    assert facts["packages", "own"]["numpy"] == version("numpy")
+    assert facts["variables", "variables"]["OMP_NUM_THREADS"] == "3"
+    assert {"cpu.model", "cpu.cores"} <= facts["cpu", "cpu"].keys()
 
 
 @pytest.mark.parametrize("silent", ["torch", "tensorrt"])

@@ -15,7 +15,6 @@ import buildsys
 from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json, program_of
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
-    DIFFERS,
     LIBRARIES,
     MISSING,
     OK,
@@ -28,7 +27,7 @@ from buildsys.cli.commands.doctor.machine import (
     check_folders,
     check_gpus,
     check_libraries_here,
-    check_lock,
+    check_recorded_environment,
     check_toolchain,
 )
 from buildsys.cli.commands.doctor.next_step import next_step
@@ -56,7 +55,7 @@ class Doctor(ProjectCommand):
         "ENGINE is an engine file, its folder, or a target name such as MODEL:NAME or MODEL:\n"
         "check that it runs here and, if it belongs to this project, that it matches its manifest\n"
         "and has passed its checks; if not, list all reasons and remedies (exit code 1)\n"
-        "without ENGINE, other software than in buildsys.lock is an error as well"
+        "without ENGINE, --json has all packages, variables and devices that results depend on"
     )
     options = (
         JSON,
@@ -98,8 +97,8 @@ def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
     broken = sum(check.state == BROKEN for check in checks)
     others = [
         f"{count} {word}"
-        for state, word in ((DIFFERS, "different"), (MISSING, MISSING), (UNKNOWN, UNKNOWN))
-        if (count := sum(check.state == state for check in checks))
+        for word in (MISSING, UNKNOWN)
+        if (count := sum(check.state == word for check in checks))
     ]
     following = next_step(root, checks, program)
     if as_json:
@@ -113,8 +112,7 @@ def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
             details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
             rows.append(Row(check.state, name, details, note=check.text))
         print_rows(rows, ["; ".join([summary, *others]), f"next: {following}"])
-    differs = any(one.state == DIFFERS and one.facts["software"] for one in checks)
-    return needs.exit_code or (_FOUND_BROKEN if broken or differs else 0)
+    return needs.exit_code or (_FOUND_BROKEN if broken else 0)
 
 
 @dataclass(frozen=True)
@@ -207,8 +205,7 @@ def _checks(needs: _Needs) -> Iterator[Check]:
     yield from gpu_checks
     yield from check_extras(gpus)
     yield from check_folders(needs.project)
-    if not needs.exit_code:  # else the toolchains are unknown
-        yield from check_lock(needs.project.root, needs.toolchains)
+    yield from check_recorded_environment(needs.toolchains)
     for engine in needs.engines:
         if engine.required:
             ability = environments[engine.toolchain].ability(engine.backend, gpus, cuda=engine.cuda)

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -16,14 +16,13 @@ from shlex import quote
 from typing import Any
 
 import buildsys
-from buildsys.cli.environment_lock import FILE as LOCK_FILE
-from buildsys.cli.environment_lock import current_environment, differences, read_lock
-from buildsys.errors import StageError, UsageError
+from buildsys.errors import StageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.manifest.project import Project
 from buildsys.report.formatting import plural, size
 from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Ability, Gpus, backend_names, describe_backend
+from buildsys.system.devices import device_facts
 from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
@@ -31,11 +30,16 @@ from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.program_name import command_line
 from buildsys.system.signatures import key_name
 from buildsys.system.urls import mask_secrets
-from buildsys.system.versions import installed_versions, normalized
+from buildsys.system.versions import (
+    ENVIRONMENT,
+    environment_facts,
+    installed_versions,
+    module_path,
+    normalized,
+)
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # broken: something that the project needs
 UNKNOWN = "unknown"  # a probe exceeded its time limit
-DIFFERS = "differs"  # from the lock file
 # needed by every project
 LIBRARIES = ("torch", "torchvision", "numpy", "onnx", "onnxscript", "onnxsim", "ml_dtypes")
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # dxg: WSL
@@ -51,7 +55,7 @@ _AGAIN = f"run it again when this machine is idle; {LIMIT_VARIABLE}=2min allows 
 class Check:
     """State of one part of the installation, with a remedy."""
 
-    kind: str  # python, project, library, extra, toolchain, backend, gpu, folder, engine or lock
+    kind: str  # python, project, library, toolchain, engine, packages, cpu …
     name: str
     state: str = OK
     text: str = ""
@@ -292,27 +296,21 @@ def check_toolchain(found: Environment, gpus: Gpus, users: Mapping[str, Sequence
     return Check("toolchain", name, state, text, solved.remedy, facts, solved.elsewhere)
 
 
-def check_lock(root: Path, toolchains: Sequence[Toolchain]) -> Iterator[Check]:
-    """Yield the differences from the lock file, if there is one.
-
-    Only other software is ``needed``: a lock may be used on several machines.
-    """
-    try:
-        locked = read_lock(root / LOCK_FILE)
-    except UsageError as error:
-        yield Check("lock", LOCK_FILE, BROKEN, error.problem, error.hint)
-        return
-    if locked is None:
-        return
-    now, _ = current_environment(toolchains)
-    found = list(differences(locked, now))
-    for one in found:
-        facts = {"software": one.is_software}
-        yield Check("lock", one.name, DIFFERS, one.text, one.remedy, facts)
-    if not any(one.is_software for one in found):
-        packages = plural(len(locked.packages), "package")
-        text = f"{locked.python} and {packages} are as locked"
-        yield Check("lock", LOCK_FILE, OK, text)
+def check_recorded_environment(toolchains: Iterable[Toolchain]) -> Iterator[Check]:
+    """Yield what else decides results here: packages, environment variables, processor."""
+    packages = {"": dict(sorted(installed_versions(tuple(sys.path)).items()))}
+    for toolchain in toolchains:
+        packages[toolchain.name] = dict(sorted(installed_versions(module_path(toolchain)).items()))
+    for name, versions in packages.items():
+        place = f"the toolchain {name}" if name else sys.executable
+        text = f"{plural(len(versions), 'package')} in {place}"
+        yield Check("packages", name or "packages", OK, text, facts=versions)
+    variables = environment_facts(ENVIRONMENT, os.environ)
+    text = ", ".join(f"{name}={value}" for name, value in sorted(variables.items()))
+    yield Check("variables", "variables", OK, text or "none that change results", facts=variables)
+    cpu = device_facts(("cpu", "cores"))
+    text = f"{cpu.get('cpu.model', 'unknown')}, {cpu['cpu.cores']} processors"
+    yield Check("cpu", "cpu", OK, text, facts=cpu)
 
 
 def check_folders(project: Project) -> Iterator[Check]:

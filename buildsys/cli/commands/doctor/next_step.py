@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from buildsys.cli.command import build_command
-from buildsys.cli.commands.doctor.machine import BROKEN, DIFFERS, MISSING, Check
+from buildsys.cli.commands.doctor.machine import BROKEN, MISSING, Check
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED
 from buildsys.plan.project_plan import model_of
-from buildsys.report.formatting import plural
 
 
 def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
@@ -24,11 +23,6 @@ def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
         return f"{sys.executable} -m pip install {' '.join(missing)}"
     if broken:
         return next((check.remedy for check in broken if check.remedy), broken[0].text)
-    changed = [one for one in checks if one.state == DIFFERS and one.facts["software"]]
-    if changed:
-        remedy = next((one.remedy for one in changed if one.remedy), "")
-        accept = f"{program} lock, to accept the {plural(len(changed), 'difference')}"
-        return f"{remedy}, or {accept}" if remedy else accept
     return _build(root, program) or next(
         (check.remedy for check in checks if check.state == MISSING and check.is_next_step),
         "nothing, everything is up to date",
