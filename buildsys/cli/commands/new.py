@@ -47,7 +47,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # of a worker's source
         "checkpoint": None, "sha256": None, "config": None, "weights": None, "cache": False,
         "kwargs": {},
     },
-    "exported_program": {},
+    "exported_program": {"trusted": False},
     "python": {"weights": None, "randomize": False, "kwargs": {}},
     "onnx": {},
 }  # fmt: skip
@@ -78,6 +78,7 @@ class New(ProjectCommand):
         option("input", "an input, NAME=SHAPE[:DTYPE]; may be repeated", type=list, default=[]),
         option("kwargs", "arguments of the source, a map in YAML"),
         option("cache", "past key values as inputs and outputs", flag=True),
+        option("trusted", "load FILE.pt2, though torch can run code of it", flag=True),
     )
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
@@ -114,7 +115,7 @@ def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
     import yaml  # only here
 
     defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
-    given: dict[str, Any] = {"cache": True} if options["cache"] else {}
+    given: dict[str, Any] = {name: True for name in ("cache", "trusted") if options[name]}
     if text := options["kwargs"]:
         try:
             given["kwargs"] = yaml.safe_load(text)
@@ -123,8 +124,12 @@ def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
         if not isinstance(given["kwargs"], dict):
             raise UsageError(f"--kwargs {text} is not a map", "write for example '{width: 64}'")
     if unknown := [field for field in given if field not in defaults]:
-        which = "of transformers" if unknown[0] == "cache" else "in Python"
-        raise UsageError(f"--{unknown[0]} is for models {which} only", "remove it")
+        which = {"cache": "models of transformers", "trusted": ".pt2 files"}
+        users = which.get(unknown[0], "models in Python")
+        raise UsageError(f"--{unknown[0]} is for {users} only", "remove it")
+    if "exported_program" in source and not options["trusted"]:
+        problem = f"torch can run code of {source['exported_program']} when it loads the file"
+        raise UsageError(problem, "if you trust its author, add --trusted")
     return given
 
 

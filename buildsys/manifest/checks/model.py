@@ -96,6 +96,11 @@ def _source(view: ManifestView) -> Problems:
                 text = f"{option} loads what the key does not have"
                 hint = f"name a file under {'.'.join(map(str, source))}.weights"
                 yield view.problem((*source, "kwargs", option), text, hint, of_key=True)
+    saved = view.get(*source, "exported_program")
+    if isinstance(saved, str) and view.get(*source, "trusted") is not True:
+        text = f"torch can run code of {saved} when it loads the file"
+        hint = "if you trust its author, write trusted: true beside it"
+        yield view.problem((*source, "exported_program"), text, hint, of_key=True)
     onnx = view.get(*source, "onnx")
     if isinstance(onnx, str) and ".py:" not in onnx and view.map(*source, "kwargs"):
         text = "a file takes no arguments"

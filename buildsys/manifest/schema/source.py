@@ -107,6 +107,9 @@ class ExportedProgramSource(_TorchSource):
     """A program saved by torch.export.save, with its weights."""
 
     exported_program: str = Field(description="A .pt2 file, relative to the project.")
+    trusted: bool = Field(
+        False, description="Must be true: torch can run code of such a file when it loads it."
+    )
 
 
 class PythonSource(_TorchSource):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import types
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +12,20 @@ import torch
 from torch import nn
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.export.passes import move_to_device_pass
+from torch.export.pt2_archive._package import load_pt2
 from torch.utils._pytree import tree_unflatten
 
 from buildsys.errors import StageError
-from buildsys.models.exported_archive import check_archive
 from buildsys.models.sources.source_module import ProgramInput, SourceModule, needs_gpu
-from buildsys.system.memory_limit import memory_limit
 
-_LOADING_BYTES = 2 << 30
+_PROGRAM = "models/model.json"
 _LARGEST_SIZE = 2**31 - 1
-_VARIABLES = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": ""}
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
-    """Load the module of a saved program, without executing code of the file.
+    """Load the module of a saved program; torch can run code of the file.
 
-    Raises: StageError: it is missing, newer than torch, damaged or unsafe.
+    Raises: StageError: it is missing, damaged, or not readable by this torch.
     """
     shown = source["exported_program"]
     file = project / shown
@@ -38,34 +34,16 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             f"{shown} does not exist in the project",
             "check source.exported_program, relative to the project",
         )
+    saved = _read_description(file, shown)
     try:
-        with memory_limit(4 * file.stat().st_size + _LOADING_BYTES):
-            program = check_archive(file, shown)
-            exported = _load(file)
-            tensors = [*exported.state_dict.values(), *exported.constants.values()]
-            on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in tensors)
-            if on_gpu != needs_gpu(source):
-                exported = move_to_device_pass(exported, source.get("device", "cpu"))
-            module = exported.module()
-    except StageError:
-        raise
+        exported = load_pt2(str(file)).exported_programs["model"]
+        tensors = [*exported.state_dict.values(), *exported.constants.values()]
+        on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in tensors)
+        if on_gpu != needs_gpu(source):
+            exported = move_to_device_pass(exported, source.get("device", "cpu"))
+        module = exported.module()
     except Exception as error:  # torch raises any class
-        if '"type": "cuda"' in json.dumps(program) and not torch.cuda.is_available():
-            raise StageError(
-                f"{shown} was saved on a GPU, and torch {torch.__version__} finds none here",
-                "save torch.export.passes.move_to_device_pass(program, 'cpu'), or build on a"
-                " machine with an NVIDIA GPU",
-            ) from error
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        first = (str(cause).strip().splitlines() or [type(cause).__name__])[0].partition(". ")[0]
-        saved_by = program.get("torch_version") or "an unknown version"
-        hint = "save it again, it is damaged"
-        if saved_by != torch.__version__:
-            hint = f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: use that"
-            hint += " version, or save it again with this one"
-        raise StageError(f"torch.export cannot load {shown}: {first:.300}", hint) from error
+        raise _refusal(shown, saved, error) from error
     # a program has one mode; torch would raise
     module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
     module.eval = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
@@ -79,28 +57,41 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     return SourceModule(module, f"from {shown}", program=inputs, call=call, spans=spans)
 
 
-def _load(file: Path) -> torch.export.ExportedProgram:
-    # torch.export.load would try an older format after a failure, which is not checked
-    from torch.export.pt2_archive._package import load_pt2
+def _read_description(file: Path, shown: str) -> Mapping[str, Any]:
+    """Read the description of the program: torch's version, operators, devices.
 
-    with _weights_only():
-        loaded: torch.export.ExportedProgram = load_pt2(str(file)).exported_programs["model"]
-    return loaded
-
-
-@contextmanager
-def _weights_only() -> Iterator[None]:
-    """Let torch.load refuse pickled objects, even against its caller's wish."""
-    before = {name: os.environ.get(name) for name in _VARIABLES}
-    os.environ.update(_VARIABLES)
+    Raises: StageError: it is not an archive of torch.export.
+    """
     try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        text = torch._C.PyTorchFileReader(str(file)).get_record(_PROGRAM)
+        description: Mapping[str, Any] = dict(json.loads(text))
+    except (RuntimeError, ValueError, TypeError, RecursionError) as error:
+        problem = f"{shown} is not an archive of torch.export, or damaged"
+        raise StageError(problem, "save it with torch.export.save(program, FILE)") from error
+    return description
+
+
+def _refusal(shown: str, saved: Mapping[str, Any], error: BaseException) -> StageError:
+    """Explain why torch could not load a program."""
+    if '"type": "cuda"' in json.dumps(saved) and not torch.cuda.is_available():
+        return StageError(
+            f"{shown} was saved on a GPU, and torch {torch.__version__} finds none here",
+            "save torch.export.passes.move_to_device_pass(program, 'cpu'), or build on a"
+            " machine with an NVIDIA GPU",
+        )
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = (
+        (str(error).strip().splitlines() or [type(error).__name__])[0]
+        .partition(". ")[0]
+        .rstrip(".")
+    )
+    saved_by = str(saved.get("torch_version", ""))
+    hint = "save it again, it is damaged"
+    if saved_by not in ("", torch.__version__):
+        hint = f"it was saved by torch {saved_by:.40}, here is {torch.__version__}: use that"
+        hint += " version, or save it again with this one"
+    return StageError(f"torch.export cannot load {shown}: {first:.300}", hint)
 
 
 def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:

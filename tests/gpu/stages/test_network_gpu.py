@@ -43,7 +43,7 @@ def test_a_network_that_runs_on_a_gpu_only(tmp_path: Path) -> None:
     for source, options in (
         ({"python": "net.py:OnlyThere"}, {}),
         ({"python": "net.py:OnlyThere", "randomize": True}, dynamo),
-        ({"exported_program": "net.pt2"}, dynamo),
+        ({"exported_program": "net.pt2", "trusted": True}, dynamo),
     ):
         resolved = manifest(source={**source, "device": "cuda"}, export=options)
         build = tmp_path / f"{len(list(tmp_path.iterdir()))}"

@@ -305,7 +305,7 @@ def test_a_saved_program_with_nested_inputs(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     torch.export.save(program, tmp_path / "net.pt2")
-    found = propose(tmp_path, exported_program="net.pt2")
+    found = propose(tmp_path, exported_program="net.pt2", trusted=True)
     assert found["call"] == {
         "args": [{"a": "parts_a", "b": {"tuple": ["parts_b_0"]}}, 0.5],
         "kwargs": {"more": ["more_0"]},

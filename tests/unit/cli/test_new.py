@@ -67,7 +67,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plugins/net.py:make", {"python": "plugins/net.py:make"}),
         ("torchvision:resnet18", {"torchvision": "resnet18"}),
         ("timm:resnet10t", {"timm": "resnet10t"}),
-        ("networks/net.pt2", {"exported_program": "networks/net.pt2"}),
+        ("networks/net.pt2", {"exported_program": "networks/net.pt2", "trusted": True}),
         ("hf:networks/bert/", {"transformers": "BertModel", "checkpoint": "networks/bert"}),
         ("hf:fill-mask:networks/bert/config.json",
          {"transformers": "fill-mask", "config": "networks/bert/config.json"}),
@@ -78,9 +78,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )  # fmt: skip
 def test_a_manifest_is_valid_and_has_what_was_found(
-    project: Path, place: str, source: dict[str, str]
+    project: Path, place: str, source: dict[str, Any]
 ) -> None:
-    assert run(["new", "first", "--from", place]) == 0
+    trust = ["--trusted"] if "trusted" in source else []
+    assert run(["new", "first", "--from", place, *trust]) == 0
     data = load_project(project).models["first"].data
     assert source.items() <= data["source"].items()
     assert {name: one["shape"] for name, one in data["inputs"].items()} == {"x:0": ["N", 3, "h"]}
@@ -129,6 +130,9 @@ def test_inputs_can_be_described(project: Path) -> None:
          "configs/models/resnet18.yaml exists already; choose another name, or remove it"),
         (["m", "--from", "networks/c.onnx"], 3, "there is no file networks/c.onnx"),
         (["m", "--from", "networks/c.pt2"], 3, "there is no file networks/c.pt2"),
+        (["m", "--from", "networks/net.pt2"], 3, "torch can run code of networks/net.pt2 when it l"
+         "oads the file; if you trust its author, add --trusted"),
+        (["m", "--from", "timm:resnet10t", "--trusted"], 3, "--trusted is for .pt2 files only"),
         (["m", "--from", "hf:gpt2"], 3, "there is no folder gpt2; write hf:FOLDER, hf:FOLDER/conf"),
         (["m", "--from", "hf:networks/brt"], 3, "there is no folder networks/brt; write hf:FOLDER"),
         (["m", "--from", "hf:/etc"], 3, "/etc is outside of the project"),

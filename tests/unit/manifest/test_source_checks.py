@@ -63,7 +63,12 @@ def test_a_commit_of_the_hub_is_accepted(project, source):
             "expected hf://OWNER/NAME@COMMIT/FILE, found",
         ),
         (
-            "exported_program: w.pth",
+            "exported_program: w.pth}\nexport: {exporter: dynamo, opset: 18",
+            "source.exported_program: torch can run code of w.pth when it loads the file; if you "
+            "trust its author, write trusted: true beside it",
+        ),
+        (
+            "exported_program: w.pth, trusted: true",
             "export.exporter: the torchscript exporter would fix the dynamic sizes of a saved "
             "program; write export: {exporter: dynamo, opset: 18}",
         ),
