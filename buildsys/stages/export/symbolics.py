@@ -13,7 +13,6 @@ from torch.onnx._internal.torchscript_exporter import registration as torch_regi
 from buildsys.backends.operator_support.torch_registries import load_symbolics
 from buildsys.errors import StageError
 from buildsys.manifest.checks.operators import reaches
-from buildsys.models.old_torch_names import provide_old_names
 from buildsys.stages.export.registrations import (
     PluginFiles,
     Registration,
@@ -37,7 +36,6 @@ def register_symbolics(
     that it registered itself.
     Raises: StageError: a file fails, an operator or arity is wrong, or the opset is too low.
     """
-    provide_old_names()
     load_symbolics()  # the checks below use torch's own
     opset = options["export"]["opset"]
     files = PluginFiles(project, options["source"])
