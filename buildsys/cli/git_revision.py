@@ -199,10 +199,9 @@ class _Git:
 
 
 class Reached(NamedTuple):
-    """Builds and timing caches reached by manifests."""
+    """Builds reached by manifests."""
 
     plans: tuple[PlannedBuilds, ...]
-    pins: frozenset[str]  # digests of pinned timing caches
 
     def records(self, records: RecordsOf) -> set[tuple[str, str]]:
         """Return target and key of all reached builds among ``records``."""
@@ -216,12 +215,11 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
     UsageError: a revision is unknown, or its manifests are wrong.
     """
     project = load_project(root)
-    plans, pins = [_planned(project, project.state)], _pins(project)
+    plans = [_planned(project, project.state)]
     for revision in revisions:
         with project_at(project, revision) as at:
             plans.append(_planned(at.project, project.state))
-            pins |= _pins(at.project)
-    return Reached(tuple(plans), frozenset(pins))
+    return Reached(tuple(plans))
 
 
 def builds_of(
@@ -261,10 +259,3 @@ def recorded_builds(ledger: Ledger, store: Store) -> RecordsOf:
 def _planned(project: Project, state: Path) -> PlannedBuilds:
     actions = ProjectPlan(project.models, builder_versions(project.root, state))
     return planned_builds(project.root, project.build, actions)
-
-
-def _pins(project: Project) -> set[str]:
-    """Return the digests of timing caches pinned by engines."""
-    engines = (engine for model in project.models.values() for engine in model.data["engines"])
-    pinned = (engine.get("timing_cache") or {} for engine in engines)
-    return {str(cache["pin"]) for cache in pinned if cache.get("pin")}

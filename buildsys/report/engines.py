@@ -253,10 +253,8 @@ def _timing_cache(cache: TimingCache) -> str:
     if not cache.get("digest"):
         return ""
     start = "with shared timings" if cache.get("lent") else "empty"
-    start = "pinned" if cache.get("pinned") else f"started {start}"
-    misses = f", {cache['misses']} misses" if cache.get("misses") else ""
     added = formatting.size(cache.get("added_bytes"))
-    return f"{cache['digest'][:_SHOWN_DIGITS]}…, {start}, {added} added{misses}"
+    return f"{cache['digest'][:_SHOWN_DIGITS]}…, started {start}, {added} added"
 
 
 def _plain(value: object) -> str:

@@ -45,7 +45,6 @@ class TimingCacheUsage:
     """The number of files of each kind, and the size of all."""
 
     shared: int
-    kept: int  # by digest
     broken: int
     bytes: int
 
@@ -182,33 +181,22 @@ def timing_cache_usage(folder: Path) -> TimingCacheUsage:
     """
     kinds = list_files(folder)
     size = sum(found.st_size for kind in kinds for found in _stats(kind).values())
-    shared, kept, broken = map(len, kinds)
-    return TimingCacheUsage(shared, kept, broken, size)
+    return TimingCacheUsage(len(kinds.shared), len(kinds.broken), size)
 
 
 def collect_timing_caches(
-    folder: Path,
-    *,
-    wanted: Container[str],
-    unused_for_s: float | None,
-    private: bool,
-    dry_run: bool,
+    folder: Path, *, unused_for_s: float | None, dry_run: bool
 ) -> TimingCacheCollection:
-    """Remove unwanted timing caches stored by digest, and files set aside.
+    """Remove timing caches set aside, or all that were not used for ``unused_for_s``.
 
-    With ``unused_for_s`` only files unused for that long are removed, including shared caches.
-    Without it nothing is removed from a folder that is not ``private``: other clones may pin caches
-    unknown here.
     Raises: OSError: the folder cannot be read or written.
     """
-    found = list_files(folder)
-    files = [*(path for path in found.by_digest if path.name not in wanted), *found.broken]
+    shared, broken = list_files(folder)
+    stats = _stats(broken)
     if unused_for_s is not None:
-        limit = time.time() - unused_for_s
-        stats = _stats([*files, *found.shared])
-        stats = {path: stat for path, stat in stats.items() if stat.st_mtime < limit}
-    else:
-        stats = _stats(files) if private else {}
+        oldest = time.time() - unused_for_s
+        every = _stats([*broken, *shared])
+        stats = {path: stat for path, stat in every.items() if stat.st_mtime < oldest}
     if not dry_run:
         for path in stats:
             path.unlink(missing_ok=True)

@@ -1,12 +1,10 @@
 """TensorRT timing caches: measured tactic times, reused by later builds.
 
-    FOLDER/LIBRARY-VERSION_GPU_….timing_cache   shared: a JSON line of conditions, TensorRT's bytes
-    FOLDER/by_digest/SHA-256                    TensorRT's bytes alone, as a build left them
+    FOLDER/LIBRARY-VERSION_GPU_….timing_cache   a JSON line of conditions, TensorRT's bytes
     FOLDER/….broken-TIME                        a damaged file, or one for other conditions
 
 Files are checked at every read and replaced atomically. A build gets a private copy, merged back
-under a lock. A cache only saves time: any problem with it costs a warning and a slower build. Only
-a pinned cache is required.
+under a lock. A cache only saves time: any problem with it costs a warning and a slower build.
 """
 
 from __future__ import annotations
@@ -29,17 +27,15 @@ from buildsys.system.file_locks import locked
 from buildsys.system.files import read_limited, replace_file
 
 SCHEMA = "buildsys/timing-cache/1"
-SUFFIX, BROKEN, BY_DIGEST = ".timing_cache", ".broken-", "by_digest"
+SUFFIX, BROKEN = ".timing_cache", ".broken-"
 _LONGEST_HEADER = 4096
 _MAX_BYTES = 1 << 30
 # writes one file with the timings of all; returns warnings about those it could not use
 Merge = Callable[[Sequence[Path], Path], "Sequence[str] | None"]
 Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that timings hold for
 _LOCK_TIMEOUT_S = 60.0
-_SHOWN_DIGITS = 16
 # messages of backends.tensorrt.timing_cache
 _REFUSED = re.compile(r"^the timing cache \S+ is (not used|broken)")
-_MISS = re.compile(r"\bmiss", re.I)
 
 
 class BrokenCacheError(Exception):
@@ -62,7 +58,6 @@ class TimingCacheFiles(NamedTuple):
     """The files of a folder by kind."""
 
     shared: list[Path]
-    by_digest: list[Path]
     broken: list[Path]  # set aside
 
 
@@ -120,7 +115,6 @@ class SharedTimingCache:
                         # another build has added timings meanwhile
                         grown = self._merged(current, built, private.parent)
                     write_shared(self.path, grown, self.conditions)
-            store_by_digest(self.folder, built)
         except OSError as error:
             self.warnings.append(
                 f"the timing cache of this build cannot be kept in {self.folder}: "
@@ -162,86 +156,6 @@ class SharedTimingCache:
             f"the timing cache {self.path.name} {problem}; it was renamed to {aside}, "
             "and a new one is started"
         )
-
-
-def checkout_pinned(folder: Path, sha256: str, private: Path, engine: str) -> TimingCacheData:
-    """Write a pinned cache to a private file and return it.
-
-    Raises: StageError: it does not exist; the message lists the places searched.
-    """
-    path = folder / BY_DIGEST / sha256
-    searched, content = str(path), None
-    try:
-        content = read_by_digest(folder, sha256)
-    except BrokenCacheError as error:
-        with suppress(OSError):  # a read-only folder: the message names the file anyway
-            set_aside(path)
-        searched = f"{path} (unusable: {error})"
-    except OSError as error:
-        searched = f"{path} ({error.strerror})"
-    shared = list_files(folder).shared
-    for file in shared if content is None else ():
-        with suppress(BrokenCacheError, OSError):
-            found = read_shared(file)
-            if found is not None and found.sha256 == sha256:
-                content = found
-                break
-    if content is None:
-        plural = "s" * (len(shared) != 1)
-        raise StageError(
-            f"{engine} pins the timing cache {sha256}, which was not found: searched {searched} "
-            f"and {len(shared)} shared cache{plural} in {folder}",
-            "copy it there from the machine that built it (timing_cache.digest of an engine.json), "
-            "or pin another one",
-        )
-    private.write_bytes(content.data)
-    return content
-
-
-def pinned_figures(
-    folder: Path, private: Path, original: TimingCacheData, messages: Sequence[str]
-) -> dict[str, Any]:
-    """Return the figures of a build with a pinned cache.
-
-    A cache that grew is stored as well, so that it can be pinned instead.
-    Raises: StageError: the builder refused the cache.
-    """
-    refused = _refusal(messages)
-    if refused:
-        raise StageError(
-            f"the builder refused the pinned timing cache {original.sha256[:_SHOWN_DIGITS]}…: "
-            f"{refused}",
-            "pin one built on such a GPU with this version of TensorRT",
-        )
-    misses = [m for m in messages if "timing cache" in m.lower() and _MISS.search(m)]
-    built = original
-    if private.is_file() and private.stat().st_size:
-        built = TimingCacheData(private.read_bytes())
-    added = len(built.data) - len(original.data)
-    figures: dict[str, Any] = {
-        "digest": original.sha256,
-        "pinned": True,
-        "bytes": len(original.data),
-        "misses": len(misses),
-        "added_bytes": max(0, added),
-    }
-    if added > 0:
-        with suppress(OSError):
-            store_by_digest(folder, built)
-            figures["grown_digest"] = built.sha256
-    return figures
-
-
-def pinned_cache_warning(figures: Mapping[str, Any]) -> str:
-    """Return a warning about missing timings, or ""."""
-    if not figures.get("pinned") or not (figures.get("misses") or figures.get("added_bytes")):
-        return ""
-    grown = figures.get("grown_digest")
-    return (
-        f"timings were missing from the pinned timing cache {figures['digest'][:_SHOWN_DIGITS]}… "
-        f"(it grew by {figures['added_bytes']} bytes), so some tactics were timed again and may "
-        "differ from those of its first build"
-    ) + (f"; the complete cache is {grown}" if grown else "")
 
 
 def read_shared(path: Path, conditions: Conditions | None = None) -> TimingCacheData | None:
@@ -289,52 +203,19 @@ def write_shared(path: Path, content: TimingCacheData, conditions: Conditions) -
     replace_file(path, json.dumps(header).encode() + b"\n" + content.data, durable=True)
 
 
-def read_by_digest(folder: Path, sha256: str) -> TimingCacheData | None:
-    """Return the cache with a digest, None if it is not stored.
-
-    Raises: BrokenCacheError: the file has other bytes. OSError: it cannot be read.
-    """
-    path = folder / BY_DIGEST / sha256
-    try:
-        content = TimingCacheData(read_limited(path, _MAX_BYTES))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise BrokenCacheError(f"it is no timing cache: {error}") from error
-    if content.sha256 != sha256:
-        raise BrokenCacheError("it does not match its digest")
-    with suppress(OSError):  # only the time of its last use
-        os.utime(path)
-    return content
-
-
-def store_by_digest(folder: Path, content: TimingCacheData) -> None:
-    """Store a cache under its digest. Raises: OSError: it cannot be written."""
-    path = folder / BY_DIGEST / content.sha256
-    try:
-        os.utime(path)
-    except FileNotFoundError:
-        replace_file(path, content.data, durable=True)
-
-
 def list_files(folder: Path) -> TimingCacheFiles:
     """Return the files of a folder."""
     return TimingCacheFiles(
         sorted(folder.glob(f"*{SUFFIX}")),
-        [path for path in sorted(folder.glob(f"{BY_DIGEST}/*")) if len(path.name) == 64],
-        sorted([*folder.glob(f"*{BROKEN}*"), *folder.glob(f"{BY_DIGEST}/*{BROKEN}*")]),
+        sorted(folder.glob(f"*{BROKEN}*")),
     )
 
 
 def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield every damaged file of a folder and its problem."""
-    files = list_files(folder)
-    for path in [*files.shared, *files.by_digest]:
+    for path in list_files(folder).shared:
         try:
-            if path.parent.name == BY_DIGEST:
-                read_by_digest(folder, path.name)
-            else:
-                read_shared(path)
+            read_shared(path)
         except BrokenCacheError as error:
             yield path, str(error)
 

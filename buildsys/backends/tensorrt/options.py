@@ -10,7 +10,7 @@ from buildsys.backends.tensorrt.common_options import TensorRtBase, io_problems
 from buildsys.manifest.checks.engines import int8_layers, precision_of
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
-from buildsys.manifest.schema.base import QUANTIZED, Bytes, Digest, Precision, Spec
+from buildsys.manifest.schema.base import QUANTIZED, Bytes, Precision, Spec
 from buildsys.manifest.value_tree import FieldPath
 
 _UNQUANTIZED = tuple(precision for precision in get_args(Precision) if precision not in QUANTIZED)
@@ -29,12 +29,6 @@ class LayerPrecision(Spec):
     precision: Literal["fp32", "fp16", "bf16", "int8"] = Field(
         description="Precision of the layers."
     )
-
-
-class TimingCacheSpec(Spec):
-    """The timings used for building an engine."""
-
-    pin: Digest = Field(description="Digest of the timing cache, from an engine.json.")
 
 
 class TensorRtEngine(TensorRtBase):
@@ -85,9 +79,6 @@ class TensorRtEngine(TensorRtBase):
         "obey", description="obey: fail if no kernel has a layer's precision."
     )
     flags: dict[OtherFlag, bool] = Field({}, description="Other builder flags; not on 8.6.")
-    timing_cache: TimingCacheSpec | None = Field(
-        None, description="Timings to build with; default: those shared by builds here."
-    )
 
 
 ENGINE = TensorRtEngine

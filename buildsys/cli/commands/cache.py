@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from buildsys.manifest.project import STATE_FOLDER, Project, empty_project
 from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.report.formatting import count, size
 from buildsys.store import garbage_collection
-from buildsys.store.ledger import ActionRecord
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import generate_key
 from buildsys.store.timing_caches import damaged, set_aside
@@ -110,10 +109,9 @@ def _show(project: Project, store: Store, timing_caches: Path, _options: Options
     if quarantined:
         folder = store.folder / "quarantine"
         lines.append(f"{count(quarantined)} in quarantine: {folder} (safe to delete)")
-    if timings.shared + timings.kept + timings.broken:
-        kinds = f"{count(timings.shared)} shared, {count(timings.kept)} kept by digest"
-        if timings.broken:
-            kinds += f", {count(timings.broken)} set aside (safe to delete)"
+    if timings.shared + timings.broken:
+        broken = f", {count(timings.broken)} set aside (safe to delete)" if timings.broken else ""
+        kinds = f"{count(timings.shared)} in use{broken}"
         lines.append(f"{timing_caches}: {size(timings.bytes)} of timing caches: {kinds}")
     return document, lines
 
@@ -139,28 +137,19 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
     max_size = _quantity(parse_size, options["max_size"], "--max-size")
     dry_run = options["dry_run"]
     reached = reached_by(project.root, [ref for ref in options["keep_refs"].split(",") if ref])
-    wanted = set(reached.pins)
-
-    def live(stored: Sequence[ActionRecord]) -> set[tuple[str, str]]:
-        names = reached_names(project, reached, stored)
-        kept = [record for record in stored if (record.target, record.key) in names]
-        wanted.update(_recorded_timings(kept))
-        return names
-
     with _usable("store", store.folder):
         found = garbage_collection.collect(
-            store, unused_for_s=older_than, max_bytes=max_size, reached=live, dry_run=dry_run
+            store,
+            unused_for_s=older_than,
+            max_bytes=max_size,
+            reached=partial(reached_names, project, reached),
+            dry_run=dry_run,
         )
     removed = garbage_collection.TimingCacheCollection(0, 0)
     if max_size is None or older_than is not None:  # not only the store's size is limited
-        inside = Path(os.path.abspath(timing_caches))  # noqa: PTH100
         with _usable("timing caches in", timing_caches):
             removed = garbage_collection.collect_timing_caches(
-                timing_caches,
-                wanted=wanted,
-                unused_for_s=older_than,
-                private=inside.is_relative_to(project.state),  # not shared with other clones
-                dry_run=dry_run,
+                timing_caches, unused_for_s=older_than, dry_run=dry_run
             )
     document = {"dry_run": dry_run, **asdict(found), "timing_caches": asdict(removed)}
     verb = "would remove" if dry_run else "removed"
@@ -174,18 +163,6 @@ def _collect(project: Project, store: Store, timing_caches: Path, options: Optio
         caches = "timing cache" if removed.files == 1 else "timing caches"
         lines.append(f"{verb} {count(removed.files)} {caches}, {size(removed.bytes)}")
     return document, lines
-
-
-def _recorded_timings(records: Iterable[ActionRecord]) -> set[str]:
-    """Return the timing caches of engines; a manifest may pin them."""
-    figures = [record.figures.get("timing_cache") for record in records]
-    return {
-        str(found[name])
-        for found in figures
-        if isinstance(found, Mapping)
-        for name in ("digest", "grown_digest")
-        if name in found
-    }
 
 
 @contextmanager

@@ -53,9 +53,6 @@ class TimingCache(TypedDict, total=False):
     bytes: int
     added_bytes: int
     lent: str  # digest of the timings that the build began with
-    pinned: bool
-    misses: int
-    grown_digest: str
 
 
 class SlowLayer(TypedDict, total=False):

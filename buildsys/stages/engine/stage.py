@@ -31,9 +31,6 @@ from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.store.timing_caches import (
     SharedTimingCache,
-    checkout_pinned,
-    pinned_cache_warning,
-    pinned_figures,
 )
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.engine_environment import MissingLibraryError, built_with
@@ -47,7 +44,7 @@ _PORTABILITY = (
 # fields without effect on tactic times; any other field, also a new one, keeps caches apart
 _NOT_TIMED = (
     "backend", "precision", "typing", "profiles", "workspace", "profiling_verbosity", "network",
-    "layer_precisions", "precision_constraints", "precision_share", "io", "timing_cache",
+    "layer_precisions", "precision_constraints", "precision_share", "io",
     "toolchain", "max_threads", "calibration", "quantization", "auto",
 )  # fmt: skip
 
@@ -238,29 +235,19 @@ class TimingCacheCopy:
     def figures(self, messages: list[str]) -> Figures:
         """Merge the copy back; return its figures and all messages."""
         found = self.merge_back(messages)  # may add warnings
-        warnings = [text for text in (*self.warnings, pinned_cache_warning(found)) if text]
         return {
             **({"timing_cache": found} if found else {}),
-            "messages": [*messages, *warnings],
+            "messages": [*messages, *self.warnings],
         }
 
 
 def checkout_timing_cache(job: Job, backend: Backend, scratch: Path) -> TimingCacheCopy:
-    """Return a private copy, in ``scratch``, of the cache for this build.
-
-    Raises: StageError: the engine pins a cache that does not exist.
-    """
+    """Return a private copy, in ``scratch``, of the cache for this build."""
     options: Mapping[str, Any] = job.options["engine"]
     folder = job.timing_caches
     if not describe_backend(options["backend"]).keeps_timings or folder is None:
         return TimingCacheCopy()
     private = scratch / "timing_cache"
-    pin = (options.get("timing_cache") or {}).get("pin")
-    if pin:
-        pinned = checkout_pinned(folder, pin, private, f"the engine {job.variant}")
-        return TimingCacheCopy(
-            private, lambda messages: pinned_figures(folder, private, pinned, messages)
-        )
     conditions = _conditions(options, backend)
     if conditions is None:
         return TimingCacheCopy()

@@ -135,7 +135,7 @@ def test_a_tf32_engine_names_the_remedy_for_full_float32(
     assert ran.code == 0, ran.out
 
 
-def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
+def test_timings_are_shared_and_merged(project: ProjectFolder) -> None:
     caches = project.root / ".buildsys/timing_caches"
     for name, channels in CHANNELS.items():
         model(project, name, {}, channels=channels)
@@ -146,11 +146,8 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
     }
     assert all(facts["added_bytes"] > 0 for facts in first.values())
     # the second build on the GPU began with the timings of the first
-    early, late = sorted("ab", key=lambda name: "lent" in first[name])
+    assert sum("lent" in facts for facts in first.values()) == 1
     assert len(list_files(caches).shared) == 1
-    assert {path.name for path in list_files(caches).by_digest} == {
-        facts["digest"] for facts in first.values()
-    }
 
     for name in "ab":
         assert project.doit("forget", f"engine:{name}:trt").code == 0
@@ -158,29 +155,6 @@ def test_timings_are_shared_merged_and_pinned(project: ProjectFolder) -> None:
         again = result(project, f"{name}/engine/trt/engine.json")["timing_cache"]
         assert again["lent"], "the build begins with the timings of both"
         assert again["added_bytes"] == 0, f"timings of {name} have been lost"
-
-    pin = {"timing_cache": {"pin": first[early]["digest"]}}
-    model(project, early, pin, channels=CHANNELS[early])
-    assert project.doit(f"engine:{early}:trt").code == 0
-    pinned = result(project, f"{early}/engine/trt/engine.json")["timing_cache"]
-    assert (pinned["digest"], pinned["pinned"], pinned["added_bytes"]) == (
-        first[early]["digest"],
-        True,
-        0,
-    )
-    assert project.doit("cache", "gc").code == 0
-    assert first[early]["digest"] in {path.name for path in list_files(caches).by_digest}
-
-    model(project, late, pin, channels=CHANNELS[late])  # timings of another network
-    assert project.doit(f"engine:{late}:trt").code == 0
-    missed = result(project, f"{late}/engine/trt/engine.json")
-    assert missed["timing_cache"]["added_bytes"] > 0
-    assert any("timings were missing" in message for message in missed["messages"])
-
-    model(project, late, {"timing_cache": {"pin": "ab" * 32}}, channels=CHANNELS[late])
-    ran = project.doit(f"engine:{late}:trt")
-    assert ran.code == 2
-    assert f"{'ab' * 32}, which was not found: searched {caches}/by_digest/" in ran.out
 
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "not TensorRT's"])

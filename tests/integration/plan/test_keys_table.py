@@ -309,11 +309,6 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "profiles": in_manifest(
         "name: rtx}", "name: rtx, profiles: [{x: {min: [1, 4], opt: [3, 4], max: [4, 4]}}]}"
     ),
-    "pin": in_manifest(
-        "name: trt}",
-        f"name: trt, timing_cache: {{pin: {'ab' * 32}}}}}",
-        "configs/models/given.yaml",
-    ),
     "required": in_manifest("name: ort}", "name: ort, required: true}"),
     "bench": in_manifest("duration: 1ms", "duration: 2ms"),
     "bench gpu": in_manifest(

@@ -110,23 +110,6 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     assert said == ["optimizing the graph", "reading the engine back"]
 
 
-PIN = "ab" * 32
-
-
-def test_a_missing_pinned_cache_fails_the_build_with_the_searched_places(
-    tmp_path: Path,
-) -> None:
-    job = replace(
-        engine_job(tmp_path, "tensorrt", timing_cache={"pin": PIN}),
-        timing_caches=tmp_path / "caches",
-    )
-    with pytest.raises(
-        StageError,
-        match=f"the engine e pins the timing cache {PIN}, which was not found: searched .*/caches",
-    ):
-        checkout_timing_cache(job, cast(Backend, None), tmp_path)
-
-
 def test_only_builders_with_timings_get_a_timing_cache(tmp_path: Path) -> None:
     for backend in ("onnxruntime", "tensorrt_rtx"):
         job = replace(engine_job(tmp_path / backend, backend), timing_caches=tmp_path / "caches")
@@ -169,10 +152,6 @@ def test_a_build_gets_a_private_copy_and_shares_its_additions(
     assert "lent" not in build(b"pool\n", avg_timing_iterations=8)["timing_cache"], (
         "other conditions"
     )
-    pinned = build(b"miss\n", timing_cache={"pin": first["timing_cache"]["digest"]})
-    assert pinned["timing_cache"]["pinned"] is True
-    assert pinned["timing_cache"]["added_bytes"] == 5
-    assert "(it grew by 5 bytes)" in pinned["messages"][1]
 
 
 def test_the_calibration_of_a_builder_is_recorded(tmp_path: Path) -> None:

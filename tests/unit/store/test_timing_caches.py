@@ -18,18 +18,11 @@ import buildsys
 from buildsys.errors import StageError
 from buildsys.store.timing_caches import (
     _REFUSED,
-    BrokenCacheError,
     SharedTimingCache,
     TimingCacheData,
-    checkout_pinned,
     damaged,
     list_files,
-    pinned_cache_warning,
-    pinned_figures,
-    read_by_digest,
     read_shared,
-    store_by_digest,
-    write_shared,
 )
 
 CONDITIONS = {
@@ -95,9 +88,6 @@ def test_a_build_reuses_earlier_timings(folder: Path, tmp_path: Path) -> None:
     assert second["added_bytes"] == 10
     assert shared.checkout(tmp_path / "look") == TimingCacheData(b"conv 1 us\ngemm 2 us\n")
     assert shared.warnings == []
-    assert [path.name for path in list_files(folder).by_digest] == sorted(
-        [str(first["digest"]), str(second["digest"])]
-    )
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")], (
         "a temporary file is left"
     )
@@ -222,61 +212,6 @@ def test_a_full_disk_leaves_the_previous_file(
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_pinned_cache_is_replayed_exactly(folder: Path, tmp_path: Path) -> None:
-    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
-    pin = str(build(shared, tmp_path / "1", b"conv 1 us\n")["digest"])
-    build(shared, tmp_path / "2", b"gemm 2 us\n")  # the shared cache goes on
-    private = tmp_path / "private"
-    original = checkout_pinned(folder, pin, private, "the engine e")
-    assert private.read_bytes() == b"conv 1 us\n"
-    figures = pinned_figures(folder, private, original, ["something else"])
-    assert figures == {"digest": pin, "pinned": True, "bytes": 10, "misses": 0, "added_bytes": 0}
-    assert pinned_cache_warning(figures) == ""
-
-
-def test_misses_of_a_pinned_cache_warn_with_the_complete_cache(
-    folder: Path, tmp_path: Path
-) -> None:
-    store_by_digest(folder, TimingCacheData(b"conv 1 us\n"))
-    private = tmp_path / "private"
-    original = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
-    private.write_bytes(b"conv 1 us\ngemm 2 us\n")
-    figures = pinned_figures(folder, private, original, ["Timing cache miss: gemm"])
-    grown = sha256(b"conv 1 us\ngemm 2 us\n").hexdigest()
-    assert (figures["digest"], figures["misses"], figures["added_bytes"]) == (
-        original.sha256,
-        1,
-        10,
-    )
-    assert figures["grown_digest"] == grown
-    warning = pinned_cache_warning(figures)
-    assert warning.startswith(
-        "timings were missing from the pinned timing cache "
-        f"{original.sha256[:16]}… (it grew by 10 bytes)"
-    )
-    assert warning.endswith(f"the complete cache is {grown}")
-    assert checkout_pinned(folder, grown, private, "the engine e").data == b"conv 1 us\ngemm 2 us\n"
-
-
-def test_a_pinned_cache_that_the_builder_refuses_fails_the_build(
-    folder: Path, tmp_path: Path
-) -> None:
-    store_by_digest(folder, TimingCacheData(b"conv 1 us\n"))
-    private = tmp_path / "timing_cache"
-    original = checkout_pinned(folder, sha256(b"conv 1 us\n").hexdigest(), private, "the engine e")
-    for why in (
-        "is not used: it was made by another TensorRT or for another GPU",
-        "is broken and starts empty: bytes",
-    ):
-        with pytest.raises(
-            StageError,
-            match=r"builder refused the pinned timing cache .*: the timing cache timing_cache is ",
-        ):
-            pinned_figures(
-                folder, private, original, ["first", f"the timing cache {private.name} {why}"]
-            )
-
-
 def test_a_cache_restarted_by_the_builder_does_not_count_as_reused(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -306,43 +241,12 @@ def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_
     assert shared.checkout(private) == TimingCacheData(b"timings of all layers\n")
 
 
-def test_a_pin_is_also_found_in_a_shared_cache(folder: Path, tmp_path: Path) -> None:
-    write_shared(folder / "from-a-colleague.timing_cache", TimingCacheData(b"timings"), CONDITIONS)
-    assert (
-        checkout_pinned(
-            folder, sha256(b"timings").hexdigest(), tmp_path / "private", "the engine e"
-        ).data
-        == b"timings"
-    )
-
-
-def test_a_missing_pin_lists_the_places_searched(folder: Path, tmp_path: Path) -> None:
-    pin = "ab" * 32
-    with pytest.raises(StageError) as caught:
-        checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
-    assert caught.value.problem == (
-        f"the engine e pins the timing cache {pin}, which was not found: "
-        f"searched {folder}/by_digest/{pin} and 0 shared caches in {folder}"
-    )
-    assert "copy it there" in caught.value.hint
-    (folder / "by_digest").mkdir(parents=True)
-    (folder / "by_digest" / pin).write_bytes(b"something else")
-    with pytest.raises(StageError, match=r"\(unusable: it does not match its digest\)"):
-        checkout_pinned(folder, pin, tmp_path / "private", "the engine e")
-    assert [path.name.partition(".broken-")[0] for path in list_files(folder).broken] == [pin]
-
-
 def test_all_damaged_files_are_found(folder: Path, tmp_path: Path) -> None:
     build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
     assert list(damaged(folder)) == []
-    for path in (*list_files(folder).shared, *list_files(folder).by_digest):
-        path.write_bytes(path.read_bytes()[:-1])
-    assert [path for path, _ in damaged(folder)] == [
-        *list_files(folder).shared,
-        *list_files(folder).by_digest,
-    ]
-    with pytest.raises(BrokenCacheError):
-        read_by_digest(folder, list_files(folder).by_digest[0].name)
+    (path,) = list_files(folder).shared
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [found for found, _ in damaged(folder)] == [path]
 
 
 def test_the_header_is_one_readable_line(folder: Path, tmp_path: Path) -> None:
