@@ -100,22 +100,16 @@ class RemoteFolder(NamedTuple):
             self._write(target, chunks)
             return
         part = f"{target}.{uuid.uuid4().hex}.part"
-        is_written = False
         try:
             self._write(part, chunks, durable=durable)
-            if self.is_local:  # at no moment without the file
+            if self.is_local:
                 Path(part).replace(target)
-                return
-            with suppress(FileNotFoundError):
-                self.system.rm(target)  # SFTP does not replace
-            is_written = True
-            self.system.mv(part, target)
-        except BaseException as error:
+            else:
+                self.system.mv(part, target)  # posix-rename of SFTP, which replaces
+        except BaseException:
             with suppress(Exception):  # the first problem counts
                 self.system.rm(part)
-            # else another machine wrote the same content first
-            if not (is_written and isinstance(error, OSError) and self.system.exists(target)):
-                raise
+            raise
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new file. Raises: FileExistsError."""

@@ -100,14 +100,10 @@ class Files(SFTPServerInterface):
         Path(path).unlink()
 
     @answer
-    def rename(self, oldpath: str, newpath: str) -> None:
-        """Rename a file; an existing one is not replaced."""
+    def posix_rename(self, oldpath: str, newpath: str) -> None:
+        """Rename a file, which replaces another one, or a folder."""
         self._require_writable(oldpath)
-        if Path(newpath).exists():
-            raise FileExistsError(errno.EEXIST, "exists", newpath)
-        Path(oldpath).rename(newpath)
-
-    posix_rename = rename
+        Path(oldpath).replace(newpath)
 
     @answer
     def mkdir(self, path: str, attr: Any) -> None:
