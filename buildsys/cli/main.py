@@ -54,7 +54,7 @@ _OF_BOTH = {
     "new": f"{_FOLDER}.new:New",
     "import": f"{_FOLDER}.import_folder:Import",
     "doctor": f"{_FOLDER}.doctor.command:Doctor",
-    "repro": f"{_FOLDER}.repro.command:Repro",
+    "repro": f"{_FOLDER}.repro:Repro",
     "localize": f"{_FOLDER}.localize:Localize",
     "stress": f"{_FOLDER}.stress:Stress",
     "resolve": f"{_FOLDER}.resolve:Resolve",

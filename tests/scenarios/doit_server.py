@@ -184,13 +184,13 @@ def texts_of_keys(root: Path, known: Mapping[str, str]) -> dict[str, str]:
 
 def know_texts(file: str) -> None:
     """Let every state database of this process, and of builds of ``repro``, start with texts."""
-    from buildsys.cli.commands.repro import two_builds
+    from buildsys.cli.commands import repro
     from buildsys.store.state_db import StateDb
 
     texts = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
     first = f"import sys; sys.path.append({str(Path(__file__).parent)!r})"
     first += f"; import doit_server; doit_server.know_texts({file!r})"
-    two_builds._DOIT = f"{first}; {two_builds._DOIT}"
+    repro.BUILD_PROGRAM = f"{first}; {repro.BUILD_PROGRAM}"
     start = StateDb.__init__
 
     def start_with_texts(self: StateDb, *arguments: Any, **options: Any) -> None:

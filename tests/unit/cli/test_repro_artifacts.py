@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -12,12 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.cli.commands.repro.command import (
-    Artifact,
-    _lines,
-    compare_builds,
-    first_difference,
-)
+from buildsys.cli.commands.repro import Artifact, compare_builds, first_difference
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.plan.stage_table import plan_model
@@ -48,9 +42,8 @@ def write(build: Path, files: dict[str, bytes]) -> Path:
 def compared(
     tmp_path: Path, first: dict[str, bytes], second: dict[str, bytes]
 ) -> dict[str, Artifact]:
-    found = compare_builds(
-        write(tmp_path / "a", first), write(tmp_path / "b", second), "net", plan()
-    )
+    roots = [write(tmp_path / "a", first), write(tmp_path / "b", second)]
+    found = compare_builds(roots[0] / "build", roots[1] / "build", plan())
     return {artifact.file: artifact for artifact in found}
 
 
@@ -83,8 +76,6 @@ STATES = {
     "engine/plain/engine.onnx": "different",
     "engine/laid-out/engine.onnx": "not expected to be equal",
     "engine/rtx/engine.engine": "not expected to be equal",
-    "export/report.md": "not expected to be equal",
-    "export/export.json": "not expected to be equal",
 }
 
 
@@ -103,30 +94,13 @@ def test_files_that_should_be_equal(tmp_path: Path) -> None:
 
 def test_a_file_missing_in_one_build(tmp_path: Path) -> None:
     artifact = compared(tmp_path, {"export/model.onnx": b"x"}, {})["export/model.onnx"]
-    assert (artifact.state, artifact.sizes, artifact.is_broken) == (
-        "in one build only",
-        (1, None),
-        True,
-    )
+    assert (artifact.state, artifact.sizes) == ("different", (1, None))
+    assert artifact.row()[-1] == "1 bytes / none"
 
 
-def test_logs_are_no_artifacts(tmp_path: Path) -> None:
-    assert compared(tmp_path, {"export/export.log": b"1"}, {"export/export.log": b"2"}) == {}
-
-
-def test_differences_in_times_alone_are_recognized(tmp_path: Path) -> None:
-    def record(seconds: float, nodes: int) -> dict[str, bytes]:
-        figures = {"started": str(seconds), "seconds": seconds, "after": {"nodes": nodes}}
-        return {"simplify/graph.json": json.dumps(figures).encode()}
-
-    assert (
-        compared(tmp_path, record(1, 5), record(2, 5))["simplify/graph.json"].difference
-        == "only times differ"
-    )
-    assert (
-        compared(tmp_path, record(1, 5), record(2, 6))["simplify/graph.json"].difference
-        == "after.nodes differs"
-    )
+def test_records_and_undeclared_files_are_no_artifacts(tmp_path: Path) -> None:
+    first, second = ({"export/export.log": c, "export/export.json": c} for c in (b"1", b"2"))
+    assert compared(tmp_path, first, second) == {}
 
 
 def test_hostile_outputs_are_compared_by_their_bytes(tmp_path: Path) -> None:
@@ -136,11 +110,7 @@ def test_hostile_outputs_are_compared_by_their_bytes(tmp_path: Path) -> None:
         for number in range(1000):
             file.writestr(f"\x1b[2J{number}", b"")
     hostile = {
-        "simplify/graph.json": b"[" * 100_000,
-        "export/export.json": b"\xff",
-        "export/origins.json": b'{"\x1b[2J": 1' + b"0" * 5000 + b"}",
-        "reference/opt.npz": archive.getvalue(),
-        "reference/max.npz": archive.getvalue()[:-30],
+        "reference/opt.npz": archive.getvalue()[:-30],
         "export/model.onnx": b"\xff" * 1000,
         "export/model.onnx.data": b"",
     }
@@ -152,9 +122,9 @@ def test_hostile_outputs_are_compared_by_their_bytes(tmp_path: Path) -> None:
 
 def test_a_long_difference_is_cut_where_it_is_shown() -> None:
     artifact = Artifact("export:net", "model.onnx", "", (9, 9), 0, f"node {'n' * 10_000}: bias")
-    (_, line) = _lines("net", [], [artifact], {})
-    assert line.endswith("nnn…")
-    assert len(line) < 400
+    text = artifact.row()[-1]
+    assert text.endswith("nnn…")
+    assert len(text) < 400
     assert artifact.as_json()["difference"].endswith("n: bias")
 
 
@@ -163,7 +133,7 @@ def test_a_pipe_is_no_artifact(tmp_path: Path) -> None:
     (tmp_path / "a/build/net/export").mkdir(parents=True)
     os.mkfifo(tmp_path / "a/build/net/export/model.onnx")
     artifact = compared(tmp_path, {}, {"export/model.onnx": b"x"})["export/model.onnx"]
-    assert (artifact.state, artifact.sizes) == ("in one build only", (None, 1))
+    assert (artifact.state, artifact.sizes) == ("different", (None, 1))
 
 
 def test_only_the_report_reads_records() -> None:

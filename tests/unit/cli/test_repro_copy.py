@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
-from buildsys.cli.commands.repro.two_builds import copy_project
-from buildsys.errors import StageError
+from buildsys.cli.commands.repro import copy_project
 
 
 def project(root: Path) -> Path:
@@ -23,7 +20,7 @@ def project(root: Path) -> Path:
 
 def test_files_are_copied_linked_or_left_out(tmp_path: Path) -> None:
     root, copy = project(tmp_path / "p"), tmp_path / "c"
-    copy_project(root, copy, without=(root / "build",))
+    copy_project(root, copy, root=root, without=(root / "build",))
     found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert found == {
         "dodo.py",
@@ -47,7 +44,7 @@ def test_links_lead_where_they_led(tmp_path: Path) -> None:
     (root / "plugins/other.py").symlink_to("net.py")
     (root / "loop").symlink_to(".")
     (root / "dangling").symlink_to("nowhere")
-    copy_project(root, copy, without=())
+    copy_project(root, copy, root=root, without=())
     assert (copy / "configs/a.yaml").read_text() == "a"
     assert (copy / "plugins/other.py").resolve() == copy / "plugins/net.py"
     assert (copy / "loop").resolve() == copy
@@ -58,14 +55,8 @@ def test_a_folder_for_temporary_files_in_the_project_is_not_copied_into_itself(
     tmp_path: Path,
 ) -> None:
     root = project(tmp_path / "p")
-    copy_project(root, root / "tmp/x/c", without=(root / "tmp/x",))
+    copy_project(root, root / "tmp/x/c", root=root, without=(root / "tmp/x",))
     assert not (root / "tmp/x/c/tmp/x").exists()
-
-
-def test_an_unwritable_copy_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StageError, match="cannot copy the project: Not a directory: "):
-        copy_project(project(tmp_path / "p"), tmp_path / "file/c", without=())
 
 
 def test_special_files_are_left_out(tmp_path: Path) -> None:
@@ -74,14 +65,7 @@ def test_special_files_are_left_out(tmp_path: Path) -> None:
     (root / "data/endless").symlink_to("/dev/zero")
     (root / "data/huge.bin").touch()
     os.truncate(root / "data/huge.bin", 1 << 40)
-    copy_project(root, copy, without=())
+    copy_project(root, copy, root=root, without=())
     assert not (copy / "data/pipe").exists()
     assert (copy / "data/endless").readlink() == Path("/dev/zero")
     assert (copy / "data/huge.bin").readlink() == root / "data/huge.bin"
-
-
-def test_endlessly_nested_folders_are_one_sentence(tmp_path: Path) -> None:
-    root = project(tmp_path / "p")
-    (root / "/".join("d" * 250)).mkdir(parents=True)
-    with pytest.raises(StageError, match="cannot copy the project: more than 200 levels: /"):
-        copy_project(root, tmp_path / "c", without=())

@@ -1,0 +1,301 @@
+"""buildsys repro: two builds of a model in clean folders, compared byte by byte."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from buildsys.cli.command import (
+    JSON,
+    TERMINATED,
+    Options,
+    ProjectCommand,
+    option,
+    print_answer,
+    unknown_name,
+)
+from buildsys.cli.console.rows import format_table
+from buildsys.cli.graph_files import ask_inspection
+from buildsys.cli.session import Session
+from buildsys.errors import StageError, UsageError
+from buildsys.manifest.project import STATE_FOLDER, Project, load_project
+from buildsys.plan.action import Action
+from buildsys.report.formatting import plural
+from buildsys.store.locks import machine_lock_folder
+from buildsys.system.backend_registry import describe_backend
+from buildsys.system.processes import package_environment
+
+SCHEMA = "buildsys/repro/2"
+EQUAL, DIFFERENT, NOT_EXPECTED = "equal", "different", "not expected to be equal"
+_MEASURING_STAGES = ("validate", "verify", "bench", "gate", "report")  # they write no artifacts
+_NOT_REPRODUCIBLE, _NOT_BUILT = 1, 2
+# paths of different length and depth: a path in a file shifts all that follows
+_FOLDERS = {"1": "a/project", "4242": "the-second-of-two/deeper/checkout"}  # by hash seed
+_COPIED_BYTES = 1 << 20  # larger files (weights, data) are linked: their place does not matter
+_PIECE_BYTES = 1 << 16
+_LONGEST = 300
+BUILD_PROGRAM = (
+    "import os, signal, sys; from buildsys.system.processes import die_with_parent; "
+    "die_with_parent(int(sys.argv.pop(1)), signal.SIGTERM); "
+    "from buildsys.cli.main import main; main()"
+)
+
+
+class Repro(ProjectCommand):
+    """Check the reproducibility of a model's build."""
+
+    doc_purpose = "build a model twice in clean folders and compare the artifacts byte by byte"
+    doc_usage = "MODEL [STAGE ...]"
+    options = (JSON, option("keep", "keep both folders and print their paths", flag=True))
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Return 1 for an unexpected difference, 2 for a failed build."""
+        session = Session(load_project(root))
+        model = session.one_model("repro", names[:1])
+        actions = select_actions(list(session.actions.of(model).values()), model, names[1:])
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        folder = Path(tempfile.mkdtemp(prefix="buildsys-repro-")).resolve()
+        try:
+            return _compare_two_builds(session.project, model, actions, folder, options)
+        finally:
+            if not options["keep"]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) -> list[Action]:
+    """List the actions with artifacts, of some stages and their dependencies, in build order.
+
+    Raises: UsageError: an unknown stage, or one without artifacts.
+    """
+    known = list(dict.fromkeys(a.stage for a in plan if a.stage not in _MEASURING_STAGES))
+    listed = f"stages of {model}: {', '.join(known)}"
+    for stage in stages:
+        if stage in _MEASURING_STAGES:
+            raise UsageError(f"{stage} writes measurements, not artifacts to compare", listed)
+        if stage not in known:
+            raise unknown_name("stage", stage, known, listed)
+    chosen = {action.target for action in plan if action.stage in (stages or known)}
+    for action in reversed(plan):  # each comes after its dependencies
+        if action.target in chosen:
+            chosen.update(action.after)
+    return [action for action in plan if action.target in chosen]
+
+
+def _compare_two_builds(
+    project: Project, model: str, actions: Sequence[Action], folder: Path, options: Options
+) -> int:
+    builds: list[Built] = []
+    for seed, place in _FOLDERS.items():
+        builds.append(build_copy(project, actions, folder / place, seed))
+        if builds[0].failed:
+            break  # the second build would fail in the same way
+    failed = {target: reason for built in builds for target, reason in built.failed.items()}
+    roots = [built.root / "build" for built in builds]
+    artifacts = [] if failed else compare_builds(roots[0], roots[1], actions)
+    broken = [artifact for artifact in artifacts if artifact.state == DIFFERENT]
+    expected = sum(not artifact.exemption for artifact in artifacts)
+    conclusion = f"reproducible: all {expected} artifacts are byte-equal"
+    if failed:
+        conclusion = f"not checked: {plural(len(failed), 'target')} could not be built"
+    elif broken:
+        count = f"{len(broken)} of {expected} artifacts differ"
+        conclusion = f"not reproducible: {count}, first {broken[0].target} {broken[0].file}"
+    lines = [f"  {target} could not be built: {reason}" for target, reason in failed.items()]
+    lines += format_table(("",) * 4, [artifact.row() for artifact in artifacts])[1:]
+    lines += [f"  {name} was not built: {why}" for name, why in builds[0].skipped.items()]
+    lines += [f"kept: {built.root}" for built in builds if options["keep"]]
+    document = {
+        "schema": SCHEMA,
+        "model": model,
+        "status": "failed" if failed else "different" if broken else "reproducible",
+        "artifacts": [artifact.as_json() for artifact in artifacts],
+        "folders": [str(built.root) for built in builds if options["keep"]],
+        "seconds": [round(built.seconds, 3) for built in builds],
+        "failed": failed,
+        "not_built": builds[0].skipped,
+    }
+    print_answer(options, document, [*lines, conclusion])
+    return _NOT_BUILT if failed else _NOT_REPRODUCIBLE if broken else 0
+
+
+@dataclass(frozen=True)
+class Built:
+    """A build of the copy at ``root``; targets without artifacts and the reasons."""
+
+    root: Path
+    seconds: float
+    failed: dict[str, str]
+    skipped: dict[str, str]
+
+
+def build_copy(project: Project, actions: Sequence[Action], root: Path, seed: str) -> Built:
+    """Copy the project to ``root`` and build there without any cache; stdout goes to stderr.
+
+    Raises: StageError: the project cannot be copied, or the build ended in the middle.
+    """
+    try:
+        without = (project.build, project.state, *root.parents)
+        copy_project(project.root, root, root=project.root, without=without)
+        (root.parent / "tmp").mkdir()
+    except OSError as error:
+        raise StageError(
+            f"cannot copy the project: {error.strerror}: {error.filename2 or error.filename}",
+            "check the file, or the free space of the temporary folder",
+        ) from error
+    configs, inside = project.configs, project.configs.is_relative_to(project.root)
+    environment = {
+        **package_environment(),
+        "BUILDSYS_BUILD": "build",
+        "BUILDSYS_CONFIGS": str(configs.relative_to(project.root) if inside else configs),
+        "BUILDSYS_MACHINE_LOCK": str(machine_lock_folder()),
+        "BUILDSYS_HISTORY": str(root / STATE_FOLDER / "history.db"),
+        "BUILDSYS_STORE": str(root / STATE_FOLDER / "store"),
+        "BUILDSYS_REMOTE": "",
+        "BUILDSYS_WORKER_IDLE": "0",
+        "PYTHONHASHSEED": seed,
+        "TMPDIR": str(root.parent / "tmp"),
+    }
+    results = root.parent / "junit.xml"
+    command = [sys.executable, "-c", BUILD_PROGRAM, str(os.getpid()), "build", "--continue"]
+    command += ["--junit", str(results), *(action.target for action in actions)]
+    began = time.monotonic()
+    with subprocess.Popen(command, env=environment, cwd=root, stdout=sys.stderr) as process:
+        try:
+            process.wait()
+        finally:
+            process.terminate()  # after an interruption; it ends its workers
+    if not results.is_file():
+        problem = f"the build in {root} ended with exit code {process.returncode}"
+        raise StageError(problem, "run `buildsys build` for its error")
+    cases = ElementTree.parse(results).getroot().iter("testcase")  # noqa: S314 - written above
+    ends = [(case.get("name", ""), case.find("failure"), case.find("skipped")) for case in cases]
+    return Built(
+        root,
+        time.monotonic() - began,
+        {name: str(failure.text or "") for name, failure, _ in ends if failure is not None},
+        {name: skip.get("message", "") for name, _, skip in ends if skip is not None},
+    )
+
+
+def copy_project(folder: Path, target: Path, *, root: Path, without: Collection[Path]) -> None:
+    """Copy a folder of a project to the new folder ``target``, except ``without``.
+
+    Large files, hidden folders and virtual environments become links; special files are left out.
+    Raises: OSError: something cannot be read or written.
+    """
+    target.mkdir(parents=True)
+    for path in sorted(folder.iterdir()):
+        copy = target / path.name
+        if path in without or path.name in ("__pycache__", "node_modules"):
+            continue
+        if path.is_symlink():
+            link = path.readlink()
+            place = Path(os.path.normpath(folder / link))
+            inside = place.is_relative_to(root) and not link.is_absolute()
+            copy.symlink_to(link if inside else place)
+        elif path.is_dir() and not path.name.startswith(".") and not (path / "pyvenv.cfg").exists():
+            copy_project(path, copy, root=root, without=without)
+        elif path.is_dir() or (path.is_file() and path.stat().st_size > _COPIED_BYTES):
+            copy.symlink_to(path)
+        elif path.is_file():
+            shutil.copy(path, copy)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One file of both builds."""
+
+    target: str
+    file: str
+    exemption: str  # why it need not be equal; "" if it must be
+    sizes: tuple[int | None, ...]  # bytes; None if a build has not made it
+    first_byte: int | None = None  # the first that differs
+    difference: str = ""  # what is stored there
+
+    @property
+    def state(self) -> str:
+        """EQUAL, DIFFERENT or NOT_EXPECTED."""
+        if self.first_byte is None and None not in self.sizes:
+            return EQUAL
+        return NOT_EXPECTED if self.exemption else DIFFERENT
+
+    def row(self) -> tuple[str, str, str, str]:
+        """Describe the file in a row of a table."""
+        sizes = ["none" if size is None else f"{size} bytes" for size in self.sizes]
+        text = " / ".join(dict.fromkeys(sizes))
+        text += f", first differing byte {self.first_byte}" if self.first_byte is not None else ""
+        cut = "…" if len(self.difference) > _LONGEST else ""
+        text += f": {self.difference[:_LONGEST]}{cut}" if self.difference else ""
+        text += f" ({self.exemption})" if self.state == NOT_EXPECTED else ""
+        state = self.state.upper() if self.state == DIFFERENT else self.state
+        return f"  {state}", self.target, self.file, text
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the artifact under the field names of the JSON output."""
+        return {
+            "target": self.target, "file": self.file, "state": self.state,
+            "expected": not self.exemption, "why": self.exemption, "bytes": list(self.sizes),
+            "first_byte": self.first_byte, "difference": self.difference,
+        }  # fmt: skip
+
+
+def compare_builds(first: Path, second: Path, actions: Sequence[Action]) -> list[Artifact]:
+    """Compare the artifacts in two build folders; records have times and are left out."""
+    artifacts = []
+    for action in actions:
+        for role, ref in action.outputs.items():
+            pair = first / ref.path, second / ref.path
+            if role == "result" or not any(path.is_file() for path in pair):
+                continue
+            file, exemption = ref.path.removeprefix(f"{action.model}/"), ""
+            if action.stage == "engine":
+                engine = action.options["engine"]
+                exemption = describe_backend(engine["backend"]).not_reproducible(engine)
+            sizes = tuple(path.stat().st_size if path.is_file() else None for path in pair)
+            position = None if None in sizes else first_difference(*pair)
+            text = "" if position is None else _describe(*pair, position)
+            artifacts.append(Artifact(action.target, file, exemption, sizes, position, text))
+    return artifacts
+
+
+def first_difference(first: Path, second: Path) -> int | None:
+    """Find the position of the first differing byte, None if the files are equal."""
+    position = 0
+    with first.open("rb") as one, second.open("rb") as other:
+        while True:
+            here, there = one.read(_PIECE_BYTES), other.read(_PIECE_BYTES)
+            if here != there:
+                pairs = enumerate(zip(here, there, strict=False))
+                common = min(len(here), len(there))
+                return position + next((index for index, (a, b) in pairs if a != b), common)
+            if not here:
+                return None
+            position += len(here)
+
+
+def _describe(first: Path, second: Path, position: int) -> str:
+    """Name the first different field of a graph or array of an archive, "" if unknown."""
+    try:
+        if first.suffix == ".npz":
+            with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
+                checksums = {entry.filename: entry.CRC for entry in other.infolist()}
+                changed = (e for e in one.infolist() if checksums.get(e.filename) != e.CRC)
+                return "".join(f"array {e.filename.removesuffix('.npy')}" for e in [*changed][:1])
+        if not first.name.endswith((".onnx", ".onnx.data")):
+            return ""
+        pair = {"first": str(first), "second": str(second), "first_byte": position}
+        field = ask_inspection("first_differences", {"pairs": [pair]})["differences"][0]
+    except (StageError, OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return ""  # the position must do
+    return field["sentence"] if field else ""

@@ -1,1 +1,0 @@
-"""doit repro: build a model twice and compare the artifacts."""
