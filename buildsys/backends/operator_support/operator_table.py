@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -12,16 +11,13 @@ from torch.onnx._internal.torchscript_exporter.registration import registry
 from buildsys.backends.operator_support import onnx_operators
 from buildsys.backends.operator_support import torch_registries as registries
 
-SCHEMA = "buildsys/operators/1"
-_STEP = 50  # operators between two reports
 _NAMESPACES = ("aten", "torchvision", "prims", "quantized")
 
 
-def _torch_rows(report: Callable[[str], object]) -> dict[str, Any]:
+def _torch_rows() -> dict[str, Any]:
     with suppress(ImportError, RuntimeError):
         import torchvision  # noqa: F401 (registers its operators)
 
-    report("translations of PyTorch operators")
     overloads: dict[str, list[str]] = {}
     translated = {
         name for opset in registries.DYNAMO_OPSETS for name in registries.translations(opset)
@@ -40,9 +36,7 @@ def _torch_rows(report: Callable[[str], object]) -> dict[str, Any]:
     registries.load_symbolics()
     names |= overloads.keys() | registry.all_functions()
     rows: dict[str, Any] = {}
-    for number, name in enumerate(sorted(names)):
-        if number % _STEP == 0:
-            report(f"PyTorch operators, {number} of {len(names)}")
+    for name in sorted(names):
         if name.startswith(("onnx::", "onnx_symbolic::")):
             continue
         found = [
@@ -60,17 +54,15 @@ def _torch_rows(report: Callable[[str], object]) -> dict[str, Any]:
     return rows
 
 
-def make_table(report: Callable[[str], object]) -> dict[str, Any]:
-    """Return the table for the installed libraries, as JSON values, and report each step.
+def make_table() -> dict[str, Any]:
+    """Return the table for the installed libraries, as JSON values.
 
     ``torch``: operator -> {torchscript: opset or None, dynamo: opset or None, by_parts, writes,
     schemas}.
     ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
     """
     rows: dict[str, Any] = {}
-    for number, ((domain, name), since) in enumerate(onnx_operators.versions().items()):
-        if number % _STEP == 0:
-            report(f"ONNX operators, {number} done")
+    for (domain, name), since in onnx_operators.versions().items():
         rows[f"{domain}::{name}" if domain else name] = {
             "opsets": list(since),
             "onnxruntime": onnx_operators.ort_support(domain, name, since),
@@ -79,4 +71,4 @@ def make_table(report: Callable[[str], object]) -> dict[str, Any]:
     for name, types in onnx_operators.ort_operators().items():
         support = [{"opset": 1, "types": types, "body": False}]
         rows[name] = {"opsets": [], "onnxruntime": support, "tensorrt_rtx": False}
-    return {"schema": SCHEMA, "torch": _torch_rows(report), "onnx": rows}
+    return {"torch": _torch_rows(), "onnx": rows}

@@ -1,4 +1,4 @@
-"""doit ops: operator support of the installed libraries.
+"""buildsys ops: operator support of the installed libraries.
 
 Their registries are read once per set of versions, by a process that loads torch.
 """
@@ -8,12 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import tempfile
-import threading
-import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +18,13 @@ from buildsys.cli.command import (
     Options,
     ProjectCommand,
     option,
-    print_json,
-    print_lines,
+    print_answer,
 )
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors, StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
-from buildsys.report.formatting import duration
 from buildsys.report.results.reader import read_result
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 from buildsys.system.processes import run_python
@@ -38,17 +32,15 @@ from buildsys.system.suggestions import nearest
 from buildsys.system.versions import python_version, tool_versions
 
 SCHEMA = "buildsys/ops/1"
+TABLE_SCHEMA = "buildsys/operators/2"  # of what the reader finds
 _LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
 _READER = "buildsys.backends.operator_support"
-_READER_CODE = ("backends/operator_support/*.py", "backends/onnxruntime/kernels.py")
-_KEPT_TABLES = 4  # of other versions: users switch between environments
 _REGISTERING = ("symbolics", "translations", "ops")
 _TORCH_TITLES = ("PyTorch operator", "TorchScript", "dynamo", "registered here")
 _ONNX_TITLES = (
     "ONNX operator", "opsets", "ONNX Runtime (CPU)", "TensorRT-RTX", "implemented here",
 )  # fmt: skip
 _MODEL_TITLES = ("operator", "nodes>", "since", *_ONNX_TITLES[2:])
-_PROGRESS_S = {True: 1.0, False: 10.0}  # between two lines, on a terminal and elsewhere
 _NO, _UNKNOWN = "no", "not installed"
 Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
@@ -58,7 +50,7 @@ class Ops(ProjectCommand):
     """Show operator support."""
 
     doc_purpose = "show which operators the installed exporters, ONNX and runtimes support"
-    doc_usage = "[OPERATOR ...]"
+    doc_usage = "OPERATOR ... | --all | --model MODEL"
     options = (
         JSON,
         option("all", "show all operators", flag=True),
@@ -66,54 +58,34 @@ class Ops(ProjectCommand):
     )
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the named operators, those of a model, all, or a summary."""
-        model = options["model"]
-        if model and names:
-            raise UsageError(
-                "ops takes the names of operators or --model, not both", "leave one of them out"
-            )
+        """Print the named operators, those of a model, or all."""
+        model, state = options["model"], root / STATE_FOLDER
+        if sum(map(bool, (names, model, options["all"]))) != 1:
+            hint = "for example `doit ops asinh DeformConv`"
+            raise UsageError("ops takes names of operators, --model MODEL or --all", hint)
         try:
             project = load_project(root, remember=False)
         except ManifestErrors:  # operators need no manifest
             if model:
                 raise
             project = empty_project(root)
-        registered = _registrations(project)
+        users = _registrations(project)
+        fields: dict[str, Any] = {"schema": SCHEMA, "versions": library_versions()}
         if model:
             model = Session(project).one_model("ops --model", [model])
-            _print_model(project, model, root / STATE_FOLDER, registered, options)
-            return 0
-        known = operator_table(root / STATE_FOLDER)
-        torch, onnx = known["torch"], known["onnx"]
-        if names:
-            torch, onnx = _chosen(known, names, registered)
-        if options["json"]:
-            _print_json(torch=torch, onnx=onnx, registered=registered)
-        elif names or options["all"]:
-            users = {name: ", ".join(found) for name, found in registered.items()}
-            torch_rows = [
-                (
-                    name,
-                    f"from opset {row['torchscript']}" if row["torchscript"] else _NO,
-                    _captured(row),
-                    users.get(name, ""),
-                )
-                for name, row in torch.items()
-            ]
-            onnx_rows = [
-                (
-                    name,
-                    _opsets(row),
-                    _runs(row["onnxruntime"]),
-                    _parsed(row["tensorrt_rtx"]),
-                    users.get(name, ""),
-                )
-                for name, row in onnx.items()
-            ]
-            tables = [*_table(_TORCH_TITLES, torch_rows), "", *_table(_ONNX_TITLES, onnx_rows)]
-            print_lines(tables if torch and onnx else filter(None, tables))
+            opset, counts = _operators_of(project, model)
+            known = operator_table(state)["onnx"]
+            onnx = {name: known.get(name) for name in counts}
+            fields |= {"model": model, "opset": opset, "operators": counts}
+            title = f"{model}: simplified graph, opset {opset}"
+            lines = [title, *_table(_MODEL_TITLES, _model_rows(onnx, counts, opset, users))]
         else:
-            print_lines(_summary(known))
+            table = operator_table(state)
+            torch, onnx = chosen_rows(table, names, users) if names else table.values()
+            fields["torch"] = torch
+            lines = [*_table(_TORCH_TITLES, _torch_rows(torch, users)), ""] if torch else []
+            lines += _table(_ONNX_TITLES, _onnx_rows(onnx, users)) if onnx else []
+        print_answer(options, {**fields, "onnx": onnx, "registered": users}, lines)
         return 0
 
 
@@ -127,104 +99,64 @@ def operator_table(state: Path) -> dict[str, Any]:
 
     Raises: StageError: torch or onnx cannot be loaded.
     """
-    package = Path(__file__).parents[2]
-    code = [path.read_bytes() for part in _READER_CODE for path in sorted(package.glob(part))]
-    digests = [hashlib.sha256(content).hexdigest() for content in code]
-    key = json.dumps([sorted(library_versions().items()), digests])
-    file = state / "operators" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    with suppress(OSError, ValueError):  # missing, or damaged
-        checksum, _, body = read_limited(file, MAX_RESULT_BYTES).partition(b"\n")
-        if int(checksum, 16) == zlib.crc32(body):
-            known: dict[str, Any] = json.loads(body)
-            return known
-    table = _read_registries()
+    versions = [TABLE_SCHEMA, sorted(library_versions().items())]
+    digest = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
+    file = state / "operators" / f"{digest[:16]}.json"
+    with suppress(OSError, ValueError, RecursionError):  # missing, or damaged
+        table = json.loads(read_limited(file, MAX_RESULT_BYTES))
+        if isinstance(table, dict) and [*table] == ["torch", "onnx"]:
+            return table
+    sys.stderr.write("reading the registries of the libraries, about 10 s …\n")
+    sys.stderr.flush()
+    done = run_python(("-m", _READER))
+    if done.problem:
+        hint = "`doit ops` needs torch and onnx"
+        raise StageError(f"cannot read the registries: {done.problem}", hint)
+    table = done.json()
     try:
-        body = json.dumps(table).encode()
-        replace_file(file, b"%08x\n" % zlib.crc32(body) + body)
-        tables = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in tables[:-_KEPT_TABLES]:
-            old.unlink(missing_ok=True)
+        replace_file(file, json.dumps(table).encode())
     except OSError as error:
         sys.stderr.write(f"the table cannot be cached: {file}: {error.strerror}\n")
     return table
 
 
-def _read_registries() -> dict[str, Any]:
-    sys.stderr.write("reading the registries of the libraries (once for these versions) …\n")
-    sys.stderr.flush()
-    with tempfile.NamedTemporaryFile(prefix="buildsys-ops-") as step, _progress(Path(step.name)):
-        done = run_python(("-m", _READER, step.name))
-    if done.problem:
-        hint = "`doit ops` needs torch and onnx"
-        raise StageError(f"cannot read the registries: {done.problem}", hint)
-    table: dict[str, Any] = done.json()
-    return table
-
-
-@contextmanager
-def _progress(step: Path) -> Iterator[None]:
-    """Show the elapsed time and the reader's current step from its file."""
-    begun, ended, out = time.monotonic(), threading.Event(), sys.stderr
-    begin, end = ("\r\033[K", "") if out.isatty() else ("", "\n")
-
-    def show() -> None:
-        while not ended.wait(_PROGRESS_S[out.isatty()]):
-            text = step.read_text(encoding="utf-8") or "loading torch"
-            out.write(f"{begin}{duration(time.monotonic() - begun)}: {text}{end}")
-            out.flush()
-
-    thread = threading.Thread(target=show)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        out.write(begin)
-
-
 def _registrations(project: Project) -> dict[str, list[str]]:
-    """Return operator -> ``MODEL (section)`` of its registrations and implementations."""
-    found: dict[str, dict[str, None]] = {}
+    """Map an operator to ``MODEL (section)`` of its registrations and implementations."""
+    users: dict[str, dict[str, None]] = {}
     for name, model in project.models.items():
         for section in _REGISTERING:
             for entry in model.data.get(section) or ():
                 if isinstance(entry, dict) and entry.get("op"):
-                    found.setdefault(str(entry["op"]), {})[f"{name} ({section})"] = None
-    return {op: list(users) for op, users in sorted(found.items())}
+                    users.setdefault(str(entry["op"]), {})[f"{name} ({section})"] = None
+    return {op: list(places) for op, places in sorted(users.items())}
 
 
-def _chosen(
-    known: Mapping[str, Any], names: Sequence[str], registered: Mapping[str, list[str]]
+def chosen_rows(
+    table: Mapping[str, Any], names: Sequence[str], own: Iterable[str]
 ) -> tuple[Rows, Rows]:
-    """Return the PyTorch and the ONNX rows of the named operators."""
-    torch: dict[str, Row] = {}
-    onnx: dict[str, Row] = {}
+    """Return the PyTorch and the ONNX rows of named operators; ``own`` are registered here.
+
+    Raises: UsageError: there is no such operator.
+    """
     unsupported: Row = {
         "torchscript": None, "dynamo": None, "by_parts": False, "writes": [], "schemas": [],
     }  # fmt: skip
-    own = {n: unsupported for n in registered if n not in known["torch"] and n not in known["onnx"]}
+    tables: tuple[Rows, Rows] = table["torch"], table["onnx"]
+    tables = ({**dict.fromkeys(set(own) - tables[1].keys(), unsupported), **tables[0]}, tables[1])
+    chosen: list[dict[str, Row]] = [{}, {}]
     for name in names:
-        tables: tuple[Rows, Rows] = ({**known["torch"], **own}, known["onnx"])
-        found = [{name: rows[name]} if name in rows else {} for rows in tables]
-        if not any(found):
-            found = [_matching(name, rows) for rows in tables]
-        if not any(found):
-            everything = [*known["torch"], *known["onnx"], *own]
-            near = nearest(name, everything)
-            if "::" not in name:
-                plain: dict[str, str] = {}
-                for one in everything:
-                    plain.setdefault(one.rpartition("::")[2].lower(), one)
-                near = [*(plain[word] for word in nearest(name.lower(), plain)), *near]
-            shown = ", ".join(list(dict.fromkeys(near))[:3])
-            raise UsageError(
-                f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here",
-                f"nearest: {shown}" if near else "`doit ops --all` lists all operators",
-            )
-        torch |= found[0]
-        onnx |= found[1]
-    return torch, onnx
+        rows = [{name: part[name]} if name in part else {} for part in tables]
+        if not any(rows):
+            rows = [_matching(name, part) for part in tables]
+        if not any(rows):
+            plain = {one.rpartition("::")[2].lower(): one for part in tables for one in part}
+            near = [plain[word] for word in nearest(name.rpartition("::")[2].lower(), plain)]
+            hint = f"nearest: {', '.join(near)}" if near else "`doit ops --all` lists all operators"
+            problem = f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here"
+            raise UsageError(problem, hint)
+        for part, more in zip(chosen, rows, strict=True):
+            part |= more
+    return chosen[0], chosen[1]
 
 
 def _matching(name: str, rows: Rows) -> dict[str, Row]:
@@ -238,11 +170,56 @@ def _matching(name: str, rows: Rows) -> dict[str, Row]:
     }
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _operators_of(project: Project, model: str) -> tuple[int, dict[str, int]]:
+    """Return opset and operators of a model's simplified or exported graph."""
+    exported, simplified = (
+        read_result(f"{stage}:{model}", project.build / model / file, file).content
+        for stage, file in (("export", "export/export.json"), ("simplify", "simplify/graph.json"))
+    )
+    if not exported:
+        require_graph(project, model)
+        raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
+    counts = (simplified.get("after") or exported).get("operators") or {}
+    return exported.get("opset", 0), counts
+
+
+Users = Mapping[str, Sequence[str]]
+Cells = Iterator[tuple[str, ...]]
+
+
+def _torch_rows(torch: Rows, users: Users) -> Cells:
+    for name, row in torch.items():
+        traced = f"from opset {row['torchscript']}" if row["torchscript"] else _NO
+        yield name, traced, _captured(row), ", ".join(users.get(name, ()))
+
+
+def _onnx_rows(onnx: Rows, users: Users) -> Cells:
+    for name, row in onnx.items():
+        support = _runs(row["onnxruntime"]), _parsed(row["tensorrt_rtx"])
+        yield name, _opsets(row), *support, ", ".join(users.get(name, ()))
+
+
+def _model_rows(
+    onnx: Mapping[str, Row | None], counts: Mapping[str, int], opset: int, users: Users
+) -> Cells:
+    """Yield the support of operators at the graph's opset."""
+    for name, row in onnx.items():
+        since, runs, parsed = "", _NO, _NO
+        if row is not None:
+            first = max((one for one in row["opsets"] if 0 < one <= opset), default=None)
+            kernels, since = row["onnxruntime"], str(first or "")
+            now = [one for one in kernels or () if first is None or one["opset"] == first]
+            runs = _UNKNOWN if kernels is None else _runs(now)
+            parsed = _parsed(row["tensorrt_rtx"])
+        yield name, str(counts[name]), since, runs, parsed, ", ".join(users.get(name, ()))
+
+
+def _table(titles: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
     """Return a table, without its last column if empty."""
+    rows = list(cells)
     if not any(row[-1] for row in rows):
         titles, rows = titles[:-1], [row[:-1] for row in rows]
-    return format_table(titles, rows) if rows else []
+    return format_table(titles, rows)
 
 
 def _captured(row: Row) -> str:
@@ -279,65 +256,3 @@ def _runs(support: Sequence[Row] | None) -> str:
 
 def _parsed(supported: bool | None) -> str:
     return _UNKNOWN if supported is None else "yes" if supported else _NO
-
-
-def _summary(known: Mapping[str, Any]) -> list[str]:
-    torch, onnx, versions = known["torch"].values(), known["onnx"], library_versions()
-    own = {name: row for name, row in onnx.items() if row["opsets"]}
-    newest = max(opset for row in own.values() for opset in row["opsets"])
-    traced = sum(row["torchscript"] is not None for row in torch)
-    captured = sum(row["dynamo"] is not None for row in torch)
-    parts = sum(row["by_parts"] and row["dynamo"] is None for row in torch)
-    run = sum(
-        any(one["types"] or one["body"] for one in row["onnxruntime"] or ()) for row in own.values()
-    )
-    parsed = sum(bool(row["tensorrt_rtx"]) for row in own.values())
-    return [
-        f"torch {versions['torch']}: {len(torch)} operators",
-        f"  TorchScript translates {traced}, dynamo {captured} directly and {parts} decomposed",
-        f"onnx {versions['onnx']}: {len(own)} operators up to opset {newest}",
-        f"  ONNX Runtime {versions['onnxruntime']} runs {run} on a CPU, "
-        f"TensorRT-RTX {versions['tensorrt_rtx']} parses {parsed}",
-        "`doit ops NAME ...` shows single operators (asinh, DeformConv, aten::roll),",
-        "`doit ops --model MODEL` those of a graph, `doit ops --all` all; --json prints JSON",
-    ]
-
-
-def _print_model(
-    project: Project,
-    model: str,
-    state: Path,
-    registered: Mapping[str, list[str]],
-    options: Options,
-) -> None:
-    """Print the operators of a model's simplified or exported graph."""
-    exported, simplified = (
-        read_result(f"{stage}:{model}", project.build / model / file, file).content
-        for stage, file in (("export", "export/export.json"), ("simplify", "simplify/graph.json"))
-    )
-    if not exported:
-        require_graph(project, model)
-        raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
-    opset: int = exported.get("opset", 0)
-    counts: dict[str, int] = (simplified.get("after") or exported).get("operators") or {}
-    known = operator_table(state)
-    onnx = {name: known["onnx"].get(name) for name in counts}
-    if options["json"]:
-        _print_json(model=model, opset=opset, operators=counts, onnx=onnx, registered=registered)
-        return
-    rows = []
-    for name, row in onnx.items():
-        since, runs, parsed = "", _NO, _NO
-        if row is not None:  # the support at the graph's opset
-            first = max((one for one in row["opsets"] if 0 < one <= opset), default=None)
-            kernels, since = row["onnxruntime"], str(first or "")
-            now = [one for one in kernels or () if first is None or one["opset"] == first]
-            runs = _UNKNOWN if kernels is None else _runs(now)
-            parsed = _parsed(row["tensorrt_rtx"])
-        users = ", ".join(registered.get(name, ()))
-        rows.append((name, str(counts[name]), since, runs, parsed, users))
-    print_lines([f"{model}: simplified graph, opset {opset}", *_table(_MODEL_TITLES, rows)])
-
-
-def _print_json(**fields: Any) -> None:
-    print_json({"schema": SCHEMA, "versions": library_versions(), **fields})

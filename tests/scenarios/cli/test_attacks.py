@@ -19,6 +19,7 @@ from project_folder import Ran
 from ready_project import ReadyProject, contents
 
 from buildsys.cli.commands import ops
+from buildsys.system.processes import ChildResult
 
 TEXT = "name\x1b]0;title\x07\x1b[2J\u202etxt.exe\r\x9b31m<img src=x onerror=alert(1)>"
 UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -105,7 +106,8 @@ def test_hostile_results(
     ready_built: ReadyProject, monkeypatch: pytest.MonkeyPatch, shift: int
 ) -> None:
     """Each file has another attack at a time; a build replaces them all."""
-    monkeypatch.setattr(ops, "_read_registries", lambda: {"torch": {}, "onnx": {}})
+    table = ChildResult(0, '{"torch": {}, "onnx": {}}', "")
+    monkeypatch.setattr(ops, "run_python", lambda _: table)
     ops.operator_table(ready_built.root / ".buildsys")  # made here, without torch
     for index, name in enumerate(FILES):
         attack = ATTACKS[(index + shift) % len(ATTACKS)]

@@ -17,11 +17,11 @@ from buildsys.system.processes import ChildResult
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
 
-    def make() -> dict[str, int]:
+    def read(arguments: object) -> ChildResult:
         made.append(1)
-        return {"number": len(made)}
+        return ChildResult(0, json.dumps({"torch": {}, "onnx": {"number": len(made)}}), "")
 
-    monkeypatch.setattr(ops, "_read_registries", make)
+    monkeypatch.setattr(ops, "run_python", read)
     return made
 
 
@@ -33,34 +33,17 @@ def test_a_table_is_made_once_for_a_set_of_versions(
     monkeypatch.setattr(ops, "library_versions", lambda: versions)
     for wanted, version in [(1, "1"), (1, "1"), (2, "2"), (1, "1")]:
         versions["torch"] = version
-        assert ops.operator_table(tmp_path) == {"number": wanted}
+        assert ops.operator_table(tmp_path)["onnx"] == {"number": wanted}
     assert len(made) == 2
 
 
-def test_a_damaged_table_is_made_again_and_few_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = counting(monkeypatch)
-    for version in range(7):
-        monkeypatch.setattr(
-            ops, "library_versions", lambda version=version: {"torch": str(version)}
-        )
-        ops.operator_table(tmp_path)
-    files = list((tmp_path / "operators").iterdir())
-    assert len(files) == 4
-    for file in files:
-        file.write_text("{")
-    assert ops.operator_table(tmp_path) == {"number": len(made)} == {"number": 8}
-
-
-@pytest.mark.parametrize("attack", ["fifo", "huge", "nested", "types", "edited", "folder"])
-def test_a_hostile_table_is_made_again(
+@pytest.mark.parametrize("attack", ["fifo", "huge", "nested", "types", "folder"])
+def test_a_damaged_table_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:
-    counting(monkeypatch)
+    made = counting(monkeypatch)
     ops.operator_table(tmp_path)
     (file,) = (tmp_path / "operators").iterdir()
-    content = file.read_bytes()
     file.unlink()
     if attack == "fifo":
         os.mkfifo(file)
@@ -70,15 +53,10 @@ def test_a_hostile_table_is_made_again(
         file.touch()
         os.truncate(file, 1 << 40)
     else:
-        damaged = {
-            "nested": b"[" * 100_000,
-            "types": b"[]",
-            "edited": content.replace(b"1}", b"7}"),
-        }
-        file.write_bytes(damaged[attack])
-    assert ops.operator_table(tmp_path) == {"number": 2}
-    made_again = {"number": 3} if attack == "folder" else {"number": 2}  # it stays in the way
-    assert ops.operator_table(tmp_path) == made_again
+        file.write_bytes(b"[" * 100_000 if attack == "nested" else b"[]")
+    assert ops.operator_table(tmp_path)["onnx"] == {"number": 2}
+    ops.operator_table(tmp_path)
+    assert len(made) == (3 if attack == "folder" else 2)  # a folder stays in the way
 
 
 def test_a_table_that_cannot_be_cached_is_used_all_the_same(
@@ -86,7 +64,7 @@ def test_a_table_that_cannot_be_cached_is_used_all_the_same(
 ) -> None:
     counting(monkeypatch)
     (tmp_path / "operators").write_text("a file in the way")
-    assert ops.operator_table(tmp_path) == {"number": 1}
+    assert ops.operator_table(tmp_path)["onnx"] == {"number": 1}
     assert "the table cannot be cached" in capsys.readouterr().err
 
 
@@ -123,22 +101,3 @@ def test_names_without_their_namespace() -> None:
     assert list(_matching("aten::asinh_", rows)) == ["aten::asinh"]
     assert list(_matching("aten.asinh", rows)) == ["aten::asinh"]
     assert json.dumps(_matching("other::asinh", rows)) == "{}"
-
-
-def test_the_first_reading_shows_its_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown: list[str] = []
-
-    def read(arguments: tuple[str, ...]) -> ChildResult:
-        for step in ("", "PyTorch operators, 50 of 900"):
-            Path(arguments[2]).write_text(step)
-            wanted = f": {step or 'loading torch'}\n"
-            while wanted not in "".join(shown):
-                shown.append(capsys.readouterr().err)
-        return ChildResult(0, "{}", "")
-
-    monkeypatch.setattr(ops, "_PROGRESS_S", {False: 0.001})
-    monkeypatch.setattr(ops, "run_python", read)
-    assert ops._read_registries() == {}
-    assert "".join(shown).startswith("reading the registries")
