@@ -75,13 +75,13 @@ class Ops(ProjectCommand):
             model = Session(project).one_model("ops --model", [model])
             opset, counts = _operators_of(project, model)
             known = operator_table(state)["onnx"]
-            onnx = {name: known.get(name) for name in counts}
+            onnx: Mapping[str, Any] = {name: known.get(name) for name in counts}
             fields |= {"model": model, "opset": opset, "operators": counts}
             title = f"{model}: simplified graph, opset {opset}"
             lines = [title, *_table(_MODEL_TITLES, _model_rows(onnx, counts, opset, users))]
         else:
             table = operator_table(state)
-            torch, onnx = chosen_rows(table, names, users) if names else table.values()
+            torch, onnx = chosen_rows(table, names, users)
             fields["torch"] = torch
             lines = [*_table(_TORCH_TITLES, _torch_rows(torch, users)), ""] if torch else []
             lines += _table(_ONNX_TITLES, _onnx_rows(onnx, users)) if onnx else []
@@ -103,16 +103,16 @@ def operator_table(state: Path) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
     file = state / "operators" / f"{digest[:16]}.json"
     with suppress(OSError, ValueError, RecursionError):  # missing, or damaged
-        table = json.loads(read_limited(file, MAX_RESULT_BYTES))
-        if isinstance(table, dict) and [*table] == ["torch", "onnx"]:
-            return table
+        cached = json.loads(read_limited(file, MAX_RESULT_BYTES))
+        if isinstance(cached, dict) and [*cached] == ["torch", "onnx"]:
+            return cached
     sys.stderr.write("reading the registries of the libraries, about 10 s …\n")
     sys.stderr.flush()
     done = run_python(("-m", _READER))
     if done.problem:
         hint = "`doit ops` needs torch and onnx"
         raise StageError(f"cannot read the registries: {done.problem}", hint)
-    table = done.json()
+    table: dict[str, Any] = done.json()
     try:
         replace_file(file, json.dumps(table).encode())
     except OSError as error:
@@ -134,7 +134,9 @@ def _registrations(project: Project) -> dict[str, list[str]]:
 def chosen_rows(
     table: Mapping[str, Any], names: Sequence[str], own: Iterable[str]
 ) -> tuple[Rows, Rows]:
-    """Return the PyTorch and the ONNX rows of named operators; ``own`` are registered here.
+    """Return the PyTorch and the ONNX rows of named operators or all.
+
+    ``own`` are those registered here.
 
     Raises: UsageError: there is no such operator.
     """
@@ -143,6 +145,8 @@ def chosen_rows(
     }  # fmt: skip
     tables: tuple[Rows, Rows] = table["torch"], table["onnx"]
     tables = ({**dict.fromkeys(set(own) - tables[1].keys(), unsupported), **tables[0]}, tables[1])
+    if not names:
+        return table["torch"], table["onnx"]
     chosen: list[dict[str, Row]] = [{}, {}]
     for name in names:
         rows = [{name: part[name]} if name in part else {} for part in tables]
