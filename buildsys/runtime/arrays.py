@@ -15,8 +15,15 @@ import numpy as np
 from buildsys.backends.interface import DeviceTensor, Port
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Tensor, tensor_of
-from buildsys.runtime.device_arrays import TORCH, DeviceArray, is_on_gpu, library_of, read_memory
-from buildsys.runtime.dlpack import CPU, CUDA_HOST
+from buildsys.runtime.device_arrays import (
+    CPU,
+    CUDA_HOST,
+    TORCH,
+    DeviceArray,
+    is_on_gpu,
+    library_of,
+    read_memory,
+)
 
 NUMPY = "numpy"
 _TORCH_BITS = {f"torch.{name}": dtype for dtype, name in ML_DTYPES.items() if "int" not in dtype}

@@ -8,21 +8,22 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from buildsys.backends.interface import Allocate, DeviceTensor
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Array, Tensor
-from buildsys.runtime.dlpack import CUDA, CUDA_MANAGED, Memory, make_capsule, read_capsule
 
 if TYPE_CHECKING:
     from buildsys.backends.cuda.device import Buffer, Device
 
 CUPY, TORCH = "cupy", "torch"
 _INTERFACE = "__cuda_array_interface__"
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # device types of DLPack
 _LEGACY_STREAM = 1  # DLPack's number of the default stream
+_ONNX_NAMES = {name: dtype for dtype, name in ML_DTYPES.items()}
 _SPARE_BYTES = 64 << 20
 
 
@@ -56,8 +57,8 @@ class SpareMemory:
 class DeviceArray:
     """A contiguous array in GPU memory, freed with its last reference.
 
-    Any library with DLPack or the CUDA array interface takes it without a copy, e.g.
-    ``torch.from_dlpack(array)`` or ``cupy.asarray(array)``.
+    Any library with the CUDA array interface takes it without a copy, e.g.
+    ``torch.as_tensor(array, device="cuda")`` or ``cupy.asarray(array)``.
     """
 
     _spare = SpareMemory()
@@ -112,17 +113,9 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Return the memory for libraries with numba's protocol."""
         if self.dtype in BIT_DTYPES:
-            raise AttributeError(f"numpy has no type {self.dtype}; use DLPack")
+            raise AttributeError(f"the CUDA array interface has no {self.dtype}; use torch")
         place = {"data": (self.address, False), "shape": self.shape, "strides": None}
         return {**place, "typestr": self._stored.str, "stream": None, "version": 3}
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the type and the number of the device."""
-        return CUDA, self._gpu.index
-
-    def __dlpack__(self, **_: Any) -> Any:
-        """Return the memory for libraries with DLPack, complete for any stream."""
-        return make_capsule(self.address, self.shape, self.dtype, self.__dlpack_device__(), self)
 
     def __del__(self) -> None:
         """Free the memory, after all work on the GPU."""
@@ -166,6 +159,16 @@ def is_on_gpu(value: object) -> bool:
     return hasattr(value, _INTERFACE)
 
 
+class Memory(NamedTuple):
+    """The memory of an array in another library."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str  # with ONNX's name
+    is_contiguous: bool
+    owner: object
+
+
 def read_memory(value: Any, stream: int) -> Memory:
     """Return the GPU memory of an array, complete for work on ``stream``.
 
@@ -177,8 +180,16 @@ def read_memory(value: Any, stream: int) -> Memory:
         index = value.__dlpack_device__()[1]
         if index != 0:
             raise StageError(f"is on GPU {index}, and the engine on GPU 0", "copy it there")
-        return read_capsule(value.__dlpack__(stream=stream or _LEGACY_STREAM))
-    facts = getattr(value, _INTERFACE)
+        value.__dlpack__(stream=stream or _LEGACY_STREAM)  # lets the stream wait for the array
+    torch = sys.modules.get(TORCH)
+    if torch is not None and isinstance(value, torch.Tensor):  # of types unknown to numpy as well
+        name = str(value.dtype).removeprefix("torch.")
+        dtype_name, address = _ONNX_NAMES.get(name, name), value.data_ptr()
+        return Memory(address, tuple(value.shape), dtype_name, value.is_contiguous(), value)
+    facts = getattr(value, _INTERFACE, None)
+    if facts is None:
+        problem = f"is an array of {library_of(type(value))} without the CUDA array interface"
+        raise StageError(problem, "pass an array of torch or cupy")
     dtype = np.dtype(facts["typestr"])
     strides = facts.get("strides")
     if facts.get("stream"):  # of the work that fills it

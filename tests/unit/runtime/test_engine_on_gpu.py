@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,7 +72,27 @@ class Shared(Interface):
 
     def __dlpack__(self, *, stream: int) -> Any:
         self.streams.append(stream)
-        return self.array.__dlpack__()
+
+
+class OnlyDlpack(Shared):
+    """An array without the CUDA array interface."""
+
+    def __init__(self, array: DeviceArray) -> None:
+        super().__init__(array)
+        del self.__cuda_array_interface__
+
+
+class FakeTensor(Shared):
+    """What is used of a torch tensor on a GPU."""
+
+    dtype = "torch.bfloat16"
+    shape = (2, 3)
+
+    def data_ptr(self) -> int:
+        return self.array.address
+
+    def is_contiguous(self) -> bool:
+        return True
 
 
 def test_host_arrays_give_host_arrays_and_device_arrays_give_device_arrays() -> None:
@@ -168,14 +189,24 @@ def test_a_producer_learns_the_stream_of_the_engine() -> None:
     assert stream_handle(SimpleNamespace(__cuda_stream__=lambda: (0, 9))) == 9
 
 
+def test_tensors_of_torch_are_read_with_types_unknown_to_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=FakeTensor))
+    tensor = FakeTensor(DeviceArray("uint16", (2, 3)))
+    memory = device_arrays.read_memory(tensor, 5)
+    assert memory == (tensor.data_ptr(), (2, 3), "bfloat16", True, tensor)
+    assert tensor.streams == [5]
+
+
 def test_memory_of_an_array_lives_as_long_as_its_last_user() -> None:
     array = DeviceArray.from_host(x_of(2))
     buffer: Any = array._buffer
-    view = np.from_dlpack(OnHost(array))
+    interface = Interface(array)
     del array
     assert not buffer.released
-    assert view.shape == (2, 3)
-    del view
+    assert interface.array.shape == (2, 3)
+    del interface
     assert buffer.released
 
 
@@ -202,26 +233,11 @@ def test_memory_of_freed_arrays_is_used_again_unless_it_was_shared(
     del given
     assert buffer.released
     shared = engine(x=x)["y"]
-    buffer, _ = shared._buffer, shared.__dlpack__()
-    del shared, _
+    buffer, _ = shared._buffer, shared.__cuda_array_interface__
+    del shared
     assert buffer.released
     large = DeviceArray("uint8", (101,))._buffer
     assert large.released, "above the limit"
-
-
-class OnHost:
-    """An emulated device array as what it is: memory of the host."""
-
-    def __init__(self, array: DeviceArray) -> None:
-        self.array = array
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return device_arrays.make_capsule(
-            self.array.address, self.array.shape, self.array.dtype, (1, 0), self.array
-        )
 
 
 def test_device_arrays_that_do_not_fit_are_refused() -> None:
@@ -243,6 +259,7 @@ def test_device_arrays_that_do_not_fit_are_refused() -> None:
             {},
             "x of m:trt is not contiguous in GPU memory; make it contiguous",
         ),
+        (OnlyDlpack(good), {}, "x of m:trt is an array of test_engine_on_gpu without the CUDA arr"),
         (Shared(good, 1), {}, "x of m:trt is on GPU 1, and the engine on GPU 0; copy it there"),
         (DeviceArray("float32", (9, 3)), {}, "no optimization profile of the engine holds"),
         (good, {"stream": "main"}, "'main' is no CUDA stream; pass a stream of torch or cupy"),
