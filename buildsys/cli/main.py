@@ -52,7 +52,6 @@ _OF_BOTH = {
     "ops": f"{_FOLDER}.ops:Ops",
     "init": f"{_FOLDER}.init.command:Init",
     "new": f"{_FOLDER}.new:New",
-    "import": f"{_FOLDER}.import_folder:Import",
     "doctor": f"{_FOLDER}.doctor.command:Doctor",
     "repro": f"{_FOLDER}.repro:Repro",
     "localize": f"{_FOLDER}.localize:Localize",

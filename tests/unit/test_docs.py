@@ -237,7 +237,7 @@ def test_every_command_is_documented_and_has_a_module_of_its_name() -> None:
     own = {
         name: module
         for name, module in commands.items()
-        if module != "doit_commands" and name not in ("infer", "import")  # in `run` and `new`
+        if module != "doit_commands" and name != "infer"  # in `run`
     }
     assert {name: module.partition(".")[0] for name, module in own.items()} == {
         name: name.replace("-", "_") for name in own

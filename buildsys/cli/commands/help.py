@@ -23,7 +23,7 @@ SECTIONS = {
     "Reports and history": ("best", "pages", "history", "compare"),
     "Deployment": ("publish",),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress", "localize"),
-    "Installation": ("init", "new", "import", "doctor", "schema"),
+    "Installation": ("init", "new", "doctor", "schema"),
     "Caches": ("cache", "workers"),
     "Others": ("help", "tabcompletion"),
 }  # fmt: skip

@@ -58,7 +58,7 @@ class HistoryCommand(ProjectCommand):
     doc_purpose = "show recorded builds and the trend of latencies, or import a history"
     doc_usage = "[MODEL | MODEL:ENGINE | TARGET] | import FILE"
     doc_description = (
-        "without a name: the recorded models; `import` adds the builds in the file history.db of\n"
+        "without a name: the recorded models; `history import` adds the builds in history.db of\n"
         "another machine"
     )
     options = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from buildsys.cli.command import (
@@ -19,49 +19,33 @@ from buildsys.cli.command import (
     program_of,
     unknown_name,
 )
+from buildsys.cli.manifest_proposal import (
+    SOURCE_DEFAULTS,
+    shown_file,
+    try_model,
+    write_manifest,
+)
 from buildsys.cli.project_root import typed_path
-from buildsys.cli.worker_pool import open_pool, run_job
+from buildsys.cli.worker_pool import open_pool
 from buildsys.errors import StageError, UsageError
-from buildsys.manifest.project import Project, check_manifests, empty_project
-from buildsys.system.files import replace_file
-from buildsys.workers.client.pool import WorkerPool
-from buildsys.workers.job import Job
+from buildsys.manifest.project import empty_project
+from buildsys.manifest.yaml_reader import MAX_BYTES
+from buildsys.system.files import read_limited
 
-_STAGE = "buildsys.stages.reference.proposal"
+_LONGEST_STEM = 90  # characters of a name from a file, without a number
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
 _SOURCES = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
 )
-_HUB_FILE = "hf://OWNER/NAME@COMMIT/model.safetensors"
-_SOURCE_NOTES = {
-    "torchvision": "random weights; add `weights: DEFAULT` for the trained ones",
-    "timm": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
-    "python": "weights as the callable sets them",
-    "config": f"random weights; add `weights: {{file: {_HUB_FILE}}}` for trained ones",
-}
-_DEFAULTS: dict[str, dict[str, Any]] = {  # of a worker's source
-    "torchvision": {"weights": None, "kwargs": {}},
-    "timm": {"weights": None, "kwargs": {}},
-    "transformers": {
-        "checkpoint": None, "sha256": None, "config": None, "weights": None, "cache": False,
-        "kwargs": {},
-    },
-    "exported_program": {"trusted": False},
-    "python": {"weights": None, "randomize": False, "kwargs": {}},
-    "onnx": {},
-}  # fmt: skip
 _HUB_PLACE = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+?)?(/config\.json)?")
-_PLAIN = r"[\w./@-]+(:[\w./@-]+)?"  # a place that needs no quotes in YAML
-_DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
-_ENGINES = ("[ort-cpu]", "[{backend: onnxruntime, name: ort-cpu}]")  # without such a preset
 
 
 class New(ProjectCommand):
     """Propose a manifest."""
 
     doc_purpose = "write the manifest of a model, from trial runs"
-    doc_usage = "MODEL --from SOURCE"
+    doc_usage = "MODEL --from SOURCE | FOLDER"
     doc_description = (
         "SOURCE is torchvision:NAME, timm:NAME, FILE.py:CALLABLE, FILE.onnx, FILE.pt2 (saved by\n"
         "torch.export) or, for transformers, hf:FOLDER (a checkpoint), hf:FOLDER/config.json\n"
@@ -71,7 +55,8 @@ class New(ProjectCommand):
         "configs/models/MODEL.yaml. --input describes an input of unknown shape; a word is a\n"
         "dynamic dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64\n"
         "--kwargs passes arguments to the source, --kwargs '{width: 64}'. With --cache, a decoder\n"
-        "of transformers takes past key values as inputs and returns them"
+        "of transformers takes past key values as inputs and returns them. A FOLDER: all its ONNX\n"
+        "files, named like them; existing manifests are kept, and 2 is returned if a file fails"
     )
     options = (
         option("from", f"the model: {_SOURCES}"),
@@ -83,8 +68,11 @@ class New(ProjectCommand):
 
     def run(self, root: Path, names: Sequence[str], options: Options) -> int:
         """Write the manifest, unless there is one of this name."""
+        if len(names) == 1 and not options["from"] and typed_path(names[0]).is_dir():
+            return _describe_folder(root, names[0])
         if len(names) != 1 or not options["from"]:
-            raise UsageError("new takes one name and --from", f"SOURCE is {_SOURCES}")
+            hint = f"SOURCE is {_SOURCES}"
+            raise UsageError("new takes one name and --from SOURCE, or a folder", hint)
         model = names[0]
         if not _NAME.fullmatch(model):
             hint = "use letters, digits and _ . + -, beginning with a letter or digit"
@@ -114,7 +102,7 @@ def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """
     import yaml  # only here
 
-    defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
+    defaults = next(fields for kind, fields in SOURCE_DEFAULTS.items() if kind in source)
     given: dict[str, Any] = {name: True for name in ("cache", "trusted") if options[name]}
     if text := options["kwargs"]:
         try:
@@ -214,126 +202,61 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
     return match["name"], {"shape": shape, "dtype": dtype}
 
 
-def try_model(
-    pool: WorkerPool,
-    project: Project,
-    model: str,
-    source: Mapping[str, Any],
-    inputs: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Run the model in a worker.
-
-    Raises: StageError: it cannot be loaded or run.
-    """
-    defaults = next(fields for kind, fields in _DEFAULTS.items() if kind in source)
-    with TemporaryDirectory(prefix="buildsys-new-") as folder:
-        job = Job(
-            target=f"new:{model}",
-            stage=_STAGE,
-            model=model,
-            variant="",
-            options={"source": {**defaults, **source, "seed": 0}, "inputs": inputs, "outputs": {}},
-            inputs={},
-            outputs={"result": Path(folder) / "new.json"},
-            project=project.root,
-        )
-        try:
-            figures = run_job(pool, job)
-        except StageError as error:
-            if not error.hint and "python" in source:
-                error.hint = "correct it there, then run the command again"
-            elif not error.hint and "kwargs" in defaults:
-                error.hint = "pass other arguments with --kwargs '{NAME: VALUE}'"
-            raise
-    known = figures["source"]
-    fields = ("onnx" if field == "python" and "onnx" in known else field for field in source)
-    return {**figures, "source": {field: known[field] for field in fields}}
+def _describe_folder(root: Path, name: str) -> int:
+    """Write a manifest for each ONNX file of a folder; return 2 if one fails."""
+    folder, project = inside_project(root, name), empty_project(root)
+    networks = _networks(folder, (project.build, project.state))
+    if not networks:
+        raise UsageError(f"there are no ONNX files in {name}", "name a folder with ONNX files")
+    code = 0
+    with open_pool(project.state) as pool:
+        for network, model in zip(networks, _model_names(networks, folder), strict=True):
+            file = project.configs / "models" / f"{model}.yaml"
+            source = {"onnx": network.relative_to(root).as_posix()}
+            if os.path.lexists(file):
+                print_lines([f"kept {shown_file(file)}{_other_source(file, source['onnx'])}"])
+                continue
+            try:
+                if not inside_project(root, str(network)).is_file():
+                    raise StageError("it is not a file", "remove it")
+                write_manifest(project, file, model, try_model(pool, project, model, source, {}))
+                print_lines([f"wrote {shown_file(file)}"])
+            except (StageError, UsageError) as error:
+                code = StageError.exit_code
+                print_lines([f"failed {source['onnx']}: {error}"])
+    return code
 
 
-def write_manifest(project: Project, file: Path, model: str, found: Mapping[str, Any]) -> None:
-    """Write the manifest; remove it again unless it is valid.
-
-    Raises: StageError: no valid manifest describes the model.
-    """
-    problem = ""
-    for engines in _ENGINES:
-        text = "\n".join(_lines(model, found, engines))
-        replace_file(file, text.encode())
-        kept = False
-        try:
-            errors = check_manifests(project, [file])
-            of_file = [error for error in errors if error.file.name == file.name]
-            kept = not of_file
-        finally:
-            if not kept:
-                file.unlink()
-        if kept:
-            return
-        first = of_file[0]
-        problem = f"{'.'.join(map(str, first.key))}: {first.problem}"
-    hint = "write one by hand, with `call` or a callable that returns a simpler network"
-    if first.key[:1] == ("source",):
-        hint = "rename the file or the callable"
-    raise StageError(f"no manifest describes {model}: {problem}", first.hint or hint)
+def _networks(folder: Path, left_out: Collection[Path]) -> list[Path]:
+    """Return a folder's ONNX files, without builds and hidden folders."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [
+            name for name in folders if name[0] != "." and Path(place, name) not in left_out
+        ]
+        found += [Path(place, name) for name in names if name.endswith(".onnx")]
+    return sorted(found)
 
 
-def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:
-    """Yield the lines of a manifest."""
-    source = found["source"]
-    yield "# yaml-language-server: $schema=../schema/model.schema.json"
-    yield "# Proposed from trial runs. Names of outputs and dimensions are free; check the ranges."
-    yield f"model: {_flow(model)}"
-    texts = {field: value for field, value in source.items() if isinstance(value, str)}
-    plain = {field for field, text in texts.items() if re.fullmatch(_PLAIN, text)}
-    fields = ", ".join(
-        f"{field}: {value if field in plain else _flow(value)}" for field, value in source.items()
-    )
-    notes = [note for field, note in _SOURCE_NOTES.items() if field in source]
-    yield f"source: {{{fields}}}" + "".join(f"  # {note}" for note in notes)
-    if found.get("sha256"):
-        yield f"# to refuse changed files, add to source: sha256: {found['sha256']}"
-    if "exported_program" in source:
-        yield _DYNAMO
-    yield "inputs:" + ("  # guessed, and accepted by the network" if found["guessed"] else "")
-    for name, tensor in found["inputs"].items():
-        yield f"  {_flow(name)}: {_signature(tensor)}"
-    if found["optional"]:
-        yield f"# forward also takes {', '.join(found['optional'])}; --input describes an input"
-    if found["call"]:
-        yield f"call: {_flow({key: value for key, value in found['call'].items() if value})}"
-    yield "outputs:"
-    for name, tensor in found["outputs"].items():
-        unknown = None in (tensor["shape"] or ())
-        note = "  # null: a size that follows no dimension" if unknown else ""
-        yield f"  {_flow(name)}: {_signature(tensor)}{note}"
-    if found["dims"]:
-        yield "dims:  # dynamic axes"
-        for name, span in found["dims"].items():
-            ran = _listed(found["ran"][name])
-            yield f"  {_flow(name)}: {_flow(span)}  # it ran with {ran}"
-    for name, size in found["fixed"].items():
-        yield f"# {name} is fixed to {size}: no other size ran"
-    yield f"engines: {engines}"
-    yield ""
+def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
+    """Return unique names: of the file, or of folder and file."""
+    stems = Counter(network.stem for network in networks)
+    found: list[str] = []
+    for network in networks:
+        part = network.stem
+        if stems[part] > 1:
+            part = str(network.relative_to(folder).with_suffix(""))
+        name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part, flags=re.ASCII).lstrip("_.+-") or "model"
+        name = name[:_LONGEST_STEM]
+        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in found)
+        found.append(name if number == 1 else f"{name}-{number}")
+    return found
 
 
-def _signature(tensor: Mapping[str, Any]) -> str:
-    return _flow({field: value for field, value in tensor.items() if value is not None})
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    *most, last = map(str, sizes)
-    return f"{', '.join(most)} and {last}"
-
-
-def _flow(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    import yaml  # only here
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=sys.maxsize)
-    return text.removesuffix("\n").removesuffix("\n...")
-
-
-def shown_file(file: Path) -> str:
-    """Return the path of a manifest relative to the current folder."""
-    return os.path.relpath(file)
+def _other_source(file: Path, network: str) -> str:
+    """Return a note if a manifest does not name an ONNX file."""
+    try:
+        is_named = network in read_limited(file, MAX_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        is_named = False
+    return "" if is_named else f", which does not name {network}"

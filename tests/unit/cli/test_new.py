@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from buildsys.cli import project_root
-from buildsys.cli.commands import import_folder, new
+from buildsys.cli.commands import new
 from buildsys.cli.main import run
 from buildsys.errors import StageError
 from buildsys.manifest.project import load_project
@@ -46,7 +46,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(project_root, "_started_in", [])
     monkeypatch.setattr(new, "try_model", try_)
-    monkeypatch.setattr(import_folder, "try_model", try_)
     monkeypatch.chdir(tmp_path)
     assert run(["init"]) == 0
     for name in ("bad.onnx", "a/net.onnx", "b/net.onnx", "a/1 (2).onnx"):
@@ -124,7 +123,7 @@ def test_inputs_can_be_described(project: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["m"], 3, "new takes one name and --from; SOURCE is torchvision:NAME, "),
+        (["m"], 3, "new takes one name and --from SOURCE, or a folder; SOURCE is tor"),
         (["a/b", "--from", "networks/a/net.onnx"], 3, "'a/b' is not the name of a model; use let"),
         (["resnet18", "--from", "torchvision:resnet18"], 3,
          "configs/models/resnet18.yaml exists already; choose another name, or remove it"),
@@ -170,7 +169,7 @@ def test_a_refusal_is_one_sentence_and_writes_nothing(
 
 def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert run(["import", "networks"]) == 2
+    assert run(["new", "networks"]) == 2
     assert capsys.readouterr().out.splitlines() == [
         "wrote configs/models/1-2-.yaml",
         "wrote configs/models/a-net.yaml",
@@ -180,14 +179,13 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
         f" {project}; copy the file into it",
     ]
     assert {"1-2-", "a-net", "b-net"} < set(load_project(project).models)
-    assert run(["import", "networks/a"]) == 0
+    assert run(["new", "networks/a"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "kept configs/models/1-2-.yaml",
         "wrote configs/models/net.yaml",
     ]
-    for name in ("plugins", "nowhere"):
-        assert run(["import", name]) == 3
-        assert f"there are no ONNX files in {name}; name a folder" in capsys.readouterr().err
+    assert run(["new", "plugins"]) == 3
+    assert "there are no ONNX files in plugins; name a folder" in capsys.readouterr().err
 
 
 def test_names_of_odd_files_are_unique(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,16 +201,16 @@ def test_names_of_odd_files_are_unique(project: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     wrote = [f"wrote configs/models/{name}.yaml" for name in ("model", "a-b", "a-b-2")]
     failed = [f"failed odd/{name}.onnx: it is not a file; remove it" for name in ("gone", "pipe")]
-    assert run(["import", "odd"]) == 2
+    assert run(["new", "odd"]) == 2
     assert sorted(capsys.readouterr().out.splitlines()) == sorted(
         [*wrote, *failed, "wrote configs/models/a.yaml", f"wrote configs/models/{'l' * 90}.yaml"]
     )
     (folder / "a b.onnx").unlink()
-    assert run(["import", "odd"]) == 2
+    assert run(["new", "odd"]) == 2
     assert "kept configs/models/a-b.yaml, which does not name odd/a-b.onnx\n" in (
         capsys.readouterr().out
     )
-    assert run(["import", "."]) == 2
+    assert run(["new", "."]) == 2
     assert "build/" not in capsys.readouterr().out
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -74,9 +73,12 @@ class Init(PlainCommand):
             contents |= _templates({DODO: "dodo.template"})
         _check_files(root, contents, program)
         changed = {name: text for name, text in contents.items() if _read(root / name) != text}
-        with _undone_on_failure(root, changed):
+        try:
             for name, text in changed.items():
                 replace_file((root / name).resolve(), text)
+        except OSError as error:
+            problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
+            raise UsageError(problem, f"run `{program} init` again, it writes the rest") from None
         print_lines(f"wrote {name}" for name in changed)
         print_lines(_notes(root, system))
         print_lines([f"next: {next_step}"])
@@ -172,29 +174,3 @@ def _is_in_the_way(root: Path, name: str, content: bytes) -> bool:
 def _read(path: Path) -> bytes | None:
     """Return the content of a regular file, None for anything else."""
     return path.read_bytes() if path.is_file() else None
-
-
-@contextmanager
-def _undone_on_failure(root: Path, names: Iterable[str]) -> Iterator[None]:
-    """Restore all files if one cannot be written, or on Ctrl-C."""
-    before = {root / name: _read(root / name) for name in names}
-    folders = {folder for path in before for folder in path.parents if not folder.exists()}
-    try:
-        yield
-    except BaseException as error:
-        with suppress(OSError):
-            for path, content in before.items():
-                if content is None:
-                    path.unlink(missing_ok=True)
-                elif _read(path) != content:
-                    replace_file(path.resolve(), content)
-            for folder in sorted(folders, reverse=True):
-                if folder.exists():
-                    folder.rmdir()
-        if not isinstance(error, OSError):
-            raise
-        reason = (error.strerror or str(error)).lower()
-        problem = f"cannot write {error.filename or root}: {reason}; nothing was written"
-        raise UsageError(
-            problem, "run it in a folder that you may write, with space left"
-        ) from None
