@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from buildsys.manifest.problem import Problem, expected, problem_at, show_value, suggest
-from buildsys.manifest.schema.base import PATTERN_WORDS
+from buildsys.manifest.schema.base import PATTERN_WORDS, fields_of
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.value_tree import FieldPath, ValueNode
 
@@ -111,6 +111,9 @@ def _sentence(found: ErrorDetails) -> tuple[str, str]:
     if kind == "form":
         return expected(context["words"], value), ""
     if kind == "one_of":
+        gone = [name for name in fields_of(value) if name in context["removed"].split(", ")]
+        if gone:
+            return f"{gone[0]} was removed", context["instead"]
         return _unknown_kind(context["kinds"].split(", "), context["field"], value)
     if bound := _BOUNDS.get(kind.removeprefix("string_")):
         limit, words = bound

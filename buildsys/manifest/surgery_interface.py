@@ -10,7 +10,8 @@ AFTER_EXPORT, AFTER_SIMPLIFY = "after_export", "after_simplify"
 WHENS = (AFTER_EXPORT, AFTER_SIMPLIFY)
 Step = Mapping[str, Any]
 Inputs = dict[str, dict[str, Any]]  # name -> shape and dtype
-KINDS = ("function", "rename", "fix_dims", "free_dims", "cut", "replace", "remove", "cast")
+KINDS = ("function", "rename", "fix_dims", "cut", "replace", "cast")
+REMOVED_KINDS = ("free_dims", "remove")  # docs/remedies/surgery.md has hooks for these
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,6 @@ def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
             for name, tensor in inputs.items()
         }
         outputs = outputs and tuple(names.get(name, name) for name in outputs)
-        for name, axes in (step.get("free_dims") or {}).items():
-            shape = inputs[name]["shape"] if name in inputs else []
-            for axis, dim in axes.items():
-                if -len(shape) <= int(axis) < len(shape):
-                    shape[int(axis)] = dim
         for name, dtype in (step.get("cast") or {}).items():
             if name in inputs:
                 inputs[name]["dtype"] = dtype

@@ -35,7 +35,7 @@ _LONGEST_NAME = 100  # the name of a case is a file name
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
 _VALUE_CASES = ("seed-1", "seed-2", "extremes-1", "extremes-2", "nan-1", "inf-1")
-_NEW_INTERFACE = ("rename", "free_dims", "cut", "cast")  # kinds of steps
+_NEW_INTERFACE = ("rename", "cut", "cast")  # kinds of steps
 
 
 class Graph(NamedTuple):
@@ -123,7 +123,7 @@ def graph_points(spec: Spec) -> GraphPoints:
             golden = graph
         for step in taken:
             policies = _renamed(policies, step.get("rename") or {})
-            has_further &= "free_dims" not in step and step.get("reference") is None
+            has_further &= step.get("reference") is None
         if any(steps):
             own = {case: _only(sizes, spans) for case, sizes in values.items()}
             origins = representatives(own)

@@ -170,9 +170,9 @@ class ModelPlan:
         self.origins = {} if self.is_onnx or self.definition else {"origins": origins}
         self.program = FileRef(f"{self.name}/program/program.pt2")
         self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
-        # PyTorch does the same work as the engines: no cut, no freed dimensions
+        # PyTorch does the same work as the engines, unless the graph is cut or takes other inputs
         steps = [*self.unsimplified.steps, *self.final.steps]
-        changed = any("cut" in step or "free_dims" in step for step in steps)
+        changed = any("cut" in step or step.get("inputs") is not None for step in steps)
         self.has_torch_baselines = self.is_torch and not changed
         # the arrays that a network defined by hand gets
         self.definition_weights: dict[str, FileRef] = {}

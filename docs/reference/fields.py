@@ -35,7 +35,6 @@ _WORDS = {
     base.MODULE_PATTERN: "Python file",
     base.SHA256_PATTERN: "SHA-256",
     base.NODE_PATTERN: "operator",
-    base.AXIS_PATTERN: "axis",
     base.OPERATOR_PATTERN: "operator",
     base.CXX_SOURCE_PATTERN: "C or C++ file",
     base.PUBLIC_KEY_PATTERN: "public key",

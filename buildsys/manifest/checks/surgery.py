@@ -56,11 +56,7 @@ def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
 
 def dims_named_by_surgery(view: ManifestView) -> set[str]:
     """Return the dimensions named in steps."""
-    patterns = (
-        ("free_dims", ..., ...),
-        ("inputs", ..., "shape", ...),
-        ("cut", "inputs", ..., "shape", ...),
-    )
+    patterns = ("inputs", ..., "shape", ...), ("cut", "inputs", ..., "shape", ...)
     found = (dim for pattern in patterns for _, dim in view.find("surgery", ..., *pattern))
     return {dim for dim in found if isinstance(dim, str)}
 
@@ -109,25 +105,6 @@ def _dim_problems(view: ManifestView, interface: Interface, step: Step) -> Itera
                 steps = f" in steps of {multiple}" if multiple != 1 else ""
                 text = f"{value} is outside the range of {name} ({low} to {high}{steps})"
                 yield path, text, f"choose a value in this range, or widen dims.{name}"
-    freed = step.get("free_dims", {})
-    names = {dim for axes in freed.values() for dim in axes.values()}
-    if len(names) > 1 and not step.get("reference"):
-        text = f"freeing {' and '.join(sorted(names))} together needs reference outputs"
-        yield ("free_dims",), text, "add reference: {python: FILE.py:CALLABLE}"
-    for tensor, axes in freed.items():
-        yield from _unknown_tensor(interface, ("free_dims", tensor))
-        for axis, dim in axes.items():
-            path = ("free_dims", tensor, axis)
-            yield from _undeclared(view, path, [dim])
-            if tensor not in interface.inputs:
-                continue
-            shape = interface.inputs[tensor]["shape"]
-            if not -len(shape) <= int(axis) < len(shape):
-                text = f'axis {axis} is outside the shape of "{tensor}" ({len(shape)} dimensions)'
-                yield path, text, "count axes from 0"
-            elif isinstance(shape[int(axis)], str):
-                text = f'axis {axis} of "{tensor}" is already dynamic ({shape[int(axis)]})'
-                yield path, text, "remove it"
 
 
 def _unknown_tensor(interface: Interface, path: FieldPath) -> Iterator[Found]:

@@ -43,7 +43,6 @@ CALLABLE_PATTERN = r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$"
 MODULE_PATTERN = r"^[^:]+\.py$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 NODE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_.-]*::)?[A-Za-z_][A-Za-z0-9_]*$"
-AXIS_PATTERN = r"^-?[0-9]{1,2}$"
 OPERATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*::[A-Za-z_][A-Za-z0-9_]*$"
 CXX_SOURCE_PATTERN = r"^.+\.(c|cc|cpp|cxx)$"
 PUBLIC_KEY_PATTERN = r"^ed25519:[A-Za-z0-9+/]{43}=$"
@@ -61,7 +60,6 @@ PATTERN_WORDS = {  # the words of error messages
     MODULE_PATTERN: "a Python file such as plugins/symbolics/asinh.py",
     SHA256_PATTERN: "a SHA-256 digest of 64 lowercase hexadecimal digits",
     NODE_PATTERN: "an operator such as Gelu, or with its domain such as custom_domain::customOp",
-    AXIS_PATTERN: "an axis number",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
     PUBLIC_KEY_PATTERN: "a public key of `doit cache keygen`, ed25519: and 44 characters",
@@ -203,6 +201,8 @@ class OneOf:
     kinds: tuple[str, ...]
     field: str = ""
     choose: Function[[object], str] | None = None
+    removed: tuple[str, ...] = ()  # kinds of earlier versions
+    instead: str = ""  # what to do without these
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -224,7 +224,12 @@ class OneOf:
             tag,
             custom_error_type="one_of",
             custom_error_message="unknown kind",
-            custom_error_context={"kinds": ", ".join(self.kinds), "field": self.field},
+            custom_error_context={
+                "kinds": ", ".join(self.kinds),
+                "field": self.field,
+                "removed": ", ".join(self.removed),
+                "instead": self.instead,
+            },
         )
 
 

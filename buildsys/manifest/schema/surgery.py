@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from buildsys.manifest.schema.base import (
-    AXIS_PATTERN,
     NODE_PATTERN,
     Callable,
     Dim,
@@ -16,11 +15,10 @@ from buildsys.manifest.schema.base import (
     TensorName,
 )
 from buildsys.manifest.schema.network import InputData
-from buildsys.manifest.surgery_interface import KINDS
+from buildsys.manifest.surgery_interface import KINDS, REMOVED_KINDS
 
 # exporters use any characters in the names of inner tensors
 InnerName = Annotated[str, Field(min_length=1, max_length=500)]
-Axis = Annotated[str, Field(pattern=AXIS_PATTERN)]
 NodeType = Annotated[str, Field(pattern=NODE_PATTERN)]
 
 
@@ -118,17 +116,6 @@ class FixDimsStep(_Step):
     )
 
 
-class FreeDimsStep(_Step):
-    """Make fixed dimensions dynamic."""
-
-    free_dims: dict[InnerName, Annotated[dict[Axis, DimName], Field(min_length=1)]] = Field(
-        min_length=1, description="Input or output -> {axis: name of `dims`}."
-    )
-    reference: Reference | None = Field(
-        None, description="Default: the items along the dimension are independent."
-    )
-
-
 class Cut(Spec):
     """The tensors to cut a graph at."""
 
@@ -166,18 +153,6 @@ class ReplaceStep(_NumericStep):
     replace: Replacement = Field(description="An operator and its replacement.")
 
 
-class RemoveStep(_NumericStep):
-    """Remove nodes, passing on their first input."""
-
-    remove: tuple[NodeType, ...] = Field(
-        min_length=1,
-        description="Operators such as Identity, with their domain outside ONNX (ns::Op).",
-    )
-    name: str | None = Field(
-        None, min_length=1, description="Only nodes whose name matches, such as */head/*."
-    )
-
-
 class CastStep(_Step):
     """Change the type of inputs and cast them in the graph."""
 
@@ -185,13 +160,10 @@ class CastStep(_Step):
 
 
 SurgeryStep = Annotated[
-    FunctionStep
-    | RenameStep
-    | FixDimsStep
-    | FreeDimsStep
-    | CutStep
-    | ReplaceStep
-    | RemoveStep
-    | CastStep,
-    OneOf(KINDS),
+    FunctionStep | RenameStep | FixDimsStep | CutStep | ReplaceStep | CastStep,
+    OneOf(
+        KINDS,
+        removed=REMOVED_KINDS,
+        instead="write a hook, {function: FILE.py:CALLABLE}; docs/remedies/surgery.md has it",
+    ),
 ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,7 @@ from typing import Any
 
 import onnx
 import onnx.inliner
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from buildsys.errors import StageError
 from buildsys.manifest.problem import suggest
@@ -26,10 +25,7 @@ from buildsys.onnx_graphs.onnx_file import (
     operator_counts,
     operator_name,
     opsets,
-    subgraphs,
 )
-from buildsys.onnx_graphs.tensor_types import rename_uses
-from buildsys.stages.surgery.tensor_names import input_names, rename_tensors, used_by
 
 Step = Mapping[str, Any]
 _FUNCTIONS_IR_VERSION = 8  # the first with local functions
@@ -62,58 +58,6 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
             "keep it as a function: inline: false",
         )
     return inlined
-
-
-def remove(model: ModelProto, step: Step) -> ModelProto:
-    """Remove nodes of some operators; consumers read their first input instead.
-
-    A node between an input and an output stays, as an output cannot be an input.
-    Raises: StageError: there is no such node, none can be removed, or a further output is used.
-    """
-    operators, pattern = step["remove"], step["name"]
-    counts = operator_counts(model)
-    for operator in operators:
-        if operator not in counts:
-            raise StageError(
-                f"the graph has no {operator}", suggest(operator, counts, what="it has")
-            )
-    removed = 0
-    for graph in _graphs(model.graph):
-        for node in [node for node in graph.node if operator_name(node) in operators]:
-            if pattern is None or fnmatchcase(node.name, pattern):
-                removed += _bypass(graph, node, model)
-    if not removed:
-        what = f"no {' or '.join(operators)}"
-        if not pattern:
-            hint = "a node between an input and an output stays; remove this step"
-            raise StageError(f"{what} can be removed", hint)
-        names = [n.name for n in all_nodes(model.graph) if operator_name(n) in operators]
-        hint = suggest(pattern, filter(None, names), what="their names")
-        raise StageError(f"{what} with a name matching {pattern} can be removed", hint)
-    return model
-
-
-def _bypass(graph: GraphProto, node: NodeProto, model: ModelProto) -> bool:
-    """Remove one node; return False if it has to stay."""
-    source, target = node.input[0], node.output[0]
-    outputs = {value.name for value in graph.output}
-    used = outputs.union(*(used_by(other) for other in graph.node))
-    if further := used.intersection(filter(None, node.output[1:])):
-        raise StageError(
-            f"{operator_name(node)} {node.name} cannot be removed: its output {min(further)}"
-            " is used",
-            "name a node of which only the first output is used",
-        )
-    if target not in outputs:
-        rename_uses(graph, {target: source})
-        graph.node.remove(node)
-        return True
-    made_here = {name for other in graph.node for name in other.output}
-    if source in made_here and source not in outputs and source not in input_names(model):
-        graph.node.remove(node)  # before the other tensor gets its output's name
-        rename_tensors(graph, {source: target})
-        return True
-    return False
 
 
 def _load_function(reference: str, project: Path) -> FunctionProto:
@@ -172,13 +116,6 @@ def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> Non
                 suggest(attribute.name, known, what="its attributes")
                 or f"give it a parameter {attribute.name}: …",
             )
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for body in subgraphs(node):
-            yield from _graphs(body)
 
 
 def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> ModelProto:

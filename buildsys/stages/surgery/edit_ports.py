@@ -62,30 +62,6 @@ def fix_dims(model: ModelProto, step: Step, inputs: Inputs) -> ModelProto:
     return model
 
 
-def free_dims(model: ModelProto, step: Step) -> ModelProto:
-    """Name fixed dimensions; the shapes of other outputs are inferred later.
-
-    Raises: StageError: there is no such input, output or axis.
-    """
-    named: Mapping[str, Mapping[str, str]] = step["free_dims"]
-    for name in named:
-        require_known(name, [*input_names(model), *output_names(model)], "input or output")
-    for value in (*model.graph.input, *model.graph.output):
-        dims = value.type.tensor_type.shape.dim
-        for axis, name in named.get(value.name, {}).items():
-            if not -len(dims) <= int(axis) < len(dims):
-                raise StageError(
-                    f"{value.name} has no axis {axis}: it has {len(dims)} dimensions",
-                    "name an existing axis",
-                )
-            dims[int(axis)].dim_param = name
-    for value in model.graph.output:
-        if value.name not in named:
-            for dim in value.type.tensor_type.shape.dim:
-                dim.Clear()
-    return model
-
-
 def cast(model: ModelProto, step: Step) -> ModelProto:
     """Change input types, with a Cast to the old type.
 

@@ -3,11 +3,6 @@
 Golden outputs come from the network. Where a step leaves all numbers unchanged (rename, cast, cut),
 tensors that the network does not return are computed by the old graph in ONNX Runtime, after a
 check that this graph gives the golden outputs.
-
-For a fixed dimension turned dynamic, the network gave outputs for the fixed size only. Items along
-the freed dimension are assumed to be independent, like those of a batch: the old graph runs on
-pieces of its fixed size, and their outputs are concatenated. Dependent items need a reference in
-the step.
 """
 
 from __future__ import annotations
@@ -40,12 +35,6 @@ from buildsys.workers.job import Job
 Step = Mapping[str, Any]
 Tensors = Mapping[str, Tensor]
 Port = Mapping[str, Any]  # name, dtype and shape in a graph
-Axes = Mapping[str, int]  # tensor -> its freed axis
-FREED_HINT = (
-    "items along the dimension may depend on each other, or a size is fixed inside the graph;"
-    " verify it with a reference"
-)
-_NEEDS_REFERENCE = "give the outputs by a reference: reference: {python: …}"
 _FLOATS = {"float16", "bfloat16", "float32", "float64"}
 
 
@@ -201,74 +190,6 @@ def _require_golden(job: Job, state: GraphState) -> float:
     return max(found.relative for outputs in compared.values() for found in outputs.values())
 
 
-def freed_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[Port]) -> StepCases:
-    """Return cases of all sizes; ``outputs`` are the freed graph's ports."""
-    basis = _require_golden(job, state)
-    freed = step["free_dims"]
-    dim, *others = sorted({name for axes in freed.values() for name in axes.values()})
-    if others:
-        raise StageError(
-            f"{' and '.join((dim, *others))} are freed in one step, so their outputs cannot be"
-            " computed",
-            _NEEDS_REFERENCE,
-        )
-    if any(len(axes) > 1 for axes in freed.values()):
-        raise StageError(
-            f"{dim} is freed on two axes of one tensor, so its outputs cannot be computed",
-            _NEEDS_REFERENCE,
-        )
-    axes = {name: int(axis) for name, named in freed.items() for axis in named}
-    output_axes: dict[str, int] = {}  # from the step or inferred shapes
-    for port in outputs:
-        name, shape = port["name"], port["shape"] or []
-        if name not in axes and dim not in shape:
-            raise StageError(
-                f"the axis of {dim} in the output {name} is unknown (its shape: {shape})",
-                f"add {name}: {{0: {dim}}} to free_dims, with its axis",
-            )
-        output_axes[name] = axes[name] if name in axes else shape.index(dim)
-    golden, expected = {}, {}
-    for case, tensors in state.golden.items():
-        size = job.options["cases"][case]["dims"][dim]
-        fixed = max(t.shape[axes[name]] for name, t in tensors.inputs.items() if name in axes)
-        pieces = {
-            str(number): {
-                name: _rolled(tensor, number) if name in axes else tensor
-                for name, tensor in tensors.inputs.items()
-            }
-            for number in range(-(-size // fixed))
-        }
-        results = run_cases(job, state.path, pieces)
-        expected[case] = {
-            name: _joined([results[key][name] for key in pieces], axis, size)
-            for name, axis in output_axes.items()
-        }
-        golden[case] = Case(_resized_inputs(tensors.inputs, axes, size), expected[case])
-    return StepCases(golden, expected, basis=basis)
-
-
-def _resized_inputs(tensors: Tensors, axes: Axes, size: int) -> dict[str, Tensor]:
-    """Return inputs with ``size`` items along the freed axis."""
-    resized = dict(tensors)
-    for name, axis in axes.items():
-        if name in tensors:
-            count = -(-size // tensors[name].shape[axis])
-            parts = [_rolled(tensors[name], number) for number in range(count)]
-            resized[name] = _joined(parts, axis, size)
-    return resized
-
-
-def _rolled(tensor: Tensor, number: int) -> Tensor:
-    """Return another item of the same values, rolled by ``number`` places."""
-    array: Array = tensor.array
-    return Tensor(np.roll(array.reshape(-1), number).reshape(array.shape), tensor.dtype)
-
-
-def _joined(parts: Sequence[Tensor], axis: int, size: int) -> Tensor:
-    whole = np.concatenate([part.array for part in parts], axis=axis)
-    return Tensor(np.take(whole, range(size), axis=axis), parts[0].dtype)
-
-
 def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[Port]) -> StepCases:
     """Return the cases with the reference's outputs; ``outputs`` are the new graph's."""
     golden = {}
@@ -294,11 +215,6 @@ def reference_cases(job: Job, state: GraphState, step: Step, outputs: Sequence[P
 def _inputs(job: Job, before: Case, step: Step, case: str) -> dict[str, Tensor]:
     dims = job.options["cases"][case]["dims"]
     inputs: dict[str, Tensor] = dict(before.inputs)
-    if "free_dims" in step:
-        for name, axes in step["free_dims"].items():
-            for axis, dim in axes.items():
-                inputs = _resized_inputs(inputs, {name: int(axis)}, dims[dim])
-        return inputs
     declared = step.get("inputs")
     if declared is None:
         return inputs

@@ -39,7 +39,7 @@ from buildsys.stages.surgery.other_sizes import compare_other_sizes
 from buildsys.stages.surgery.tensor_names import replace_messages
 from buildsys.workers.job import Job
 
-_INTERFACE_KEEPING = ("function", "replace", "remove")
+_INTERFACE_KEEPING = ("function", "replace")
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
@@ -64,11 +64,6 @@ def describe_step(step: Step) -> str:
         return "cut " + ", ".join(f"{side} {', '.join(names)}" for side, names in sides.items())
     if kind == "replace":
         return f"replace {value['op']} by {value['function']}"
-    if kind == "remove":
-        return f"remove {', '.join(value)}" + (f" named {step['name']}" if step["name"] else "")
-    if kind == "free_dims":
-        axes = [f"{name} {axis}: {dim}" for name, a in value.items() for axis, dim in a.items()]
-        return f"free_dims {', '.join(axes)}"
     if kind == "function":
         return f"function {value}"
     return f"{kind} " + ", ".join(f"{old} → {new}" for old, new in value.items())
@@ -97,10 +92,8 @@ def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResul
         edits = {
             "function": lambda: edit_nodes.call_hook(before, step, job.project),
             "replace": lambda: edit_nodes.replace(before, step, job.project),
-            "remove": lambda: edit_nodes.remove(before, step),
             "rename": lambda: edit_ports.rename(before, step),
             "fix_dims": lambda: edit_ports.fix_dims(before, step, state.inputs),
-            "free_dims": lambda: edit_ports.free_dims(before, step),
             "cast": lambda: edit_ports.cast(before, step),
         }
         edited = edits[kind_of(step)]()
@@ -124,9 +117,7 @@ def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResul
         first = next(iter(state.golden.values())).inputs
         refuse_random_graph(job, state.path, "the graph before it", first, limits, random)
     hint = ""
-    if "free_dims" in step and step.get("reference") is None:
-        hint = golden_cases.FREED_HINT
-    elif step.get("changes") == "nothing":
+    if step.get("changes") == "nothing":
         hint = "if this is intended, set changes: numbers and a reference"
     figures = SurgeryStep(
         step=describe_step(step),
@@ -152,8 +143,6 @@ def _step_cases(job: Job, step: Step, state: GraphState, after: ModelProto) -> S
     outputs, kind = ports(after)[1], kind_of(step)
     if step.get("reference") is not None:
         return golden_cases.reference_cases(job, state, step, outputs)
-    if kind == "free_dims":
-        return golden_cases.freed_cases(job, state, step, outputs)
     if kind == "cast":
         return golden_cases.cast_cases(job, state, step)
     if kind == "function":

@@ -30,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/project.yaml").write_text("store: {limit: 4KiB}\n")
     plan = PlannedBuilds({"export:reached": frozenset()}, {"export:reached": ()})
-    monkeypatch.setattr(git_revision, "reached_by", lambda *_: Reached((plan,), frozenset()))
+    monkeypatch.setattr(git_revision, "reached_by", lambda *_: Reached((plan,)))
     return empty_project(tmp_path)
 
 

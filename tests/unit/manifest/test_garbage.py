@@ -37,9 +37,7 @@ GOOD: dict[str, Any] = {
         {"rename": {"x": "u", "z": "w"}}, {"cast": {"u": "int32"}},
         {"fix_dims": {"batch": 2}, "when": "after_simplify"},
         {"cut": {"inputs": {"a": {"shape": [3]}, "u": {}}, "outputs": ["w"]}},
-        {"remove": ["Identity"], "name": "*"},
         {"replace": {"op": "Gelu", "function": "dodo.py:make"}},
-        {"free_dims": {"a": {"0": "batch"}}},
         {
             "function": "dodo.py:make", "changes": "numbers",
             "reference": {"python": "dodo.py:make"},

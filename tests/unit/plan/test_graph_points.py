@@ -84,14 +84,11 @@ def test_a_hook_after_simplification_changes_the_graph_of_engines() -> None:
 
 
 def test_each_graph_has_its_own_steps_in_its_key() -> None:
-    first, second = {"remove": ["Identity"]}, {"remove": ["Dropout"], **LATER}
+    first, second = {"fix_dims": {"batch": 2}}, {"rename": {"x": "z"}, **LATER}
     actions = plan(first, second)
-    assert [step["remove"] for step in actions["surgery:net:after_export"].options["steps"]] == [
-        ["Identity"]
-    ]
-    assert [step["remove"] for step in actions["surgery:net:after_simplify"].options["steps"]] == [
-        ["Dropout"]
-    ]
+    (before,) = actions["surgery:net:after_export"].options["steps"]
+    (after,) = actions["surgery:net:after_simplify"].options["steps"]
+    assert (before["fix_dims"], after["rename"]) == ({"batch": 2}, {"x": "z"})
 
 
 def test_golden_cases_follow_a_rename_and_validate_uses_those_of_each_graph() -> None:
@@ -124,8 +121,14 @@ def test_a_fixed_dimension_reruns_the_reference_but_not_the_export() -> None:
     assert actions["engine:net:rtx"].options["dims"] == {}
 
 
+FREED = {
+    "function": "a.py:free", "inputs": {"x": {"shape": ["batch", 4]}}, "changes": "numbers",
+    "reference": {"python": "a.py:truth"},
+}  # fmt: skip
+
+
 def test_a_freed_dimension_adds_cases() -> None:
-    actions = plan({"free_dims": {"x": {"0": "batch"}}}, inputs={"x": {"shape": [1, 4]}})
+    actions = plan(FREED, inputs={"x": {"shape": [1, 4]}})
     assert actions["reference:net"].options["cases"] == {"opt": {}}
     surgery = actions["surgery:net:after_export"]
     assert surgery.options["cases"]["max"] == {"dims": {"batch": 8}, "golden": "opt"}

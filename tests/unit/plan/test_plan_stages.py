@@ -524,10 +524,10 @@ def test_surgery_depends_on_what_its_steps_load() -> None:
         "plugins/ops/gelu.py",
         "plugins/truth.py",
     )
-    removal = plan(surgery=[{"remove": ["Identity"]}], calibration={}, engines=[])
-    action = removal["surgery:net:after_export"]
+    renamed = plan(surgery=[{"rename": {"y": "z"}}], calibration={}, engines=[])
+    action = renamed["surgery:net:after_export"]
     assert set(action.tools) == {"onnx", "onnxruntime", "numpy"}
-    assert action.options.keys() == {"steps", "inputs", "cases", "spans", "operators"}
+    assert action.options.keys() == {"steps", "inputs", "cases", "tolerance", "operators"}
 
 
 def test_a_report_shows_the_sections_in_use() -> None:

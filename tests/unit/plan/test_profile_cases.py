@@ -121,7 +121,8 @@ def test_profiles_go_through_surgery() -> None:
 
 
 def test_cases_of_a_freed_dimension_derive_from_the_single_case_before() -> None:
-    steps = [{"free_dims": {"x": {"0": "batch"}}}]
+    freed = {"inputs": {"x": {"shape": ["batch", 4]}}, "changes": "numbers"}
+    steps = [{"function": "a.py:free", "reference": {"python": "a.py:truth"}, **freed}]
     actions = plan(engine((2, 6, 12)), inputs={"x": {"shape": [1, 4]}}, surgery=steps)
     assert actions["reference:net"].options["cases"] == {"opt": {}}
     made = actions["surgery:net:after_export"].options["cases"]
