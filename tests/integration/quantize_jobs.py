@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from small_graphs import make_model, weights
 from stage_jobs import manifest
 
@@ -50,6 +50,48 @@ def images_net(opset: int = 17) -> onnx.ModelProto:
     return make_model(
         nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored, opset
     )
+
+
+def overflowing_net() -> onnx.ModelProto:
+    """conv → pool → gemm with values around 1e7 in the middle, and unnamed nodes."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1"], ["c"], name="/first", pads=[1, 1, 1, 1]),
+        node("Constant", [], ["k"], name="/k", value=numpy_helper.from_array(np.float32([1000]))),
+        node("Mul", ["c", "k"], ["a"], name="/up"),
+        node("Mul", ["a", "k"], ["b"]),
+        node("Div", ["b", "k"], ["d"]),
+        node("Div", ["d", "k"], ["e"], name="/down"),
+        node("GlobalAveragePool", ["e"], ["p"], name="/pool"),
+        node("Flatten", ["p"], ["f"], name="/flat"),
+        node("Gemm", ["f", "w3"], ["y"], name="/head", transB=1),
+    ]
+    stored = {"w1": weights(4, 3, 3, 3), "w3": weights(5, 4, seed=3)}
+    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}
+    return make_model(nodes, *ports, stored)
+
+
+def uneven_net() -> onnx.ModelProto:
+    """``images_net`` with channels that one scale cannot hold: smaller by up to a million."""
+    scale, model = np.logspace(0, -6, 4).astype(np.float32), images_net()
+    stored = initializers(model)
+    replace_weights(
+        model,
+        w1=stored["w1"] * scale.reshape(4, 1, 1, 1),
+        b1=stored["b1"] * scale,
+        w2=stored["w2"] / scale.reshape(1, 4, 1, 1),
+    )
+    return model
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def replace_weights(model: onnx.ModelProto, **arrays: np.ndarray) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))
 
 
 def image_manifest(precision: str = "int8", **sections: Any) -> dict[str, Any]:
@@ -101,6 +143,10 @@ class Chain:
             project=self.project,
         )
         return STAGES[action.stage].run(job)
+
+    def quantize(self, precision: str = "int8") -> StageResult:
+        self.run("calibrate:m")
+        return self.run(f"convert:m:{precision}")
 
     def quantized(self, precision: str = "int8") -> onnx.ModelProto:
         return onnx.load(self.build / f"m/convert/{precision}/model.onnx")

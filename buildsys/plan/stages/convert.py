@@ -17,11 +17,13 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
         fields, graph = conversion_fields(model, conversion), conversion.graph
         tool = fields["options"].get("quantize", fields["options"]).get("tool")
         modelopt = tool in ("autocast", "modelopt")
-        code = ["buildsys.stages.quantize.modelopt"] if tool == "autocast" else []
+        code = ["buildsys.stages.convert.typed"]
         if conversion.without_calibration:
             code = ["buildsys.stages.quantize.weights"]
         elif conversion.precision in QUANTIZED:
             code = ["buildsys.stages.quantize.convert"]
+        elif tool == "autocast":
+            code.append("buildsys.stages.quantize.modelopt")
         if conversion.search:
             fields["inputs"] = {**fields["inputs"], "nodes": conversion.nodes}
             fields["after"] = (*fields["after"], conversion.search_target)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
-from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.quantize.batches import (
     Batch,
     BatchPlan,
@@ -50,7 +49,7 @@ def run(job: Job) -> StageResult:
     ranges, sparse = _measure(job, plan)
     about = {field: options[field] for field in ("algorithm", "percentile") if field in options}
     save_ranges(job.outputs["ranges"], ranges, about)
-    zero = [name for name, found in ranges.items() if found.limit == 0.0]
+    zero = [name for name, span in ranges.items() if span.limit == 0.0]
     drawn = [name for name, data in plan.data.items() if not data or "random" in data]
     return StageResult(
         figures={
@@ -72,15 +71,11 @@ def run(job: Job) -> StageResult:
 
 
 def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
-    """Return the ranges, and the tensors too sparse to clip."""
+    """Measure the ranges; also list the tensors too sparse to clip."""
     options = job.options["calibration"]
     model = load_model(job.inputs["model"])
     named_nodes(model)
-    implementation = implementation_of(job)
-    implementation.apply(model)
-    tensors = IntermediateTensors(
-        model, job.outputs["result"].parent, job.threads, implementation.libraries
-    )
+    tensors = IntermediateTensors.of_job(job, model)
     dtypes = {name: spec["dtype"] for name, spec in plan.inputs.items()}
     job.progress(f"measuring {len(tensors.names)} tensors on {plan.batches} batches")
     counted = options["algorithm"] != "minmax"
@@ -91,13 +86,13 @@ def _measure(job: Job, plan: BatchPlan) -> tuple[dict[str, Range], list[str]]:
             job.count(number, plan.batches, "batches")
 
     needed = {name for node in tensors.nodes if node.op_type in HEAVY for name in node.input}
-    found = measure(tensors, batches, needed, counted=counted)
+    measured = measure(tensors, batches, needed, counted=counted)
     ranges = {
         name: range_of(magnitudes, options["algorithm"], options.get("percentile"))
-        for name, magnitudes in found.items()
+        for name, magnitudes in measured.items()
     }
     _require_ranges(tensors, ranges, job.options["exclude"])
-    sparse = [name for name, magnitudes in found.items() if magnitudes.is_sparse]
+    sparse = [name for name, magnitudes in measured.items() if magnitudes.is_sparse]
     return ranges, sparse if options["algorithm"] == "entropy" else []
 
 

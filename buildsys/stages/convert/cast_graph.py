@@ -124,7 +124,9 @@ class _Rewriter:
         self._nodes: list[NodeProto] = []
         self._casts = 0
         self._fresh = FreshNames(graph)
-        self._names = {(value.name, False): value.name for value in graph.input}
+        self._names: dict[tuple[str, bool], str] = {
+            (value.name, False): value.name for value in graph.input
+        }
         self._names |= {(name, False): name for name in rules.stored}
 
     def rewrite(self) -> int:
@@ -175,8 +177,7 @@ class _Rewriter:
                 source = self._clamp(source)
             self._add_cast(source, cast, self._low_type if low else TensorProto.FLOAT)
             self._names[name, low] = cast
-        found: str = self._names[name, low]
-        return found
+        return self._names[name, low]
 
     def _clamp(self, name: str) -> str:
         """Return a mask within the 16-bit range, as ``model.half()`` builds it.
@@ -216,7 +217,7 @@ class _Rewriter:
                 if name in self._rules.stored:
                     (low if index in decision.inputs else full).add(name)
             full |= outer_names(node) & self._rules.stored.keys()
-        kept = [
+        unchanged = [
             tensor
             for tensor in self._graph.initializer
             if tensor.name not in low or tensor.name in full
@@ -233,7 +234,7 @@ class _Rewriter:
                 if not both:
                     self._low_tensors.add(name)
         del self._graph.initializer[:]
-        self._graph.initializer.extend([*kept, *made])
+        self._graph.initializer.extend([*unchanged, *made])
 
 
 def _set_result_type(node: NodeProto, dtype: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,17 +62,17 @@ def add_probes(model: ModelProto) -> dict[str, str]:
 
 
 def find_origin(
-    nodes: Sequence[NodeProto], finite: Collection[str], infinite: Collection[str]
+    nodes: Sequence[NodeProto], finite: Set[str], infinite: Set[str]
 ) -> OverflowOrigin | None:
-    """Return the origin of the ``infinite`` tensors, or None if unknown.
+    """Find the origin of the ``infinite`` tensors; None if unknown.
 
     A node without numeric inputs, such as a mask constant, is no origin. If a cast overflows, the
     origin is its input.
     """
     for node in nodes:
-        known = [name for name in node.input if name in finite or name in infinite]
+        inputs = [name for name in node.input if name in finite or name in infinite]
         result = next((name for name in node.output if name in infinite), None)
-        if result is not None and known and not any(name in infinite for name in known):
+        if result is not None and inputs and infinite.isdisjoint(inputs):
             tensor = node.input[0] if node.op_type == "Cast" else result
             producer = next((other for other in nodes if tensor in other.output), None)
             if producer is None:

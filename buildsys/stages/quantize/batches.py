@@ -64,16 +64,16 @@ def draw_batches(plan: BatchPlan) -> Iterator[Batch]:
 
 
 def describe_data(plan: BatchPlan, name: str) -> dict[str, Any]:
-    """Return the source of one input's values for a result file."""
+    """Describe the source of one input's values for a result file."""
     data, shape = plan.data[name] or {"random": "default"}, list(plan.shape(name))
     kind = next(name for name in ("images", "npz", "python", "constant", "random") if name in data)
-    found: dict[str, Any] = {"kind": f"{kind} {data[kind]}", "shape": shape}
-    found["samples"] = plan.samples(name)
+    source: dict[str, Any] = {"kind": f"{kind} {data[kind]}", "shape": shape}
+    source["samples"] = plan.samples(name)
     if "images" in data:
         files = find_images(data, name, plan.samples(name), plan.project)
-        found["preprocessing"] = describe_images(data, plan.shape(name))
-        found["files"] = [str(file.relative_to(plan.project)) for file in files]
-    return found
+        source["preprocessing"] = describe_images(data, plan.shape(name))
+        source["files"] = [str(file.relative_to(plan.project)) for file in files]
+    return source
 
 
 def save_batches(path: Path, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -81,7 +81,7 @@ def limits_of(ranges: Ranges, precision: str, algorithm: str) -> dict[str, float
     loses nothing by covering the largest one.
     """
     whole = algorithm == "minmax" or (precision == "fp8" and algorithm == "entropy")
-    return {name: found.largest if whole else found.limit for name, found in ranges.items()}
+    return {name: span.largest if whole else span.limit for name, span in ranges.items()}
 
 
 class _Writer:
@@ -171,7 +171,7 @@ def insert_by_onnxruntime(
     per_channel: bool,
     outputs: bool,
 ) -> ModelProto:
-    """Return ``model`` with int8 quantizers by onnxruntime.quantization.
+    """Insert int8 quantizers by onnxruntime.quantization.
 
     TensorRT rejects its defaults (zero points other than 0, int32 biases). These settings work in
     both TensorRT and ONNX Runtime. ``limits`` maps each tensor to the magnitude of the value 127.
@@ -184,11 +184,11 @@ def insert_by_onnxruntime(
 
     operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
     betas = {node.name: beta.f for node, beta in _betas(model)}
-    known = {
+    described = {
         value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
     }
     for name, elem_type in element_types(model).items():  # of intermediate tensors
-        if elem_type == TensorProto.FLOAT and name not in known:
+        if elem_type == TensorProto.FLOAT and name not in described:
             model.graph.value_info.append(helper.make_tensor_value_info(name, elem_type, None))
     add_infer_metadata(model)  # else it infers the types again through a file
     quantizer = QDQQuantizer(

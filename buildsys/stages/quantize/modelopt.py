@@ -28,9 +28,8 @@ def quantize_by_modelopt(
     batches: Iterable[Batch],
     options: Mapping[str, Any],
     exclude: Sequence[str],
-    folder: Path,
 ) -> ModelProto:
-    """Return the graph of ``source`` with ModelOpt's quantizers for TensorRT.
+    """Insert ModelOpt's quantizers for TensorRT into the graph of ``source``.
 
     ``options`` are the manifest's section ``quantize`` plus the calibration's ``algorithm``.
     ModelOpt measures the ranges itself.
@@ -47,7 +46,7 @@ def quantize_by_modelopt(
     shapes = ",".join(
         f"{name}:{'x'.join(map(str, tensor.shape))}" for name, tensor in every[0].items()
     )
-    target = folder / "quantized.onnx"
+    target = source.with_name("quantized.onnx")
     try:
         library.quantize(
             str(source),
@@ -69,7 +68,7 @@ def quantize_by_modelopt(
 
 
 def autocast(source: Path, precision: str) -> ModelProto:
-    """Return the graph of ``source`` in ``fp16`` or ``bf16`` by AutoCast.
+    """Convert the graph of ``source`` to ``fp16`` or ``bf16`` by AutoCast.
 
     Inputs and outputs keep their types.
 
@@ -77,14 +76,14 @@ def autocast(source: Path, precision: str) -> ModelProto:
     """
     library = _library("modelopt.onnx.autocast")
     try:
-        found: ModelProto = library.convert_to_mixed_precision(
+        model: ModelProto = library.convert_to_mixed_precision(
             str(source), low_precision_type=precision, keep_io_types=True
         )
     except Exception as error:  # any error of it or its libraries
         raise StageError(
             f"ModelOpt cannot convert the graph: {first_line(error)}", "use tool: builtin"
         ) from error
-    return found
+    return model
 
 
 def _library(module: str) -> ModuleType:

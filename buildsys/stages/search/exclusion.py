@@ -10,7 +10,7 @@ MayGoOn = Callable[[], bool]
 
 
 @dataclass(frozen=True)
-class Found:
+class Exclusion:
     """Nodes that make the check pass; None without any."""
 
     nodes: tuple[str, ...] | None
@@ -19,7 +19,7 @@ class Found:
 
 def find_exclusion(
     certain: Sequence[str], ranked: Callable[[], Sequence[str]], passes: Passes, may_go_on: MayGoOn
-) -> Found:
+) -> Exclusion:
     """Return nodes whose exclusion passes, none of which can be left out.
 
     ``certain`` are excluded first. If that does not pass, nodes of ``ranked`` follow, the most
@@ -33,7 +33,7 @@ def find_exclusion(
         low, high = 0, 1
         while high < len(order) and not passes([*certain, *order[:high]]):
             if not may_go_on():
-                return Found(None)
+                return Exclusion(None)
             low, high = high, min(2 * high, len(order))
         while high - low > 1 and may_go_on():
             middle = (low + high) // 2
@@ -43,11 +43,11 @@ def find_exclusion(
                 low = middle
         nodes = [*certain, *order[:high]]
         if high >= len(order) and not passes(nodes):  # with all of them nothing is converted
-            return Found(None)
+            return Exclusion(None)
     return _reduced(nodes, passes, may_go_on)
 
 
-def _reduced(nodes: list[str], passes: Passes, may_go_on: MayGoOn) -> Found:
+def _reduced(nodes: list[str], passes: Passes, may_go_on: MayGoOn) -> Exclusion:
     size = max(len(nodes) // 2, 1)
     while may_go_on():
         before = len(nodes)
@@ -56,6 +56,6 @@ def _reduced(nodes: list[str], passes: Passes, may_go_on: MayGoOn) -> Found:
             if rest and may_go_on() and passes(rest):
                 nodes = rest
         if size == 1 and (len(nodes) == before or len(nodes) == 1):
-            return Found(tuple(nodes), may_go_on())
+            return Exclusion(tuple(nodes), may_go_on())
         size = size if size == 1 else size // 2
-    return Found(tuple(nodes))
+    return Exclusion(tuple(nodes))

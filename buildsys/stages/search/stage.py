@@ -19,7 +19,7 @@ from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_sizes
 from buildsys.onnx_graphs.inspection.macs import macs_per_node
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.search.exclusion import Found, find_exclusion
+from buildsys.stages.search.exclusion import Exclusion, find_exclusion
 from buildsys.stages.search.trials import QuantizedTrials, Trials, TypedTrials
 from buildsys.workers.job import Job, StageResult
 
@@ -37,21 +37,21 @@ def run(job: Job) -> StageResult:
     kind = QuantizedTrials if "quantize" in job.options else TypedTrials
     trials: Trials = kind(job, golden, bounds["trials"] if bounds else 0)
     without = trials.check_all(())
-    found = Found((), is_smallest=True)
+    exclusion = Exclusion((), is_smallest=True)
     if not without["passed"]:
 
         def may_go_on() -> bool:
             is_within = trials.count < bounds["trials"] if bounds else time.monotonic() < ends
             return bool(is_within)
 
-        found = find_exclusion(trials.certain(), trials.ranked, trials.passes, may_go_on)
-    names, operators = found.nodes, trials.operators
+        exclusion = find_exclusion(trials.certain(), trials.ranked, trials.passes, may_go_on)
+    names, operators = exclusion.nodes, trials.operators
     figures: dict[str, Any] = {
         "precision": job.options["precision"],
         "without": without,
         "with": None if names is None else trials.check_all(names) if names else without,
         "nodes": None if names is None else [[name, operators[name]] for name in names],
-        "is_smallest": found.is_smallest,
+        "is_smallest": exclusion.is_smallest,
         "trials": trials.count,
         "exclude": trials.exclude,
     }
@@ -61,7 +61,7 @@ def run(job: Job) -> StageResult:
 
 
 def _narrowed(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
-    """Return the limits without the margin of engines, whose kernels round elsewhere."""
+    """Narrow the limits by the margin of engines, whose kernels round elsewhere."""
     float_type = next((case.float_type for case in golden.values()), "float32")
     limits = effective_limits(job.options["tolerance"], job.options["precision"], float_type)
     share = 1.0 - job.options["search"]["margin"]
@@ -82,7 +82,7 @@ def _written(job: Job, trials: Trials, names: Collection[str] | None) -> dict[st
     Without a list that passes, all nodes stay in fp32: the engine is right, and the report says
     that nothing was gained.
     """
-    candidates = list(trials.candidates())
+    candidates = list(trials.candidates)
     is_fp32 = names is None or set(candidates) <= set(names)
     kept = candidates if is_fp32 else list(names or ())
     nodes = trials.nodes(kept)
@@ -90,7 +90,7 @@ def _written(job: Job, trials: Trials, names: Collection[str] | None) -> dict[st
         "precision": job.options["precision"],
         "all": is_fp32,
         "nodes": _entries(nodes),
-        "by_rule": _entries(trials.nodes(trials.by_rule())),
+        "by_rule": _entries(trials.nodes(trials.by_rule)),
     }
     job.outputs["nodes"].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     macs = _macs(trials.original, job.options["cases"])
@@ -99,7 +99,7 @@ def _written(job: Job, trials: Trials, names: Collection[str] | None) -> dict[st
     still = low - sum(macs.get(name, 0) for name in kept)
     return {
         "is_fp32": is_fp32,
-        "with": trials.check_original() if is_fp32 else trials.check_all(kept),
+        "with": trials.check_all(None) if is_fp32 else trials.check_all(kept),
         "nodes": [[node.name, node.op_type] for node in nodes],
         "candidates": len(candidates),
         "macs_low": still / total if total else None,
@@ -116,7 +116,7 @@ def _entries(nodes: Sequence[NodeProto]) -> list[dict[str, Any]]:
 
 
 def _macs(model: ModelProto, cases: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Return the multiply-accumulates of each node at one of the cases."""
+    """Count the multiply-accumulates of each node at one of the cases."""
     light = ModelProto()
     light.CopyFrom(model)
     drop_weights(light)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,9 @@ from buildsys.stages.convert.cast_graph import (
     raise_opset,
 )
 from buildsys.stages.convert.precision_rules import LARGEST
-from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
-from buildsys.stages.quantize.convert import largest_losses, quantized_graph, quantized_nodes
+from buildsys.stages.quantize.convert import insert, quantized_nodes
+from buildsys.stages.quantize.losses import largest_losses
 from buildsys.stages.quantize.ranges import IntermediateTensors
 from buildsys.workers.job import Job
 
@@ -40,203 +38,164 @@ from buildsys.workers.job import Job
 class Trials(ABC):
     """Conversions of one graph, each with other nodes in fp32."""
 
-    def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
-        self._job, self._golden = job, golden
-        self._most = most  # trials, 0 if unknown
+    # the converted nodes in graph order, without those that the manifest excludes
+    candidates: Sequence[str]
+    # the nodes that no conversion changes, for the numbers in them: builders of the float32 graph
+    # must keep them in fp32, because the graph that was checked does
+    by_rule: Sequence[str] = ()
+
+    def __init__(
+        self, job: Job, golden: dict[str, Case], exclude: Sequence[str], most: int = 0
+    ) -> None:
+        """Load the graph; ``most`` trials, if it is not 0, are for the progress only."""
+        self._job, self._golden, self._most = job, golden, most
+        self.exclude = list(exclude)  # the patterns of the manifest
         self.original = load_model(job.inputs["model"])
         named_nodes(self.original)
         self.operators = {node.name: node.op_type for node in self.original.graph.node}
         self.count = 0
-        self.exclude: list[str] = []  # the patterns of the manifest
-        self._known: dict[frozenset[str], bool] = {}
+        self._verdicts: dict[frozenset[str], bool] = {}
         self._order = list(golden)  # the case that failed last comes first
 
     @abstractmethod
     def converted(self, nodes: Sequence[str]) -> ModelProto:
-        """Return the converted graph, as ONNX Runtime runs it, with ``nodes`` in fp32."""
+        """Convert the graph with ``nodes`` in fp32, as ONNX Runtime runs it."""
 
     def certain(self) -> list[str]:
-        """Return the nodes excluded in any case."""
+        """List the nodes excluded in any case."""
         return []
 
-    @abstractmethod
-    def candidates(self) -> Collection[str]:
-        """Return the converted nodes."""
-
-    def by_rule(self) -> Collection[str]:
-        """Return the nodes that no conversion changes, for the numbers in them.
-
-        Builders of the float32 graph must keep them as well: what was checked is a graph with them.
-        """
-        return ()
-
     def nodes(self, names: Collection[str]) -> list[NodeProto]:
-        """Return the nodes of these names in graph order."""
+        """List the nodes of these names in graph order."""
         wanted = set(names)
         return [node for node in self.original.graph.node if node.name in wanted]
 
     def ranked(self) -> list[str]:
-        """Return the candidates by added error, the largest first."""
+        """List the candidates by added error, the largest first."""
         self._job.progress("comparing intermediate tensors")
         case = self._golden[self._order[0]]
         try:
             converted = self.converted(self.certain())
         except StageError:  # without the certain nodes nothing expensive is left
-            return list(self.candidates())
-        graphs = []
-        implementation = implementation_of(self._job)
-        with TemporaryDirectory(dir=self._job.outputs["result"].parent) as scratch:
-            for model in (_copied(self.original), converted):
-                implementation.apply(model)
-                libraries = implementation.libraries
-                tensors = IntermediateTensors(model, Path(scratch), self._job.threads, libraries)
-                graphs.append(tensors)
-            losses = largest_losses(graphs[0], graphs[1], self.candidates(), dict(case.inputs))
-        order = [loss.node for loss in losses]
-        return order + [name for name in self.candidates() if name not in order]
+            return list(self.candidates)
+        losses = largest_losses(self._job, self._copy(), converted, self.candidates, case)
+        return list(dict.fromkeys([*(loss.node for loss in losses), *self.candidates]))
 
     def passes(self, nodes: Sequence[str]) -> bool:
-        """Return True if the graph with ``nodes`` in fp32 is within the limits in every case."""
+        """Check that the graph with ``nodes`` in fp32 is within the limits in every case."""
         key = frozenset(nodes)
-        if key not in self._known:
+        if key not in self._verdicts:
             self.count += 1
             self._job.progress(f"trial {self.count}: {len(nodes)} nodes in fp32")
             self._job.count(self.count, self._most, "trials")
-            self._known[key] = self._passes(nodes)
-        return self._known[key]
+            self._verdicts[key] = self._passes(nodes)
+        return self._verdicts[key]
 
     def _passes(self, nodes: Sequence[str]) -> bool:
         try:
             graph = open_graph(self._job, self.converted(nodes))
         except StageError:  # nothing expensive is left to convert
             return False
-        every: list[OutputCheck] = []
+        checks: list[OutputCheck] = []
         for case in list(self._order):
-            checks = self._compared(graph, [case])
-            if not all(check.comparison.passed for check in checks):
-                self._order.remove(case)
-                self._order.insert(0, case)
+            of_case = self._compare(graph, [case])
+            if not all(check.comparison.passed for check in of_case):
+                self._put_first(case)
                 return False
-            every += checks
-        judged, _ = judge_agreement(self._job, every, self._golden)
+            checks += of_case
+        judged, _ = judge_agreement(self._job, checks, self._golden)
         return all(check.comparison.passed for check in judged)
 
-    def check_all(self, nodes: Sequence[str]) -> dict[str, Any]:
-        """Return the verdict with the worst error of all cases."""
-        return self._summary(self.converted(nodes))
-
-    def check_original(self) -> dict[str, Any]:
-        """Return the verdict on the graph in fp32."""
-        return self._summary(_copied(self.original))
-
-    def _summary(self, model: ModelProto) -> dict[str, Any]:
-        checks = self._compared(open_graph(self._job, model), list(self._golden))
+    def check_all(self, nodes: Sequence[str] | None) -> dict[str, Any]:
+        """Return the verdict with the worst error of all cases; None: on the graph in fp32."""
+        model = self._copy() if nodes is None else self.converted(nodes)
+        checks = self._compare(open_graph(self._job, model), list(self._golden))
         checks, _ = judge_agreement(self._job, checks, self._golden)
         failed = [check for check in checks if not check.comparison.passed]
         for check in reversed(failed):  # the smallest failed case first: its tensors are compared
-            self._order.remove(check.case)
-            self._order.insert(0, check.case)
+            self._put_first(check.case)
         errors = [check.comparison.figures().get("relative") for check in checks]
-        known = [error for error in errors if error is not None]
+        numbers = [error for error in errors if error is not None]
         return {
             "passed": not failed,
-            "relative": max(known, default=0.0) if len(known) == len(errors) else None,
+            "relative": max(numbers, default=0.0) if len(numbers) == len(errors) else None,
             "reason": failed[0].sentence() if failed else "",
         }
 
-    def _compared(self, graph: Any, cases: Sequence[str]) -> list[OutputCheck]:
+    def _put_first(self, case: str) -> None:
+        self._order.remove(case)
+        self._order.insert(0, case)
+
+    def _compare(self, graph: Any, cases: Sequence[str]) -> list[OutputCheck]:
         golden = {case: self._golden[case] for case in cases}
         return check_outputs(self._job, self._job.options["precision"], graph, golden)
+
+    def _copy(self) -> ModelProto:
+        copy = ModelProto()
+        copy.CopyFrom(self.original)
+        return copy
 
 
 class TypedTrials(Trials):
     """Conversions to fp16 or bf16."""
 
     def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
-        super().__init__(job, golden, most)
-        precision = job.options["precision"]
-        if precision == "bf16":
+        super().__init__(job, golden, job.options.get("exclude", ()), most)
+        self._precision = job.options["precision"]
+        if self._precision == "bf16":
             self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
-        self.exclude = list(job.options.get("exclude", ()))
         self._beyond: list[str] | None = None
-        model = _copied(self.original)
-        found = convert_precision(model, precision, self.exclude)
-        nodes = {node.name for node in model.graph.node}  # without those of constants
-        self._computed = nodes
-        self._kept = {
+        model = self._copy()
+        in_fp32 = convert_precision(model, self._precision, self.exclude).kept
+        computed = {node.name for node in model.graph.node}  # without those of constants
+        low = {
             node.name
             for node in self.original.graph.node
-            if node.name in found.kept
-            or node.name not in nodes
-            or matching_pattern(node_name(node), self.exclude)
+            if node.name in computed
+            and node.name not in in_fp32
+            and not matching_pattern(node_name(node), self.exclude)
         }
+        self.candidates = [name for name in self.operators if name in low]
+        self.by_rule = [name for name in self.operators if name in computed - low]
 
     def converted(self, nodes: Sequence[str]) -> ModelProto:
-        """Return the graph with the rounding of the precision."""
-        model, precision = _copied(self.original), self._job.options["precision"]
-        convert_precision(model, precision, [*self.exclude, *nodes])
-        return emulate(model, precision)
-
-    def by_rule(self) -> Collection[str]:
-        """Return the nodes that stay in fp32 for their values or by the manifest."""
-        return [name for name in self.operators if name in self._kept and name in self._computed]
-
-    def candidates(self) -> Collection[str]:
-        """Return the nodes in 16 bits."""
-        return [name for name in self.operators if name not in self._kept]
+        """Convert the graph, with the rounding of the precision."""
+        model = self._copy()
+        convert_precision(model, self._precision, [*self.exclude, *nodes])
+        return emulate(model, self._precision)
 
     def certain(self) -> list[str]:
-        """Return the nodes that read or write values beyond the range in some case."""
+        """List the nodes that read or write values beyond the range in some case."""
         if self._beyond is None:
-            self._beyond = self._out_of_range()
+            large, candidates = self._tensors_beyond_range(), set(self.candidates)
+            self._beyond = [
+                node.name
+                for node in self.original.graph.node
+                if node.name in candidates and large.intersection((*node.input, *node.output))
+            ]
         return self._beyond
 
-    def _out_of_range(self) -> list[str]:
-        limit = LARGEST[DTYPES[self._job.options["precision"]]]
-        large: set[str] = set()
-        model = _copied(self.original)
-        implementation = implementation_of(self._job)
-        implementation.apply(model)
-        with TemporaryDirectory(dir=self._job.outputs["result"].parent) as scratch:
-            tensors = IntermediateTensors(
-                model, Path(scratch), self._job.threads, implementation.libraries
-            )
-            for case in self._golden.values():
-                for values in tensors.groups(dict(case.inputs)):
-                    for name, array in values(dict(case.inputs)).items():
-                        if np.abs(array).max(initial=0.0) > limit:
-                            large.add(name)
-        known = set(self.candidates())
-        return [
-            node.name
-            for node in self.original.graph.node
-            if node.name in known and large.intersection((*node.input, *node.output))
-        ]
+    def _tensors_beyond_range(self) -> set[str]:
+        limit = LARGEST[DTYPES[self._precision]]
+        tensors = IntermediateTensors.of_job(self._job, self._copy())
+        return {
+            name
+            for case in self._golden.values()
+            for values in tensors.groups(dict(case.inputs))
+            for name, array in values(dict(case.inputs)).items()
+            if np.abs(array).max(initial=0.0) > limit
+        }
 
 
 class QuantizedTrials(Trials):
     """Insertions of quantizers for int8 or fp8."""
 
     def __init__(self, job: Job, golden: dict[str, Case], most: int = 0) -> None:
-        super().__init__(job, golden, most)
-        self.exclude = list(job.options["quantize"]["exclude"])
-        self._quantized = quantized_nodes(self.converted(()))
+        super().__init__(job, golden, job.options["quantize"]["exclude"], most)
+        self.candidates = quantized_nodes(self.converted(()))
 
     def converted(self, nodes: Sequence[str]) -> ModelProto:
-        """Return the graph with quantizers."""
-        with TemporaryDirectory(dir=self._job.outputs["result"].parent) as scratch:
-            model = quantized_graph(
-                self._job, _copied(self.original), Path(scratch), [*self.exclude, *nodes]
-            )
+        """Insert quantizers."""
+        model, _ = insert(self._job, self._copy(), [*self.exclude, *nodes])
         named_nodes(model)
         return model
-
-    def candidates(self) -> Collection[str]:
-        """Return the nodes with quantized inputs."""
-        return self._quantized
-
-
-def _copied(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy

@@ -19,6 +19,7 @@ from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.onnx_graphs.tensor_comparison import compare
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_case, tensor_of
 from buildsys.stages.convert import stage as convert
+from buildsys.stages.convert import typed
 from buildsys.stages.convert.cast_graph import Conversion, convert_precision
 from buildsys.workers.job import Job, StageResult
 
@@ -272,13 +273,8 @@ def with_function() -> onnx.ModelProto:
         node("Relu", ["z"], ["y"]),
     ]
     kinds = {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}
-    return make_model(
-        nodes,
-        *kinds,
-        {"w": weights(4, 4)},
-        functions=[function],
-        opsets=[helper.make_opsetid("my", 1)],
-    )
+    more = {"functions": [function], "opsets": [helper.make_opsetid("my", 1)]}
+    return make_model(nodes, *kinds, {"w": weights(4, 4)}, **more)
 
 
 def test_local_functions_stay_in_float32(tmp_path: Path) -> None:
@@ -326,25 +322,12 @@ def test_external_data_is_read_and_written(tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "model.onnx"
     options = {"precision": "fp16", "tolerance": TOLERANCE["fp16"], "cases": {"opt": {}}}
     roles = {"model": source, "case.opt": tmp_path / "opt.npz"}
-    job = Job(
-        "c",
-        "convert",
-        "m",
-        "fp16",
-        options,
-        roles,
-        {"model": out, "result": tmp_path / "r.json"},
-        tmp_path,
-    )
-    result = convert.run(job)
+    outputs = {"model": out, "result": tmp_path / "r.json"}
+    result = convert.run(Job("c", "convert", "m", "fp16", options, roles, outputs, tmp_path))
     assert result.status == "passed", result.reason
     assert out.with_name("model.onnx.data").stat().st_size >= 3200
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "model.onnx",
-        "model.onnx.data",
-        "opt.npz",
-        "simplify",
-    ]
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["model.onnx", "model.onnx.data", "opt.npz", "simplify"]
     found = OrtGraph(out).run(inputs)["y"]
     assert compare(found, load_tensors(tmp_path / "opt.npz")["out.y"], TOLERANCE["fp16"]).passed
 
@@ -575,7 +558,7 @@ def test_a_wrong_conversion_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         scale.CopyFrom(numpy_helper.from_array(values, "scale"))
         return found
 
-    monkeypatch.setattr(convert, "convert_precision", convert_wrongly)
+    monkeypatch.setattr(typed, "convert_precision", convert_wrongly)
     result, _ = convert_file(
         tmp_path, conv_bn(), "fp16", {"min": {"x": IMAGE["x"][:1]}, "odd": IMAGE}
     )

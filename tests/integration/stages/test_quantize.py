@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import helper
 from PIL import Image
-from quantize_jobs import FLOAT, Chain, images_net
+from quantize_jobs import FLOAT, Chain, images_net, initializers, uneven_net
 from small_graphs import make_model, weights
 
 from buildsys.backends.onnxruntime.session import OrtGraph
@@ -32,17 +32,12 @@ def save_images(folder: Path, count: int, size: tuple[int, int] = (12, 10)) -> P
     return folder
 
 
-def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
 @pytest.mark.parametrize(
     ("precision", "tool"), [("int8", "onnxruntime"), ("int8", "builtin"), ("fp8", "builtin")]
 )
 def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str, tool: str) -> None:
     chain = Chain(tmp_path, precision=precision, quantize={"tool": tool})
-    assert chain.run("calibrate:m").status == "passed"
-    result = chain.run(f"convert:m:{precision}")
+    result = chain.quantize(precision)
     assert result.status == "passed", result.reason
     figures = result.figures
     assert figures["quantized"] == ["/first", "/second", "/head"]
@@ -76,8 +71,7 @@ def test_the_same_calibration_gives_the_same_bytes(tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
         chain = Chain(tmp_path / name)
-        chain.run("calibrate:m")
-        chain.run("convert:m:int8")
+        chain.quantize()
         folder = chain.build / "m"
         files = ("calibrate/batches.npz", "calibrate/ranges.json", "convert/int8/model.onnx")
         found.append([(folder / file).read_bytes() for file in files])
@@ -87,13 +81,8 @@ def test_the_same_calibration_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_batches_and_ranges_match_the_data(tmp_path: Path) -> None:
     values = np.random.default_rng(5).standard_normal((9, 3, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "calib.npz", x=values)
-    calibration = {
-        "data": {"x": {"npz": "calib.npz"}},
-        "batches": 2,
-        "batch_size": 4,
-        "algorithm": "minmax",
-    }
-    chain = Chain(tmp_path, calibration=calibration)
+    sizes = {"batches": 2, "batch_size": 4, "algorithm": "minmax"}
+    chain = Chain(tmp_path, calibration={"data": {"x": {"npz": "calib.npz"}}, **sizes})
     figures = chain.run("calibrate:m").figures
     with np.load(chain.build / "m/calibrate/batches.npz") as archive:
         assert archive.files == ["0/x", "1/x"]
@@ -141,12 +130,8 @@ def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -
     np.savez(tmp_path / "calib.npz", x=values)
     limits, uncut = {}, {}
     for algorithm in ("minmax", "entropy", "percentile"):
-        data = {
-            "data": {"x": {"npz": "calib.npz"}},
-            "batches": 12,
-            "batch_size": 8,
-            "algorithm": algorithm,
-        }
+        sizes = {"batches": 12, "batch_size": 8, "algorithm": algorithm}
+        data = {"data": {"x": {"npz": "calib.npz"}}, **sizes}
         chain = Chain(tmp_path / algorithm, calibration=data)
         chain.project = tmp_path
         uncut[algorithm] = chain.run("calibrate:m").figures["uncut"]
@@ -154,35 +139,21 @@ def test_an_algorithm_that_cuts_outliers_gives_a_smaller_range(tmp_path: Path) -
     assert limits["minmax"] == 100.0
     assert 2.0 < limits["percentile"] < 5.0
     assert 2.0 < limits["entropy"] < 10.0
-    assert uncut == {
-        "minmax": [],
-        "entropy": ["p", "f", "y"],
-        "percentile": [],
-    }  # 480 values of 96 images
+    # 480 values of 96 images
+    assert uncut == {"minmax": [], "entropy": ["p", "f", "y"], "percentile": []}
 
 
 def test_excluded_nodes_stay_and_are_reported(tmp_path: Path) -> None:
     chain = Chain(tmp_path, quantize={"exclude": ("/head*",)})
-    chain.run("calibrate:m")
-    figures = chain.run("convert:m:int8").figures
+    figures = chain.quantize().figures
     assert figures["quantized"] == ["/first", "/second"]
     assert figures["kept_fp32"] == ["/head"]
     assert figures["kept_reasons"] == {"/head": "excluded by /head*"}
 
 
 def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Path) -> None:
-    """With one scale, channels smaller by a million are lost."""
-    scale = np.logspace(0, -6, 4).astype(np.float32)
-    model = images_net()
-    stored = initializers(model)
-    changed = {"w1": stored["w1"] * scale.reshape(4, 1, 1, 1), "b1": stored["b1"] * scale}
-    changed["w2"] = stored["w2"] / scale.reshape(1, 4, 1, 1)
-    for tensor in model.graph.initializer:
-        if tensor.name in changed:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(changed[tensor.name], tensor.name))
-    chain = Chain(tmp_path, model, quantize={"per_channel": False})
-    chain.run("calibrate:m")
-    result = chain.run("convert:m:int8")
+    chain = Chain(tmp_path, uneven_net(), quantize={"per_channel": False})
+    result = chain.quantize()
     assert result.status == "failed"
     assert "y differs in case min of the int8 graph" in result.reason
     assert "cosine 0." in result.reason
@@ -197,15 +168,9 @@ def test_a_wrong_quantization_fails_with_the_layer_that_loses_most(tmp_path: Pat
 def test_a_range_clipped_too_far_is_reported(tmp_path: Path) -> None:
     values = np.random.default_rng(5).standard_normal((64, 3, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "calib.npz", x=values)
-    data = {
-        "data": {"x": {"npz": "calib.npz"}},
-        "batches": 8,
-        "batch_size": 8,
-        "algorithm": "percentile",
-    }
-    chain = Chain(tmp_path, calibration={**data, "percentile": 60.0})
-    chain.run("calibrate:m")
-    result = chain.run("convert:m:int8")
+    sizes = {"batches": 8, "batch_size": 8, "algorithm": "percentile", "percentile": 60.0}
+    chain = Chain(tmp_path, calibration={"data": {"x": {"npz": "calib.npz"}}, **sizes})
+    result = chain.quantize()
     assert result.status == "failed"
     assert (
         "calibration.algorithm: minmax, which clips nothing, passes (relative error " in result.hint
@@ -238,8 +203,7 @@ def test_an_offset_hides_no_wrong_calibration(
 ) -> None:
     dark = {"data": {"x": {"random": "uniform", "high": 0.02}}, "algorithm": "minmax"}
     chain = Chain(tmp_path, sigmoid_net(offset), precision=precision, calibration=dark)
-    chain.run("calibrate:m")
-    result = chain.run(f"convert:m:{precision}")
+    result = chain.quantize(precision)
     comparisons = [case["y"] for case in result.figures["cases"].values()]
     assert all(c["relative"] < 0.2 and c["cosine"] > 0.99 for c in comparisons)
     assert result.status == "failed"
@@ -249,9 +213,7 @@ def test_an_offset_hides_no_wrong_calibration(
     agreement = result.figures["agreement"]["y"]
     assert agreement["samples"] == 17
     assert agreement["correlation"] < 0.9
-    honest = Chain(tmp_path, sigmoid_net(offset), precision=precision)
-    honest.run("calibrate:m")
-    result = honest.run(f"convert:m:{precision}")
+    result = Chain(tmp_path, sigmoid_net(offset), precision=precision).quantize(precision)
     assert result.status == "passed", result.reason
 
 
@@ -259,8 +221,7 @@ def test_a_pass_warns_of_golden_inputs_beyond_the_calibrated_range(tmp_path: Pat
     narrow = {"data": {"x": {"random": "uniform", "low": -2.0, "high": 2.0}}}
     limits = {"correlation": 0.5, "spread_error": 1.0, "slope": 1.0, "rtol": 1.0, "cosine": 0.5}
     chain = Chain(tmp_path, calibration=narrow, verify={"int8": limits})
-    chain.run("calibrate:m")
-    result = chain.run("convert:m:int8")
+    result = chain.quantize()
     assert result.status == "passed", result.reason
     assert any("the calibration data only 2" in warning for warning in result.figures["warnings"])
 
@@ -269,8 +230,7 @@ def test_data_unlike_the_golden_inputs_is_reported(tmp_path: Path) -> None:
     chain = Chain(
         tmp_path, calibration={"data": {"x": {"random": "uniform", "low": 0.0, "high": 0.1}}}
     )
-    chain.run("calibrate:m")
-    result = chain.run("convert:m:int8")
+    result = chain.quantize()
     assert result.status == "failed"
     assert "the calibration data only 0.1: calibrate on similar data" in result.hint
 
@@ -291,8 +251,7 @@ def test_products_of_activations_and_nodes_without_names_are_quantized(
     chain = Chain(
         tmp_path, model, precision=precision, quantize={"outputs": outputs}, calibration=data
     )
-    chain.run("calibrate:m")
-    result = chain.run(f"convert:m:{precision}")
+    result = chain.quantize(precision)
     assert result.status == "passed", result.reason
     assert [name for name in result.figures["quantized"] if name.startswith("MatMul")] == [
         "MatMul_h",
@@ -304,7 +263,11 @@ def test_products_of_activations_and_nodes_without_names_are_quantized(
     assert axes == {1}  # the columns of w
 
 
-def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tool", ["onnxruntime", "builtin"])
+@pytest.mark.parametrize("outputs", [False, True])
+def test_every_operator_that_can_be_named_is_quantized(
+    tmp_path: Path, tool: str, outputs: bool
+) -> None:
     node = helper.make_node
     nodes = [
         node("ConvTranspose", ["x", "wt"], ["a"], name="/up", kernel_shape=[2, 2], strides=[2, 2]),
@@ -326,42 +289,18 @@ def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path) -> None:
     model = make_model(
         nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored
     )
-    every = get_args(QuantizedOperator)
-    expected = [
-        "/up",
-        "/average",
-        "/conv",
-        "/scale",
-        "/residual",
-        "/max",
-        "/global",
-        "/gemm",
-        "/matmul",
-    ]
-    for tool, outputs in (
-        ("onnxruntime", False),
-        ("onnxruntime", True),
-        ("builtin", False),
-        ("builtin", True),
-    ):
-        quantize = {"tool": tool, "operators": every, "outputs": outputs}
-        chain = Chain(
-            tmp_path / f"{tool}-{outputs}",
-            model,
-            quantize=quantize,
-            calibration={"batches": 16, "batch_size": 8},
-        )
-        chain.run("calibrate:m")
-        result = chain.run("convert:m:int8")
-        assert result.status == "passed", (tool, outputs, result.reason)
-        # onnxruntime lets pooling follow what it reads
-        left = (
-            {"/average", "/global", "/max"} if (tool, outputs) == ("onnxruntime", False) else set()
-        )
-        kept = {name for name in expected if name not in result.figures["quantized"]}
-        assert kept <= left, (tool, outputs)
-        assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool skipped it")
-        parse_by_tensorrt_rtx(chain, "int8")
+    quantize = {"tool": tool, "operators": get_args(QuantizedOperator), "outputs": outputs}
+    sizes = {"batches": 16, "batch_size": 8}
+    chain = Chain(tmp_path, model, quantize=quantize, calibration=sizes)
+    result = chain.quantize()
+    assert result.status == "passed", result.reason
+    # onnxruntime lets pooling follow what it reads
+    follow = {"/average", "/global", "/max"} if tool == "onnxruntime" and not outputs else set()
+    named = {node.name for node in nodes if node.op_type in quantize["operators"]}
+    kept = named - set(result.figures["quantized"])
+    assert kept <= follow
+    assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool skipped it")
+    parse_by_tensorrt_rtx(chain, "int8")
 
 
 def test_without_modelopt_the_error_has_the_command_to_install_it(
@@ -405,8 +344,7 @@ def test_modelopt_quantizes(tmp_path: Path, precision: str) -> None:
     chain = Chain(
         tmp_path, wide_net(), precision=precision, quantize={"tool": "modelopt"}, calibration=data
     )
-    chain.run("calibrate:m")
-    result = chain.run(f"convert:m:{precision}")
+    result = chain.quantize(precision)
     assert result.status == "passed", result.reason
     assert {"/one", "/two"} <= set(result.figures["quantized"])
     parse_by_tensorrt_rtx(chain, precision)
@@ -424,8 +362,7 @@ def test_autocast_converts(tmp_path: Path, precision: str) -> None:
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_tensorrt_rtx_accepts_the_quantized_graph(tmp_path: Path, precision: str) -> None:
     chain = Chain(tmp_path / precision, precision=precision)
-    chain.run("calibrate:m")
-    chain.run(f"convert:m:{precision}")
+    chain.quantize(precision)
     parse_by_tensorrt_rtx(chain, precision)
 
 
@@ -617,8 +554,7 @@ def test_an_fp8_engine_of_onnxruntime_equals_its_graph(tmp_path: Path) -> None:
 
 def test_fp8_raises_the_opset(tmp_path: Path) -> None:
     chain = Chain(tmp_path, images_net(17), precision="fp8")
-    chain.run("calibrate:m")
-    figures = chain.run("convert:m:fp8").figures
+    figures = chain.quantize("fp8").figures
     assert figures["opset"] == 19
     assert figures["initializers"]["float8e4m3fn"] == 6
     assert figures["warnings"] == [

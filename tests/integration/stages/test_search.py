@@ -7,34 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import helper, numpy_helper
-from quantize_jobs import FLOAT, Chain, images_net
+from quantize_jobs import (
+    FLOAT,
+    Chain,
+    images_net,
+    overflowing_net,
+    replace_weights,
+    uneven_net,
+)
 from small_graphs import make_model, weights
 
 from buildsys.backends.openvino.options import OpenVinoEngine
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
-
-
-def overflowing() -> onnx.ModelProto:
-    """Return a network with values around 1e7 in its middle, and unnamed nodes."""
-    node = helper.make_node
-    nodes = [
-        node("Conv", ["x", "w1"], ["c"], name="/first", pads=[1, 1, 1, 1]),
-        node("Constant", [], ["k"], name="/k", value=numpy_helper.from_array(np.float32([1000]))),
-        node("Mul", ["c", "k"], ["a"], name="/up"),
-        node("Mul", ["a", "k"], ["b"]),
-        node("Div", ["b", "k"], ["d"]),
-        node("Div", ["d", "k"], ["e"], name="/down"),
-        node("GlobalAveragePool", ["e"], ["p"], name="/pool"),
-        node("Flatten", ["p"], ["f"], name="/flat"),
-        node("Gemm", ["f", "w3"], ["y"], name="/head", transB=1),
-    ]
-    stored = {"w1": weights(4, 3, 3, 3), "w3": weights(5, 4, seed=3)}
-    ports = {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}
-    return make_model(nodes, *ports, stored)
 
 
 def listed(chain: Chain, variant: str) -> dict[str, Any]:
@@ -43,7 +30,7 @@ def listed(chain: Chain, variant: str) -> dict[str, Any]:
 
 
 def test_an_overflowing_layer_stays_in_fp32_and_the_rest_does_not(tmp_path: Path) -> None:
-    chain = Chain(tmp_path, overflowing(), precision="auto-fp16")
+    chain = Chain(tmp_path, overflowing_net(), precision="auto-fp16")
     found = chain.run("search:m:auto-fp16").figures
     assert found["nodes"] == [["Mul_b", "Mul"], ["Div_d", "Div"]]
     assert found["without"] == {**found["without"], "passed": False}
@@ -94,12 +81,8 @@ def test_limits_that_no_choice_meets_leave_fp32_which_is_no_error(tmp_path: Path
 
 
 def test_a_graph_with_values_beyond_the_range_everywhere_stays_in_fp32(tmp_path: Path) -> None:
-    model = overflowing()
-    for tensor in model.graph.initializer:
-        if tensor.name == "w3":
-            tensor.CopyFrom(numpy_helper.from_array(3e4 * weights(5, 4, seed=3), "w3"))
-        if tensor.name == "w1":
-            tensor.CopyFrom(numpy_helper.from_array(2e4 * weights(4, 3, 3, 3), "w1"))
+    model = overflowing_net()
+    replace_weights(model, w3=3e4 * weights(5, 4, seed=3), w1=2e4 * weights(4, 3, 3, 3))
     chain = Chain(tmp_path, model, precision="auto-fp16")
     assert chain.run("search:m:auto-fp16").figures["is_fp32"] is True
     assert chain.run("convert:m:auto-fp16").status == "passed"
@@ -109,13 +92,11 @@ def test_builders_of_the_float32_graph_also_keep_what_every_conversion_keeps(
     tmp_path: Path,
 ) -> None:
     """Weights beyond the range become infinite in a builder as well."""
-    model = overflowing()
+    model = overflowing_net()
     small = helper.make_node("Mul", ["x", "small"], ["s"], name="/small")
     model.graph.node.insert(0, small)
     model.graph.node[1].input[0] = "s"
-    for tensor in model.graph.initializer:
-        if tensor.name == "w1":
-            tensor.CopyFrom(numpy_helper.from_array(1e5 * weights(4, 3, 3, 3), "w1"))
+    replace_weights(model, w1=1e5 * weights(4, 3, 3, 3))
     model.graph.initializer.append(numpy_helper.from_array(np.float32([1e-5]), "small"))
     chain = Chain(tmp_path, model, precision="auto-fp16")
     names = [name for name, _ in chain.run("search:m:auto-fp16").figures["nodes"]]
@@ -124,32 +105,19 @@ def test_builders_of_the_float32_graph_also_keep_what_every_conversion_keeps(
 
 
 def test_the_number_of_trials_is_bounded_and_what_was_found_passes(tmp_path: Path) -> None:
-    every = Chain(tmp_path / "all", overflowing(), precision="auto-fp16")
+    every = Chain(tmp_path / "all", overflowing_net(), precision="auto-fp16")
     assert every.run("search:m:auto-fp16").figures["is_smallest"] is True
-    few = Chain(tmp_path / "few", overflowing(), precision="auto-fp16", search={"trials": 1})
+    few = Chain(tmp_path / "few", overflowing_net(), precision="auto-fp16", search={"trials": 1})
     found = few.run("search:m:auto-fp16").figures
     assert found["is_smallest"] is False
     assert found["trials"] == 1
     assert found["with"]["passed"] is True
 
 
-def lossy() -> onnx.ModelProto:
-    """Return a network with channels that one scale cannot hold: smaller by a million."""
-    scale = np.logspace(0, -6, 4).astype(np.float32)
-    model = images_net()
-    stored = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
-    changed = {"w1": stored["w1"] * scale.reshape(4, 1, 1, 1), "b1": stored["b1"] * scale}
-    changed["w2"] = stored["w2"] / scale.reshape(1, 4, 1, 1)
-    for tensor in model.graph.initializer:
-        if tensor.name in changed:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(changed[tensor.name], tensor.name))
-    return model
-
-
 @pytest.mark.parametrize("tool", ["onnxruntime", "builtin"])
 def test_the_layer_that_int8_destroys_stays_in_fp32(tmp_path: Path, tool: str) -> None:
     quantize = {"per_channel": False, "tool": tool}
-    chain = Chain(tmp_path, lossy(), precision="auto-int8", quantize=quantize)
+    chain = Chain(tmp_path, uneven_net(), precision="auto-int8", quantize=quantize)
     chain.run("calibrate:m")
     found = chain.run("search:m:auto-int8").figures
     assert ["/second", "Conv"] in found["nodes"]
@@ -173,7 +141,7 @@ def test_a_graph_without_anything_to_convert_is_an_error(tmp_path: Path) -> None
 
 def test_an_openvino_engine_computes_the_searched_int8_graph(tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
-    chain = Chain(tmp_path, lossy(), precision="auto-int8", quantize={"per_channel": False})
+    chain = Chain(tmp_path, uneven_net(), precision="auto-int8", quantize={"per_channel": False})
     engine = chain.resolved["engines"][0]
     onnxruntime_only = engine.keys() - {"name", "precision", "required", "tolerance", "toolchain"}
     kept = {name: value for name, value in engine.items() if name not in onnxruntime_only}

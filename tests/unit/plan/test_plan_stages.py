@@ -63,7 +63,7 @@ DEPENDENCIES = {
     "simplify:net": "numpy onnx onnxruntime onnxsim; onnxruntime onnxsim; ; ",
     "surgery:net:after_simplify": "numpy onnx onnxruntime; onnxruntime; ; ",
     "calibrate:net": "numpy onnx onnxruntime python; onnxruntime; ; ",
-    "convert:net:fp16": "numpy onnx onnxruntime; onnxruntime; ; ",
+    "convert:net:fp16": "numpy onnx onnxruntime; onnxruntime; ; stages.convert.typed",
     "convert:net:int8": "numpy onnx onnxruntime; onnxruntime; ; stages.quantize.convert",
     "validate:net": "numpy onnx onnxruntime; onnxruntime; ; ",
     "engine:net:ort": "onnx onnxruntime; onnxruntime; cores cpu; backends.onnxruntime.backend",
@@ -417,8 +417,8 @@ def test_an_onnx_file_is_copied_and_run_in_onnx_runtime() -> None:
     [
         ("int8", "modelopt", ["quantize.convert"], {"ranges", "batches"}),
         ("int8", "builtin", ["quantize.convert"], {"ranges"}),
-        ("fp16", "autocast", ["quantize.modelopt"], set()),
-        ("fp16", "builtin", [], set()),
+        ("fp16", "autocast", ["convert.typed", "quantize.modelopt"], set()),
+        ("fp16", "builtin", ["convert.typed"], set()),
     ],
 )
 def test_a_conversion_depends_on_its_tool(
