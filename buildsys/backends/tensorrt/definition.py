@@ -7,8 +7,8 @@ gets or gives to layers, and whatever it returns, are kept until then.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,21 @@ def define_network(
     network = version_adapter.create_network(library, builder, strong=is_strong(options))
     weights = _read_weights(definition.weights, request.project)
     offered = {"weights": weights, "precision": options["precision"]}
-    arguments = _arguments(function, name, definition.kwargs, offered)
-    kept: list[Any] = [weights]
+    with suppress(TypeError, ValueError):  # a function written in C
+        names = inspect.signature(function).parameters
+        offered = {word: value for word, value in offered.items() if word in names}
+    keeper: list[Any] = [weights]
     try:
         with (
-            _assigned_weights_kept(library, kept),
+            _assigned_weights_kept(library, keeper),
             reraise_as_stage_error(f"{name} failed", request.project),
         ):
-            kept.append(function(network, library.trt, **arguments))
+            arguments = {**offered, **definition.kwargs}
+            keeper.append(function(network, library.trt, **arguments))
     except StageError as failure:
-        raise _explained(failure, library, messages) from failure
+        words = f"; {library.title} says: {messages.error_text('')}" if messages.errors else ""
+        hint = _hint(failure.__cause__, library) or failure.hint
+        raise StageError(failure.problem + words, hint) from failure
     if network.num_outputs == 0 and not messages.errors:
         text = f"{name} marks no output of the network"
         raise StageError(text, "mark each one: network.mark_output(layer.get_output(0))")
@@ -66,12 +71,12 @@ def define_network(
     if problems:
         hint = "correct the function, or inputs, outputs and dims in the manifest"
         raise StageError(f"{name}: {'; '.join(problems)}", hint)
-    return Parsed(builder, network, kept, [], accepted=True)
+    return Parsed(builder, network, keeper, [], accepted=True)
 
 
 @contextmanager
-def _assigned_weights_kept(library: Library, kept: list[Any]) -> Iterator[None]:
-    """Keep weights assigned to layers, as in ``layer.kernel = array``.
+def _assigned_weights_kept(library: Library, keeper: list[Any]) -> Iterator[None]:
+    """Keep weights that the block assigns to layers, as in ``layer.kernel = array``.
 
     A network keeps the arrays in calls such as ``add_constant``, but not these.
     """
@@ -81,7 +86,7 @@ def _assigned_weights_kept(library: Library, kept: list[Any]) -> Iterator[None]:
             own = vars(layer_class).get(attribute)
             if isinstance(own, property) and own.fset is not None:
                 changed.append((layer_class, attribute, own))
-                setattr(layer_class, attribute, _keeping(own, kept))
+                setattr(layer_class, attribute, _keeping(own, keeper))
     try:
         yield
     finally:
@@ -89,9 +94,9 @@ def _assigned_weights_kept(library: Library, kept: list[Any]) -> Iterator[None]:
             setattr(layer_class, attribute, own)
 
 
-def _keeping(own: property, kept: list[Any]) -> property:
+def _keeping(own: property, keeper: list[Any]) -> property:
     def assign(layer: Any, value: Any) -> None:
-        kept.append(value)
+        keeper.append(value)
         own.__set__(layer, value)
 
     return property(own.fget, assign)
@@ -112,52 +117,27 @@ def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
         raise StageError(problem, "save it with numpy.savez") from error
 
 
-def _arguments(
-    function: Callable[..., Any],
-    name: str,
-    kwargs: Mapping[str, Any],
-    offered: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the keyword arguments of a user's function.
-
-    Raises: StageError: it cannot be called with the network, the module and these.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C
-        return dict(kwargs)
-    taken = {word: value for word, value in offered.items() if word in signature.parameters}
-    found = {**taken, **kwargs}
-    try:
-        signature.bind(None, None, **found)
-    except TypeError as error:
-        raise StageError(
-            f"{name} has the parameters {signature}, but its arguments are the network, the module"
-            f" trt, weights and precision if it names them, and source.kwargs: {error}",
-            "write def define(network, trt): …, and set source.kwargs for further parameters",
-        ) from error
-    return found
-
-
-def _explained(failure: StageError, library: Library, messages: Messages) -> StageError:
-    """Return the failure of a user's function with TensorRT's own words and a remedy."""
-    cause, text, hint = failure.__cause__, failure.problem, failure.hint
+def _hint(cause: BaseException | None, library: Library) -> str:
+    """Return the remedy for an exception of a user's function, if there is a known one."""
     if isinstance(cause, ModuleNotFoundError):
-        hint = (
+        return (
             "the interpreter of the engine runs this file: keep the reference's imports out of it"
         )
-    elif isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is library.trt:
-        hint = f"this name is of another version than {library.release}"
-    elif isinstance(cause, TypeError) and "incompatible function arguments" in str(cause):
-        hint = "weights are contiguous arrays of a type of TensorRT: numpy.ascontiguousarray"
-    elif isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is None:
-        hint = (
+    if isinstance(cause, TypeError) and "incompatible function arguments" in str(cause):
+        return "weights are contiguous arrays of a type of TensorRT: numpy.ascontiguousarray"
+    if isinstance(cause, TypeError) and "argument" in str(cause):
+        return (
+            "write def define(network, trt): …, with the parameters weights and precision if it"
+            " needs them, and set source.kwargs for further ones"
+        )
+    if isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is library.trt:
+        return f"this name is of another version than {library.release}"
+    if isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is None:
+        return (
             "TensorRT returns None for a layer that it refuses, and for a plugin that is not"
             " registered: name the plugin's library in ops"
         )
-    if messages.errors:
-        text += f"; {library.title} says: {messages.error_text('')}"
-    return StageError(text, hint)
+    return ""
 
 
 def _differences(
@@ -184,26 +164,24 @@ def _differences(
         if wanted["shape"] is None:
             continue
         try:
-            found = list(tensor.shape)
+            sizes = list(tensor.shape)
         except (RuntimeError, ValueError):  # the shapes of its layers contradict each other
             yield f"{where} has no shape that TensorRT can compute"
             continue
-        pairs = zip(found, wanted["shape"], strict=False)
         exact = kind == "input"  # a size of an output may follow from values
-        if len(found) != len(wanted["shape"]) or not all(
-            _fits(size, given, dims, exact=exact) for size, given in pairs
+        if len(sizes) != len(wanted["shape"]) or not all(
+            _fits(size, declared_size, dims, exact=exact)
+            for size, declared_size in zip(sizes, wanted["shape"], strict=True)
         ):
             shape = ", ".join("null" if size is None else str(size) for size in wanted["shape"])
-            yield f"{where} has the shape {found}, and [{shape}] in the manifest (-1 is any size)"
+            yield f"{where} has the shape {sizes}, and [{shape}] in the manifest (-1 is any size)"
 
 
 def _fits(
-    size: int, given: int | str | None, dims: Mapping[str, Mapping[str, Any]], *, exact: bool
+    size: int, declared: int | str | None, dims: Mapping[str, Mapping[str, Any]], *, exact: bool
 ) -> bool:
     """Check a network's size (-1: any) against the manifest's."""
-    if given is None:
-        return True
-    if isinstance(given, str):
-        span = dims.get(given, {})
+    if isinstance(declared, str):
+        span = dims.get(declared, {})
         return size == -1 or span.get("min") == size == span.get("max")
-    return size == given or (size == -1 and not exact)
+    return declared is None or size == declared or (size == -1 and not exact)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.network_edits import io_tensors
-from buildsys.backends.tensorrt.parse import Parsed
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 
@@ -28,52 +26,7 @@ WEIGHTS = (*_ROLES, "power")  # no refitter takes the last one
 # layers whose weights or inner networks cannot be read
 _OPAQUE = ("PLUGIN", "PLUGIN_V2", "PLUGIN_V3")
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
-
-
-@dataclass(frozen=True)
-class NetworkWeights:
-    """A network's weights by layer and role, and a digest of the rest."""
-
-    skeleton: str
-    arrays: Mapping[tuple[str, str], Array]  # (layer, role), in memory of the network
-    defined: Parsed
-
-    def replaceable(self, refitter: Any) -> set[str]:
-        """Return the layers and roles open to the refitter."""
-        return {" ".join(key) for key in _keys(refitter.get_all())}
-
-    def missing(self, refitter: Any) -> list[str]:
-        """Return the layers and roles still missing."""
-        return sorted(" ".join(key) for key in _keys(refitter.get_missing()))
-
-    def give(self, library: Library, refitter: Any, changed: set[str]) -> object:  # noqa: ARG002
-        """Give a refitter its weights; return the arrays.
-
-        Raises: StageError: it refuses some.
-        """
-        log = log_of(library)
-        for layer_name, role in _keys(refitter.get_all()):
-            array = self.arrays.get((layer_name, role))
-            if array is None:
-                continue
-            value = getattr(library.trt.WeightsRole, role)
-            if not refitter.set_weights(layer_name, value, library.trt.Weights(array)):
-                reason = log.messages.error_text("without a reason")
-                raise StageError(f"TensorRT refuses the weights {layer_name} {role}: {reason}")
-        return self.arrays
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Return the digest of each array, by layer and role."""
-        return {
-            " ".join(key): hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-            for key, array in self.arrays.items()
-        }
-
-
-def _keys(found: tuple[Sequence[str], Sequence[Any]]) -> list[tuple[str, str]]:
-    """Return layers and roles from a refitter's two lists."""
-    return [(layer_name, role.name) for layer_name, role in zip(*found, strict=True)]
+LayerWeights = Mapping[tuple[str, str], Array]  # by layer and role, in memory of the network
 
 
 def layer_classes(library: Library) -> dict[str, type]:
@@ -82,24 +35,21 @@ def layer_classes(library: Library) -> dict[str, type]:
     return {name[1:-5].upper(): getattr(trt, name) for name in dir(trt) if name.endswith("Layer")}
 
 
-def network_weights(library: Library, defined: Parsed) -> NetworkWeights:
-    """Read the weights of a network.
+def read_network(library: Library, network: Any) -> tuple[str, LayerWeights]:
+    """Read the digest of a network without its weights, and the weights.
 
     Raises: ValueError: two layers have one name, or a layer has weights that cannot be read.
     """
-    network = defined.network
     arrays: dict[tuple[str, str], Array] = {}
-    described: list[Any] = []
-    names = set()
+    described: dict[str, Any] = {}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        if layer.name in names:
-            raise ValueError(f"two layers of the network are named {layer.name}")
-        names.add(layer.name)
         kind = layer.type.name
+        if layer.name in described:
+            raise ValueError(f"two layers of the network are named {layer.name}")
         if kind in _OPAQUE:
             raise ValueError(f"the layer {layer.name} is a plugin, which may contain weights")
-        facts: dict[str, Any] = {"kind": kind, "name": layer.name}
+        facts: dict[str, Any] = {"kind": kind}
         facts["inputs"] = [_tensor(layer.get_input(i)) for i in range(layer.num_inputs)]
         facts["outputs"] = [_tensor(layer.get_output(i)) for i in range(layer.num_outputs)]
         for attribute, value in _attributes(library, layer, kind):
@@ -110,13 +60,42 @@ def network_weights(library: Library, defined: Parsed) -> NetworkWeights:
             elif isinstance(value, np.ndarray):
                 facts[attribute] = value.tolist()
             elif attribute in _ROLES and not isinstance(value, _PLAIN):
-                raise ValueError(f"the {attribute} of the layer {layer.name} is no numpy array")
+                text = f"the {attribute} of the layer {layer.name} is not a numpy array"
+                raise ValueError(text)
             else:
                 facts[attribute] = value if isinstance(value, _PLAIN) else repr(value)
-        described.append(facts)
+        described[layer.name] = facts
     ports = [[_tensor(tensor) for tensor in tensors] for tensors in io_tensors(network)]
-    text = json.dumps([ports, described], sort_keys=True, default=repr)
-    return NetworkWeights(hashlib.sha256(text.encode()).hexdigest(), arrays, defined)
+    text = json.dumps([ports, list(described.items())], sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest(), arrays
+
+
+def weights_digests(weights: LayerWeights) -> dict[str, str]:
+    """Return the digest of each array, by layer and role."""
+    return {
+        " ".join(key): hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        for key, array in weights.items()
+    }
+
+
+def set_layer_weights(library: Library, refitter: Any, weights: LayerWeights) -> None:
+    """Give a refitter the weights of its layers.
+
+    Raises: StageError: it refuses some.
+    """
+    for layer_name, role in zip(*refitter.get_all(), strict=True):
+        array = weights.get((layer_name, role.name))
+        if array is None:
+            continue
+        if not refitter.set_weights(layer_name, role, library.trt.Weights(array)):
+            reason = log_of(library).messages.error_text("without a reason")
+            raise StageError(f"TensorRT refuses the weights {layer_name} {role.name}: {reason}")
+
+
+def layer_weights_of(refitter: Any, *, missing: bool = False) -> set[str]:
+    """Return the layers and roles that a refitter can replace, or that it still needs."""
+    keys = refitter.get_missing() if missing else refitter.get_all()
+    return {f"{layer_name} {role.name}" for layer_name, role in zip(*keys, strict=True)}
 
 
 def _tensor(tensor: Any) -> list[str] | None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from buildsys.backends.interface import BuildRequest, EarlierBuild, Figures
 from buildsys.backends.tensorrt import version_adapter
@@ -24,11 +25,16 @@ from buildsys.backends.tensorrt.builder_config import is_strong
 from buildsys.backends.tensorrt.definition import define_network
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import load_failure, log_of
-from buildsys.backends.tensorrt.network_weights import network_weights
+from buildsys.backends.tensorrt.network_weights import (
+    layer_weights_of,
+    read_network,
+    set_layer_weights,
+    weights_digests,
+)
 from buildsys.backends.tensorrt.parse import Parsed, new_builder
 from buildsys.backends.tensorrt.plugins.load import load_plugins
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.weight_files import WeightFile, read_weights
+from buildsys.onnx_graphs.weight_files import read_weights
 from buildsys.system.files import sha256_of
 
 # facts of a build that depend on the graph's skeleton and the engine's fields only
@@ -38,64 +44,45 @@ _KEPT = (
 _SHOWN = 3  # names in a message
 
 
-class NewWeights(Protocol):
-    """The weights to give to an earlier engine, each by name."""
-
-    @property
-    def skeleton(self) -> str:
-        """Return the digest of everything else in the graph or network."""
-        ...
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """Return the digest of each."""
-        ...
-
-    def replaceable(self, refitter: Any) -> set[str]:
-        """Return the names that the refitter's engine can replace."""
-        ...
-
-    def missing(self, refitter: Any) -> list[str]:
-        """Return the names that the refitter still needs."""
-        ...
-
-    def give(self, library: Library, refitter: Any, changed: set[str]) -> object:
-        """Give them to a refitter; return what to keep until it is done.
-
-        Raises: StageError: it refuses one.
-        """
-        ...
-
-
 @dataclass(frozen=True)
-class GraphWeights:
-    """The initializers of an ONNX file."""
+class NewWeights:
+    """The weights to give to an earlier engine."""
 
-    onnx: Path
-    graph: WeightFile
+    skeleton: str  # digest of everything else in the graph or network
+    digests: Mapping[str, str]  # by name
+    # of a refitter: the names that it can replace, and those that it still needs
+    replaceable: Callable[[Any], Collection[str]]
+    missing: Callable[[Any], Collection[str]]
+    # to a refitter, with the changed names; returns what to keep until it is done
+    give: Callable[[Any, Collection[str]], object]
 
-    @property
-    def skeleton(self) -> str:
-        """Return the digest of the rest of the file."""
-        return self.graph.skeleton
 
-    @property
-    def digests(self) -> dict[str, str]:
-        """Return the digest of each initializer."""
-        return {name: weight.digest for name, weight in self.graph.weights.items()}
+def _graph_weights(library: Library, onnx: Path) -> NewWeights:
+    graph = read_weights(onnx)
+    return NewWeights(
+        graph.skeleton,
+        {name: weight.digest for name, weight in graph.weights.items()},
+        lambda refitter: refitter.get_all_weights(),
+        lambda refitter: refitter.get_missing_weights(),
+        lambda refitter, changed: version_adapter.set_weights(
+            library, refitter, onnx, graph.weights, changed
+        ),
+    )
 
-    def replaceable(self, refitter: Any) -> set[str]:
-        """Return the names that the refitter's engine can replace."""
-        return set(refitter.get_all_weights())
 
-    def missing(self, refitter: Any) -> list[str]:
-        """Return the names that the refitter still needs."""
-        return sorted(refitter.get_missing_weights())
+def _network_weights(library: Library, network: Any) -> NewWeights:
+    """Read the weights of a network defined by hand.
 
-    def give(self, library: Library, refitter: Any, changed: set[str]) -> object:
-        """Give them to a refitter; return the arrays."""
-        weights = self.graph.weights
-        return version_adapter.set_weights(library, refitter, self.onnx, weights, changed)
+    Raises: ValueError: its layers cannot be compared.
+    """
+    skeleton, arrays = read_network(library, network)
+    return NewWeights(
+        skeleton,
+        weights_digests(arrays),
+        layer_weights_of,
+        partial(layer_weights_of, missing=True),
+        lambda refitter, _: set_layer_weights(library, refitter, arrays),
+    )
 
 
 def build_or_refit(library: Library, request: BuildRequest) -> Figures:
@@ -106,21 +93,17 @@ def build_or_refit(library: Library, request: BuildRequest) -> Figures:
     if not request.options["refit"]:
         return build_engine(library, request)
     begun = time.perf_counter()
-    defined, reason = None, ""
-    weights: NewWeights | None = None
-    if request.definition:
-        defined = _defined(library, request)
-        try:
-            weights = network_weights(library, defined)
-        except ValueError as failure:  # its layers cannot be compared
-            reason = str(failure)
-    else:
-        weights = GraphWeights(request.onnx, read_weights(request.onnx))
-    basis: Figures = {}
-    if weights is not None:
-        basis = {"refit_basis": {"skeleton": weights.skeleton, "weights": weights.digests}}
-    reason = reason or (_obstacle(request) if request.earlier else "")
-    if request.earlier and weights is not None and not reason:
+    defined = _define(library, request) if request.definition else None
+    reason = _obstacle(request) if request.earlier else ""
+    try:
+        if defined is None:
+            weights = _graph_weights(library, request.onnx)
+        else:
+            weights = _network_weights(library, defined.network)
+    except ValueError as failure:  # its layers cannot be compared
+        return {**build_engine(library, request, defined), "not_refitted": str(failure)}
+    basis = {"refit_basis": {"skeleton": weights.skeleton, "weights": dict(weights.digests)}}
+    if request.earlier and not reason:
         request.progress("refitting an earlier engine")
         try:
             earlier, record = _same_graph(request.earlier, weights.skeleton)
@@ -142,8 +125,8 @@ def build_or_refit(library: Library, request: BuildRequest) -> Figures:
     return {**facts, **basis, **({"not_refitted": reason} if reason else {})}
 
 
-def _defined(library: Library, request: BuildRequest) -> Parsed:
-    """Return the network that the user's function fills.
+def _define(library: Library, request: BuildRequest) -> Parsed:
+    """Let the user's function fill a network.
 
     Raises: StageError: as ``define_network``.
     """
@@ -204,17 +187,16 @@ def _refit(
         if engine is None:
             raise load_failure("the earlier engine", messages, library.release)
         refitter = library.trt.Refitter(engine, log.logger)
-        replaceable = weights.replaceable(refitter)
         before = record["refit_basis"]["weights"]
-        changed = {name for name, found in weights.digests.items() if before.get(name) != found}
-        if fixed := sorted(changed - replaceable):
+        changed = {name for name, digest in weights.digests.items() if before.get(name) != digest}
+        if fixed := changed.difference(weights.replaceable(refitter)):
             raise StageError(f"the earlier engine cannot replace {_names(fixed)}")
-        given = weights.give(library, refitter, changed)
+        arrays = weights.give(refitter, changed)
         if missing := weights.missing(refitter):
             raise StageError(f"the graph has no weights {_names(missing)}")
         if not refitter.refit_cuda_engine() or messages.errors:
             raise StageError(f"TensorRT did not refit: {messages.error_text('without a reason')}")
-        del refitter, given  # before the engine
+        del refitter, arrays  # before the engine
         content = bytes(version_adapter.serialize_refitted(library, engine))
         del engine
         if runtime.deserialize_cuda_engine(content) is None:
@@ -223,6 +205,6 @@ def _refit(
         return list(dict.fromkeys(messages.warnings))
 
 
-def _names(names: list[str]) -> str:
+def _names(names: Collection[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    return f"{', '.join(sorted(names)[:_SHOWN])}{more}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from engine_jobs import engine_options, request
 from buildsys.backends.interface import BuildRequest, Definition
 from buildsys.backends.tensorrt import definition, library
 from buildsys.backends.tensorrt.log import log_of
-from buildsys.backends.tensorrt.network_weights import NetworkWeights, network_weights
+from buildsys.backends.tensorrt.network_weights import read_network, weights_digests
 from buildsys.backends.tensorrt.parse import new_builder
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_tensors, tensor_of
@@ -134,8 +133,8 @@ def test_a_defined_network_is_built(tmp_path: Path) -> None:
                         " image; the network has no output y, only z"),
         ("other_shapes", "input x is float16, and float32 in the manifest; input x has the shape"
                          " [4, 3, 8], and [batch, 3, 8, 8] in the manifest (-1 is any size);"),
-        ("needs_more", "missing a required argument: 'width'; write def define(network, trt)"),
-        ("takes_none", "too many positional arguments"),
+        ("needs_more", "missing 2 required positional arguments: 'width' and 'depth'; write def"),
+        ("takes_none", "takes_none() takes 0 positional arguments but 2 were given; write def"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(tmp_path: Path, function: str, expected: str) -> None:
@@ -162,35 +161,32 @@ def test_weights_of_the_reference_are_plain_arrays(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def of_network(folder: Path, kernel: np.ndarray = KERNEL, **kwargs: Any) -> NetworkWeights:
-    asked = requested(folder, weights=weights_file(folder, kernel), kwargs=kwargs)
+def defined(asked: BuildRequest) -> Any:
     with log_of(LIBRARY).collected() as messages:
-        defined = definition.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
-        return network_weights(LIBRARY, defined)
+        return definition.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
 
 
 def test_arrays_assigned_to_a_layer_stay_alive(tmp_path: Path) -> None:
-    asked = requested(tmp_path, "assigned", outputs={})
     setter = vars(trt.IConvolutionLayer)["kernel"]
-    with log_of(LIBRARY).collected() as messages:
-        defined = definition.define_network(LIBRARY, new_builder(LIBRARY), asked, messages)
-        others = [np.zeros((4, 3, 3, 3), np.float32) for _ in range(20)]  # in memory just freed
-        found = network_weights(LIBRARY, defined)
-    assert (found.arrays["(Unnamed Layer* 0) [Convolution]", "KERNEL"] == 7).all()
-    assert len([kept for kept in defined.keeper if isinstance(kept, np.ndarray)]) == 1
+    parsed = defined(requested(tmp_path, "assigned", outputs={}))
+    others = [np.zeros((4, 3, 3, 3), np.float32) for _ in range(20)]  # in memory just freed
+    _, weights = read_network(LIBRARY, parsed.network)
+    assert (weights["(Unnamed Layer* 0) [Convolution]", "KERNEL"] == 7).all()
+    assert len([array for array in parsed.keeper if isinstance(array, np.ndarray)]) == 1
     assert vars(trt.IConvolutionLayer)["kernel"] is setter
     assert others[0].sum() == 0
 
 
-def changed(first: NetworkWeights, second: NetworkWeights) -> list[str]:
-    before: Mapping[str, str] = first.digests
-    return [name for name, digest in second.digests.items() if before[name] != digest]
-
-
 def test_networks_of_other_weights_have_one_skeleton(tmp_path: Path) -> None:
-    first, second = of_network(tmp_path), of_network(tmp_path, KERNEL * 2)
-    assert first.skeleton == second.skeleton
-    assert list(first.arrays) == [("conv", "BIAS"), ("conv", "KERNEL")]
-    np.testing.assert_array_equal(first.arrays["conv", "KERNEL"], KERNEL.ravel())
-    assert changed(first, second) == ["conv KERNEL"]
-    assert of_network(tmp_path, slope=0.5).skeleton != first.skeleton
+    first, second, other = (
+        defined(requested(tmp_path, weights=weights_file(tmp_path, kernel), kwargs=kwargs))
+        for kernel, kwargs in ((KERNEL, {}), (KERNEL * 2, {}), (KERNEL, {"slope": 0.5}))
+    )
+    skeleton, weights = read_network(LIBRARY, first.network)
+    assert list(weights) == [("conv", "BIAS"), ("conv", "KERNEL")]
+    np.testing.assert_array_equal(weights["conv", "KERNEL"], KERNEL.ravel())
+    same, changed = read_network(LIBRARY, second.network)
+    assert same == skeleton
+    before, after = weights_digests(weights), weights_digests(changed)
+    assert [name for name, digest in after.items() if before[name] != digest] == ["conv KERNEL"]
+    assert read_network(LIBRARY, other.network)[0] != skeleton
