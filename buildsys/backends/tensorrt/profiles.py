@@ -28,8 +28,8 @@ def resolve_profiles(
 ) -> list[Profile]:
     """Return an engine's explicit profiles, or one from ``dims``.
 
-    Inputs without a dynamic dimension have no entry; a model without dynamic inputs has no profile.
-    Raises: StageError: all problems of the explicit profiles.
+    The manifest's checks have compared explicit ones with the inputs. Inputs without a dynamic
+    dimension have no entry; a model without dynamic inputs has no profile.
     """
     dynamic = {
         name: tensor["shape"]
@@ -45,19 +45,22 @@ def resolve_profiles(
             for name, shape in dynamic.items()
         }
         return [profile] if profile else []
-    problems: list[str] = []
-    profiles = []
-    for number, given in enumerate(explicit):
-        ranges, found = _checked_profile(given, inputs, dynamic)
-        needed = [name for name in inputs if name in dynamic or "values" in given.get(name, ())]
-        profiles.append({name: ranges[name] for name in needed if name in ranges})
-        problems += [f"profile {number}: {problem}" for problem in found]
-    if dynamic and not profiles:
-        problems.append(f"there is no profile, but the shape of {', '.join(dynamic)} is dynamic")
-    if problems:
-        hint = "correct the engine's profiles, or remove them to use the ranges of dims"
-        raise StageError("; ".join(problems), hint)
+    profiles = [
+        {
+            name: _explicit_range(ranges, inputs.get(name, {}).get("shape", ()))
+            for name, ranges in ranges_of.items()
+            if name in dynamic or name not in inputs or "values" in ranges
+        }
+        for ranges_of in explicit
+    ]
     return profiles if any(profiles) else []
+
+
+def _explicit_range(ranges: Mapping[str, Any], shape: Sequence[Any]) -> dict[str, Shape]:
+    if "values" not in ranges:
+        return {point: tuple(ranges[point]) for point in _POINTS}
+    values = {f"{point}_values": tuple(ranges["values"][point]) for point in _POINTS}
+    return {**dict.fromkeys(_POINTS, tuple(shape)), **values}
 
 
 def format_ranges(ranges: Profile) -> str:
@@ -108,7 +111,7 @@ def check_against_graph(
 
 def read_profiles(library: Library, engine: Any, inputs: Iterable[str]) -> list[Profile]:
     """Return an engine's profiles; there is one if all shapes are fixed."""
-    found = []
+    profiles = []
     for number in range(engine.num_optimization_profiles):
         profile: Profile = {}
         for name in inputs:
@@ -117,11 +120,11 @@ def read_profiles(library: Library, engine: Any, inputs: Iterable[str]) -> list[
             values = version_adapter.profile_values(library, engine, name, number) or []
             points = list(zip(span, values, strict=False))
             # TensorRT 8.6 returns one value of several
-            if all(len(given) == np.prod(span[point]) for point, given in points):
-                span.update({f"{point}_values": given for point, given in points})
+            if all(len(numbers) == np.prod(span[point]) for point, numbers in points):
+                span.update({f"{point}_values": numbers for point, numbers in points})
             profile[name] = span
-        found.append(profile)
-    return found
+        profiles.append(profile)
+    return profiles
 
 
 def choose_profile(
@@ -132,28 +135,28 @@ def choose_profile(
     Raises: StageError: there is none.
     """
     fitting = [number for number, ranges in enumerate(profiles) if _fits(ranges, inputs)]
-    shapes = {name: given.shape for name, given in inputs.items()}
-    known = "; ".join(
+    shapes = {name: value.shape for name, value in inputs.items()}
+    existing = "; ".join(
         f"profile {number}: {format_ranges(ranges)}" for number, ranges in enumerate(profiles)
     )
     if wanted is not None and not 0 <= wanted < len(profiles):
         text = f"the engine has no optimization profile {wanted}, only {len(profiles)}"
-        raise StageError(text, known)
+        raise StageError(text, existing)
     if wanted is not None and wanted not in fitting:
         text = f"the optimization profile {wanted} of the engine does not hold the shapes"
-        raise StageError(f"{text} {shapes}", known)
+        raise StageError(f"{text} {shapes}", existing)
     if not fitting:
         text = f"no optimization profile of the engine holds the shapes {shapes}"
-        raise StageError(text, known)
+        raise StageError(text, existing)
     return fitting[0] if wanted is None else wanted
 
 
 def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
-    for name, given in inputs.items():
+    for name, value in inputs.items():
         span = ranges[name]
-        checks = [(given.shape, span["min"], span["max"])]
-        if "min_values" in span and isinstance(given, Tensor):
-            values = tuple(int(value) for value in np.ravel(given.array))
+        checks = [(value.shape, span["min"], span["max"])]
+        if "min_values" in span and isinstance(value, Tensor):
+            values = tuple(int(number) for number in np.ravel(value.array))
             checks.append((values, span["min_values"], span["max_values"]))
         for sizes, low, high in checks:
             if len(low) != len(sizes) or not all(
@@ -168,54 +171,11 @@ def _mismatches(ranges_of: Profile, shapes: Mapping[str, Sequence[int]]) -> Iter
         if name not in shapes:
             yield f"the graph has no input {name}, only {', '.join(shapes)}"
             continue
-        rank, given = len(shapes[name]), len(ranges["min"])
-        if given != rank:
-            yield f"the graph's input {name} has {rank} dimensions, not {given}"
+        rank, own_rank = len(shapes[name]), len(ranges["min"])
+        if own_rank != rank:
+            yield f"the graph's input {name} has {rank} dimensions, not {own_rank}"
             continue
         for axis, size in enumerate(shapes[name]):
             low, high = ranges["min"][axis], ranges["max"][axis]
             if size >= 0 and not low == high == size:
                 yield f"the graph fixes axis {axis} of {name} at {size}, not {low} to {high}"
-
-
-def _checked_profile(
-    given: Mapping[str, Mapping[str, Any]],
-    inputs: Mapping[str, Mapping[str, Any]],
-    dynamic: Iterable[str],
-) -> tuple[Profile, list[str]]:
-    """Return an explicit profile and its problems."""
-    problems = []
-    profile: Profile = {}
-    for name, ranges in given.items():
-        if name not in inputs:
-            problems.append(f"there is no input {name!r}, the inputs are {', '.join(inputs)}")
-            continue
-        shape = inputs[name]["shape"]
-        if "values" in ranges:
-            sizes = tuple(size for size in shape if isinstance(size, int))
-            values = {f"{point}_values": tuple(ranges["values"][point]) for point in _POINTS}
-            profile[name] = {**dict.fromkeys(_POINTS, sizes), **values}
-            continue
-        profile[name] = {point: tuple(ranges[point]) for point in _POINTS}
-        problems += [f"{name}: {problem}" for problem in _range_problems(profile[name], shape)]
-    if missing := [name for name in dynamic if name not in given]:
-        problems.append(f"no range for {', '.join(missing)}, whose shape is dynamic")
-    return profile, problems
-
-
-def _range_problems(ranges: Mapping[str, Shape], shape: Sequence[Any]) -> list[str]:
-    wrong_rank = [
-        f"{point} {list(ranges[point])}" for point in _POINTS if len(ranges[point]) != len(shape)
-    ]
-    if wrong_rank:
-        text = f"must have the {len(shape)} dimensions of {list(shape)}"
-        return [f"{' and '.join(wrong_rank)} {text}"]
-    problems = []
-    for axis, size in enumerate(shape):
-        low, usual, high = (ranges[point][axis] for point in _POINTS)
-        if not low <= usual <= high:
-            found = f"min {low}, opt {usual}, max {high}"
-            problems.append(f"axis {axis}: {found} are not in ascending order")
-        elif not isinstance(size, str) and (low, high) != (size, size):
-            problems.append(f"axis {axis} is always {size}, not {low} to {high}")
-    return problems

@@ -1,10 +1,10 @@
-"""Optimization profiles from dims, and explicit ones checked."""
+"""Optimization profiles from dims, explicit ones, and checks against the graph."""
 
 from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.tensorrt.profiles import resolve_profiles
+from buildsys.backends.tensorrt.profiles import check_against_graph, resolve_profiles
 from buildsys.errors import StageError
 
 INPUTS = {
@@ -42,49 +42,35 @@ def test_explicit_profiles_are_used_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("shapes", "problem"),
     [
-        ({"idz": GOOD["ids"]}, "there is no input 'idz', the inputs are ids, image, scale"),
+        ({"ids": (-1, -1)}, "profile 0: the graph has no input image, only ids"),
+        ({"ids": (-1,), "image": (-1, 3, 8)}, "the graph's input ids has 1 dimensions, not 2"),
+        ({"ids": (-1, 16), "image": (-1, 3, 8)}, "fixes axis 1 of ids at 16, not 8 to 32"),
         (
-            {"ids": {"min": [8], "opt": [2, 16], "max": [4, 32]}},
-            "ids: min [8] must have the 2 dimensions of",
+            {"ids": (-1, -1), "image": (-1, 3, 8), "mask": (-1,)},
+            "the graph's input mask has dynamic sizes, and there is no range for it",
         ),
-        (
-            {"ids": {"min": [3, 8], "opt": [2, 16], "max": [4, 32]}},
-            "ids: axis 0: min 3, opt 2, max 4 are not in asc",
-        ),
-        (
-            {"image": {"min": [1, 1, 8], "opt": [1, 3, 8], "max": [4, 3, 8]}},
-            "image: axis 1 is always 3, not 1 to 3",
-        ),
-        ({"scale": {"min": [1], "opt": [1], "max": [2]}}, "scale: axis 0 is always 1, not 1 to 2"),
     ],
 )
-def test_the_problems_of_a_profile_are_reported(change: dict, problem: str) -> None:
+def test_profiles_that_do_not_fit_the_graph(
+    shapes: dict[str, tuple[int, ...]], problem: str
+) -> None:
     with pytest.raises(StageError) as caught:
-        resolve_profiles(INPUTS, DIMS, [GOOD, {**GOOD, **change}])
-    assert f"profile 1: {problem}" in str(caught.value)
+        check_against_graph(resolve_profiles(INPUTS, DIMS, None), shapes)
+    assert problem in str(caught.value)
+    with pytest.raises(StageError, match="image has dynamic sizes"):
+        check_against_graph([], {"image": (-1, 3, 8)})
 
 
-def test_a_dynamic_input_without_a_range_is_an_error() -> None:
-    with pytest.raises(StageError, match="profile 0: no range for image, whose shape is dynamic"):
-        resolve_profiles(INPUTS, DIMS, [{"ids": GOOD["ids"]}])
-    with pytest.raises(
-        StageError, match="there is no profile, but the shape of ids, image is dynamic"
-    ):
-        resolve_profiles(INPUTS, DIMS, [])
-
-
-def test_all_problems_are_reported_at_once() -> None:
-    with pytest.raises(StageError) as caught:
-        resolve_profiles(
-            INPUTS,
-            DIMS,
-            [{"x": GOOD["ids"]}, {**GOOD, "scale": {"min": [], "opt": [1], "max": [1]}}],
-        )
-    for part in (
-        "profile 0: there is no input 'x'",
-        "profile 0: no range for ids, image",
-        "profile 1: scale: min []",
-    ):
-        assert part in str(caught.value)
+def test_values_that_decide_shapes_need_a_range() -> None:
+    values = {"values": {"min": [3], "opt": [6], "max": [12]}}
+    profiles = resolve_profiles(INPUTS, DIMS, [{**GOOD, "scale": values}])
+    assert profiles[0]["scale"] == {
+        **dict.fromkeys(("min", "opt", "max"), (1,)),
+        **{"min_values": (3,), "opt_values": (6,), "max_values": (12,)},
+    }
+    shapes = {"ids": (-1, -1), "image": (-1, 3, 8), "scale": (1,)}
+    check_against_graph(profiles, shapes, {"scale"})
+    with pytest.raises(StageError, match="the values of the input scale decide shapes inside"):
+        check_against_graph(resolve_profiles(INPUTS, DIMS, [GOOD]), shapes, {"scale"})
