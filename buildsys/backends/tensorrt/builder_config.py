@@ -80,24 +80,24 @@ def configure(
     core = options.get("dla_core")
     if core is not None:
         if core >= builder.num_DLA_cores:
-            found = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
-            text = f"dla_core: {core} needs a deep learning accelerator, and this machine {found}"
+            cores = f"has {builder.num_DLA_cores}" if builder.num_DLA_cores else "has none"
+            text = f"dla_core: {core} needs a deep learning accelerator, and this machine {cores}"
             raise StageError(text, "remove dla_core, or build on a machine with one")
         config.default_device_type = library.trt.DeviceType.DLA
         config.DLA_core = core
     ignored = []
-    given = {flag: bool(options[name]) for name, flag in _FLAG_FIELDS.items() if name in options}
+    fields = {flag: bool(options[name]) for name, flag in _FLAG_FIELDS.items() if name in options}
     # tf32 is the only flag that is on by default
-    changed = {flag: value for flag, value in given.items() if value or flag == "tf32"}
+    changed = {flag: value for flag, value in fields.items() if value or flag == "tf32"}
     wanted_flags = {**changed, **options["flags"]}
-    flags = [(name, FLAGS.of(library, name), wanted) for name, wanted in wanted_flags.items()]
+    flags = [(name, FLAGS.of(library, name), is_on) for name, is_on in wanted_flags.items()]
     flags += [(name, PRECISION_FLAGS.of(library, name), True) for name in precision_flags(options)]
-    for name, flag, wanted in flags:
-        if wanted:
+    for name, flag, is_on in flags:
+        if is_on:
             config.set_flag(flag)
         else:
             config.clear_flag(flag)
-        if bool(config.get_flag(flag)) != wanted:
+        if bool(config.get_flag(flag)) != is_on:
             ignored.append(f"the flag {name} has no effect")
     if refused := list(dict.fromkeys([*messages.errors, *ignored])):
         raise StageError(

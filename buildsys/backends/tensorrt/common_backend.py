@@ -51,9 +51,6 @@ class TensorRtBackend:
 
         Raises: Unavailable: a field needs a missing GPU. StageError: a field can never work.
         """
-        if options["workspace"] == 0:
-            text = f"workspace: 0 leaves {self.library.title} no memory to work in"
-            raise StageError(text, "give it a size, or remove the field")
         check_fields(self.library, options)
         gpu_requirements.check_builder(self.library, options)
 

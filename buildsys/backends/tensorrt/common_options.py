@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -87,14 +87,17 @@ class TensorRtBase(EngineBase):
     )
 
 
-def io_problems(view: ManifestView, path: FieldPath) -> Problems:
-    """Yield unknown names in ``io``."""
+def common_problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    """Yield unknown names in ``io``, and a workspace without memory."""
+    if engine.get("workspace") == 0:
+        text = "an engine cannot be built without workspace memory"
+        yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
     inputs, outputs = shapes_after_surgery(view), view.map("outputs")
     if inputs is None or not outputs:
         return  # names of undeclared outputs are known once the engine is built
-    known = [*inputs, *outputs]
+    names = [*inputs, *outputs]
     for name in view.map(*path, "io"):
-        if name not in known:
-            hint = suggest(name, known, what="inputs and outputs")
+        if name not in names:
+            hint = suggest(name, names, what="inputs and outputs")
             text = f'unknown input or output "{name}"'
             yield view.problem((*path, "io", name), text, hint, of_key=True)

@@ -77,23 +77,23 @@ def notes(record: Record) -> Iterator[str]:
 
 def other_version(record: Record, here: str) -> Reason | None:
     """Return the reason against another version; None for the same one, or if unknown."""
-    built, found = version_numbers(built_version(record)), version_numbers(here)
-    shared = max(_RELEASE, min(len(built), len(found)))
-    if not built or not found or built[:shared] == found[:shared]:
+    built, installed = version_numbers(built_version(record)), version_numbers(here)
+    shared = max(_RELEASE, min(len(built), len(installed)))
+    if not built or not installed or built[:shared] == installed[:shared]:
         return None
     problem = f"{_other_version(record, here)}: such an engine only runs with its own version"
     return Reason("version", problem, _rebuild(record))
 
 
 def _check_version(record: Record, here: str) -> Iterator[Reason]:
-    built, found = version_numbers(built_version(record)), version_numbers(here)
+    built, installed = version_numbers(built_version(record)), version_numbers(here)
     if not record.map("portability").get("version_compatible"):
         if reason := other_version(record, here):
             remedy = f"{reason.remedy}, or set version_compatible: true for later versions"
             yield replace(reason, remedy=remedy)
-    elif built and found:
-        later_minor = built[0] == found[0] and found >= built[: len(found)]
-        if not later_minor and (built[0], found[0]) not in _LATER_MAJORS:
+    elif built and installed:
+        later_minor = built[0] == installed[0] and installed >= built[: len(installed)]
+        if not later_minor and (built[0], installed[0]) not in _LATER_MAJORS:
             later = [str(newer) for older, newer in sorted(_LATER_MAJORS) if older == built[0]]
             majors = " and ".join([str(built[0]), *later])
             problem = (

@@ -155,13 +155,13 @@ def _differences(
     if unknown := [name for name in names if name not in declared]:
         yield f"the manifest declares no {kind} {', '.join(unknown)}"
     for tensor in (tensor for tensor in tensors if tensor.name in declared):
-        wanted, where = declared[tensor.name], f"{kind} {tensor.name}"
-        dtype = wanted["dtype"]
+        expected, where = declared[tensor.name], f"{kind} {tensor.name}"
+        dtype = expected["dtype"]
         if dtype not in words.values():
             dtype = _SMALLER.get(dtype, dtype)
         if dtype and words[tensor.dtype] != dtype:
-            yield f"{where} is {words[tensor.dtype]}, and {wanted['dtype']} in the manifest"
-        if wanted["shape"] is None:
+            yield f"{where} is {words[tensor.dtype]}, and {expected['dtype']} in the manifest"
+        if expected["shape"] is None:
             continue
         try:
             sizes = list(tensor.shape)
@@ -169,11 +169,11 @@ def _differences(
             yield f"{where} has no shape that TensorRT can compute"
             continue
         exact = kind == "input"  # a size of an output may follow from values
-        if len(sizes) != len(wanted["shape"]) or not all(
+        if len(sizes) != len(expected["shape"]) or not all(
             _fits(size, declared_size, dims, exact=exact)
-            for size, declared_size in zip(sizes, wanted["shape"], strict=True)
+            for size, declared_size in zip(sizes, expected["shape"], strict=True)
         ):
-            shape = ", ".join("null" if size is None else str(size) for size in wanted["shape"])
+            shape = ", ".join("null" if size is None else str(size) for size in expected["shape"])
             yield f"{where} has the shape {sizes}, and [{shape}] in the manifest (-1 is any size)"
 
 

@@ -37,7 +37,11 @@ class TensorRt(BackendDescription):
             remedy = "nvidia-smi" if self.needs_gpu_library else self.install
             return Ability(problem=f"{name} is installed, but unusable: {why}", remedy=remedy)
         here = dict.fromkeys(gpus.capabilities)
-        runs = [one for one in here if not self.gpu_generations or one in self.gpu_generations]
+        runs = [
+            capability
+            for capability in here
+            if not self.gpu_generations or capability in self.gpu_generations
+        ]
         if runs:
             return Ability(f"builds and runs here, compute capability {' and '.join(runs)}")
         why = gpus.problem or f"the GPU here has {' and '.join(here)}; backend: tensorrt is for it"

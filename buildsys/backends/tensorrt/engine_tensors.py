@@ -97,9 +97,9 @@ class EngineTensors:
         if value.dtype == dtype:
             return value
         # TensorRT has no float64, and 8.6 no int64
-        given = value.values()
-        converted = tensor_of(given, dtype)
-        if given.dtype.kind in "iu" and not np.array_equal(converted.array, given):
+        numbers = value.values()
+        converted = tensor_of(numbers, dtype)
+        if numbers.dtype.kind in "iu" and not np.array_equal(converted.array, numbers):
             raise StageError(
                 f"the input {name} has values beyond {dtype}, the engine's type for {value.dtype}",
                 "use smaller numbers, or build with a later TensorRT",

@@ -45,12 +45,12 @@ class EnumTable(NamedTuple):
     def words(self, library: Library) -> dict[Any, str]:
         """Return the words of all values of the library."""
         owner = getattr(library.trt, self.enumeration, None)
-        found = {
+        values = {
             word: getattr(owner, member.name, None)
             for word, member in self.members.items()
             if library.generation in member.generations
         }
-        return {value: word for word, value in found.items() if value is not None}
+        return {value: word for word, value in values.items() if value is not None}
 
 
 def _members(generations: tuple[str, ...], *words: str) -> dict[str, Member]:
@@ -179,11 +179,11 @@ def check_fields(library: Library, options: Mapping[str, Any]) -> None:
             for name in (options["precision"], *layers)
             if name != "fp32"
         ]
-    found: dict[str, None] = {}
+    unsupported: dict[str, None] = {}
     for field, generations in needs:
         if library.generation not in generations:
             own = [v for v in generations if options["backend"] != "tensorrt" or v != RTX]
-            found[f"{field} ({join_or(own or generations)} can)"] = None
-    if found:
-        text = f"{library.release} does not support {' and '.join(found)}"
+            unsupported[f"{field} ({join_or(own or generations)} can)"] = None
+    if unsupported:
+        text = f"{library.release} does not support {' and '.join(unsupported)}"
         raise StageError(text, "use another version, or remove the field from the engine")

@@ -31,7 +31,9 @@ def check_builder(library: Library, options: Options) -> None:
                 raise Unavailable(f"{_this(gpu)} does not compute in {needed}", _where(needed))
         return
     capabilities = options["compute_capabilities"]
-    unsuitable = [each for each in capabilities if not computes_in(precision, each)]
+    unsuitable = [
+        capability for capability in capabilities if not computes_in(precision, capability)
+    ]
     if unsuitable:
         raise StageError(
             f"GPUs of compute capability {join_or(unsuitable)} do not compute in {precision}",

@@ -69,7 +69,7 @@ class Inference:
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name; default is the first fitting profile."""
-        stream, found = self.gpu.main_stream, {}
+        stream, results = self.gpu.main_stream, {}
         with self._scope as messages:
             if not self._upload(inputs, profile):
                 self._prepare(inputs, profile, messages)
@@ -86,15 +86,15 @@ class Inference:
                 else:
                     staged.append(name)
                 output.buffer.copy_to(target, target.nbytes, stream)
-                found[name] = Tensor(target, dtype)
+                results[name] = Tensor(target, dtype)
             stream.synchronize()
         for name in staged:
-            found[name] = Tensor(found[name].array.copy(), found[name].dtype)
+            results[name] = Tensor(results[name].array.copy(), results[name].dtype)
         if self.tensors.is_linear:
-            return found
+            return results
         return {
             name: self.tensors.unpacked(name, stored, self.results[name].shape)
-            for name, stored in found.items()
+            for name, stored in results.items()
         }
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
@@ -123,16 +123,16 @@ class Inference:
             queue = self._stream
         with self._scope as messages:
             self._prepare_on_device(inputs, profile, queue, messages)
-            found = self._new_outputs(allocate)
-            for name, new in found.items():
+            outputs = self._new_outputs(allocate)
+            for name, new in outputs.items():
                 self._set_address(name, new.address)
             self._start(queue, messages)
             for name, output in self.results.items():  # of value-dependent shapes
                 queue.synchronize()  # its shape is known now
                 dtype, stored = self.tensors.types[name]
-                found[name] = allocate(name, dtype, output.shape)
+                outputs[name] = allocate(name, dtype, output.shape)
                 size = int(np.prod(output.shape, dtype=np.int64)) * stored.itemsize
-                output.buffer.copy_on_device(found[name].address, size, queue)
+                output.buffer.copy_on_device(outputs[name].address, size, queue)
             if stream is None:
                 queue.synchronize()
                 self._note_repeatable(inputs, profile)
@@ -140,7 +140,7 @@ class Inference:
                 self._finished = self._finished or self.gpu.new_event()
                 self._finished.record(queue)
                 self._running_on = stream
-        return {name: found[name] for name in self.tensors.outputs} if self.results else found
+        return {name: outputs[name] for name in self.tensors.outputs} if self.results else outputs
 
     def enqueue_again(
         self,
@@ -188,8 +188,8 @@ class Inference:
         elif self._repeatable is None:
             shapes = {name: inputs[name].shape for name in self.tensors.inputs}
             self._repeatable = tuple(
-                [(name, (shape, self.tensors.types[name][0])) for name, shape in each.items()]
-                for each in (shapes, self._output_shapes)
+                [(name, (shape, self.tensors.types[name][0])) for name, shape in shape_of.items()]
+                for shape_of in (shapes, self._output_shapes)
             )
 
     def _new_outputs(self, allocate: Allocate) -> dict[str, DeviceTensor]:
@@ -259,14 +259,14 @@ class Inference:
         """Set what differs from the last call, and upload the inputs."""
         stream = self.gpu.main_stream
         self._follow(stream)
-        given = {
+        values = {
             name: self.tensors.converted(name, inputs[name]) for name in self.tensors.given(inputs)
         }
-        arrays = {name: self.tensors.packed(name, value) for name, value in given.items()}
-        shapes = ("buffers", profile, {name: value.shape for name, value in given.items()})
+        arrays = {name: self.tensors.packed(name, value) for name, value in values.items()}
+        shapes = ("buffers", profile, {name: value.shape for name, value in values.items()})
         if shapes != self._prepared or self.tensors.on_host:
             self._free_buffers()
-            self._set_shapes(given, profile, messages)
+            self._set_shapes(values, profile, messages)
             for name in self.tensors.inputs:
                 if name not in self.tensors.on_host:
                     buffer = self._new_buffer(name, arrays[name].nbytes)
@@ -294,7 +294,7 @@ class Inference:
     ) -> None:
         """Set what differs from the last call, and the addresses of inputs."""
         self._follow(stream)
-        given = {}
+        values = {}
         for name in self.tensors.given(inputs):
             value = inputs[name]
             if isinstance(value, Tensor):
@@ -302,15 +302,15 @@ class Inference:
             elif name in self.tensors.on_host:
                 problem = f"the values of the input {name} decide shapes"
                 raise StageError(problem, "pass it as an array in host memory")
-            given[name] = value
+            values[name] = value
         if not self.tensors.is_linear:
             raise self.tensors.layout_problem()
-        shapes = ("addresses", profile, {name: value.shape for name, value in given.items()})
+        shapes = ("addresses", profile, {name: value.shape for name, value in values.items()})
         if shapes != self._prepared or self.tensors.on_host:
             self._free_buffers()
-            self._set_shapes(given, profile, messages)
+            self._set_shapes(values, profile, messages)
             self._prepared = shapes
-        for name, value in given.items():
+        for name, value in values.items():
             if isinstance(value, DeviceTensor):
                 self._set_address(name, value.address)
             elif name not in self.tensors.on_host:

@@ -53,6 +53,16 @@ class EngineLayer(NamedTuple):
     is_fused: bool = False  # a whole part of the network
     nodes: tuple[str, ...] = ()  # of the ONNX graph
 
+    def figures(self, timed: Mapping[str, float], most_nodes: int | None = None) -> dict[str, Any]:
+        """Return the entry of a result file."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "precision": self.dtype,
+            **timed,
+            "nodes": list(self.nodes[:most_nodes]),
+        }
+
 
 def read_layers(text: str, precision: str) -> list[EngineLayer]:
     """Return the layers in an inspector's JSON; [] if it is invalid.
@@ -61,16 +71,16 @@ def read_layers(text: str, precision: str) -> list[EngineLayer]:
     its name.
     """
     try:
-        found = json.loads(text, strict=False) if text else {}  # metadata has control characters
+        answer = json.loads(text, strict=False) if text else {}  # metadata has control characters
     except ValueError:
         return []
-    entries = found.get("Layers", []) if isinstance(found, dict) else []
+    entries = answer.get("Layers", []) if isinstance(answer, dict) else []
     return [_read_layer(entry, DTYPE_OF_PRECISION[precision]) for entry in entries]
 
 
 def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
     """Return the share of layers per type."""
-    counts = Counter(each.dtype for each in layers if each.dtype)
+    counts = Counter(engine_layer.dtype for engine_layer in layers if engine_layer.dtype)
     return {dtype: round(share, 4) for dtype, share in shares(counts).items()}
 
 
@@ -83,9 +93,12 @@ def precision_facts(
     known type.
     """
     facts: dict[str, Any] = {
-        "engine_layers": dict(sorted(Counter(each.kind for each in layers).items()))
+        "engine_layers": dict(sorted(Counter(engine_layer.kind for engine_layer in layers).items()))
     }
-    types = {each.name: each.dtype or ("unknown" if each.is_fused else "other") for each in layers}
+    types = {
+        engine_layer.name: engine_layer.dtype or ("unknown" if engine_layer.is_fused else "other")
+        for engine_layer in layers
+    }
     by_layer = layer_shares(layers)
     by_time: dict[str, float] = {}
     for name, time_ms in times_ms.items():
@@ -98,7 +111,7 @@ def precision_facts(
         facts["precision_of"] = "engine"
     if times_ms:
         facts["slowest_layers"] = list(_slowest(layers, times_ms))
-    if any(each.nodes for each in layers):
+    if any(engine_layer.nodes for engine_layer in layers):
         facts["layer_nodes"] = list(_with_nodes(layers, times_ms))
     if layers and (not by_layer or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
         much = (
@@ -119,27 +132,21 @@ def precision_facts(
 
 def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Yield the slowest layers and their share of time, slowest first."""
-    known = {each.name: each for each in layers}
+    by_name = {engine_layer.name: engine_layer for engine_layer in layers}
     for name, timed in slowest(times_ms):
-        each = known.get(name, EngineLayer(name, "layer", None))
-        yield {
-            "name": name, "kind": each.kind, "precision": each.dtype, **timed,
-            "nodes": list(each.nodes[:_MOST_NODES]),
-        }  # fmt: skip
+        engine_layer = by_name.get(name, EngineLayer(name, "layer", None))
+        yield engine_layer.figures(timed, most_nodes=_MOST_NODES)
 
 
 def _with_nodes(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[Any]:
     """Yield every layer with its ONNX nodes, in the engine's order."""
     total = sum(times_ms.values())
-    for each in layers:
-        time_ms = times_ms.get(each.name)
+    for engine_layer in layers:
+        time_ms = times_ms.get(engine_layer.name)
         timed = {"time_ms": round(time_ms, 6)} if time_ms is not None else {}
         if time_ms is not None and total:
             timed["share"] = round(time_ms / total, 4)
-        yield {
-            "name": each.name, "kind": each.kind, "precision": each.dtype, **timed,
-            "nodes": list(each.nodes),
-        }  # fmt: skip
+        yield engine_layer.figures(timed)
 
 
 def _nodes_of(name: str, metadata: str) -> tuple[str, ...]:

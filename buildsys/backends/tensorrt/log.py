@@ -173,19 +173,21 @@ def clean_message(message: str) -> str:
 def build_failure(messages: Messages, options: Options, title: str) -> StageError:
     """Return the error for a failed build."""
     reason = messages.error_text(f"{title} built no engine")
-    found = next((match for text in messages.errors if (match := _NO_TACTIC.search(text))), None)
-    if found and options["workspace"] is not None:
+    no_tactic = next(
+        (match for text in messages.errors if (match := _NO_TACTIC.search(text))), None
+    )
+    if no_tactic and options["workspace"] is not None:
         limit = f"workspace: {format_size(options['workspace'])}"
         needs = [
             int(match["size"]) for text in messages.warnings if (match := _TOO_LITTLE.search(text))
         ]
         if needs:
             return StageError(
-                f"{limit} is too small for any tactic of {found['node']},"
+                f"{limit} is too small for any tactic of {no_tactic['node']},"
                 f" which needs {format_size(min(needs))} or more",
                 "increase the engine's workspace",
             )
-        text = f"no tactic of {found['node']} works within {limit}: {reason}"
+        text = f"no tactic of {no_tactic['node']} works within {limit}: {reason}"
         return StageError(text, "increase the engine's workspace, or remove the field")
     if any(_OUT_OF_MEMORY.search(text) for text in messages.errors):
         memory = _memory_problem([*messages.errors, *messages.warnings])
@@ -228,9 +230,9 @@ def load_failure(file: str, messages: Messages, release: str) -> StageError:
 
 
 def _memory_problem(texts: Iterable[str]) -> str:
-    found = [text for text in texts if _OUT_OF_MEMORY.search(text)]
-    if not found:
+    messages = [text for text in texts if _OUT_OF_MEMORY.search(text)]
+    if not messages:
         return ""
-    sizes = [int(match["size"]) for text in found if (match := _REQUESTED.search(text))]
+    sizes = [int(match["size"]) for text in messages if (match := _REQUESTED.search(text))]
     requested = f", {format_size(max(sizes))} were requested" if sizes else ""
     return f"the GPU is out of memory{requested}"

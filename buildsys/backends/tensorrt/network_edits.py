@@ -38,15 +38,15 @@ def set_formats(
     """
     inputs, outputs = io_tensors(network)
     tensors = {tensor.name: tensor for tensor in (*inputs, *outputs)}
-    for name, wanted in io.items():
+    for name, chosen in io.items():
         tensor = tensors.get(name)
         if tensor is None:
             near = nearest(name, tensors, count=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(tensors)}"
             raise StageError(f"io.{name}: the graph has no input or output of this name", hint)
-        if wanted["format"] is not None:
-            tensor.allowed_formats = 1 << int(FORMATS.of(library, wanted["format"]))
-        dtype = wanted["dtype"]
+        if chosen["format"] is not None:
+            tensor.allowed_formats = 1 << int(FORMATS.of(library, chosen["format"]))
+        dtype = chosen["dtype"]
         if dtype is None:
             continue
         if dtype not in DTYPES.members:
@@ -108,7 +108,7 @@ def fp32_layers(layers: Sequence[Any], nodes: Mapping[str, Sequence[str]]) -> li
     """Return those of ``layers`` that compute graph ``nodes``, as ``layer_precisions``.
 
     The parser makes several layers of some nodes. One has the node's name or result, the others
-    have a prefix or no name: those next to a layer in fp32 are kept there as well, or a value
+    have a prefix or no name: those next to a layer in fp32 stay there too, or a value
     beyond the range would pass through 16 bits.
     """
     if "*" in nodes:
@@ -116,18 +116,18 @@ def fp32_layers(layers: Sequence[Any], nodes: Mapping[str, Sequence[str]]) -> li
     results = {name for names in nodes.values() for name in names}
     read = [_names(layer.get_input(i) for i in range(layer.num_inputs)) for layer in layers]
     written = [_names(layer.get_output(i) for i in range(layer.num_outputs)) for layer in layers]
-    kept = {
+    in_fp32 = {
         index
         for index, layer in enumerate(layers)
         if _PREFIX.sub("", layer.name) in nodes or written[index] & results
     }
     unnamed = {i for i, layer in enumerate(layers) if layer.name.startswith(_UNNAMED)}
-    found = kept
-    while found:
-        near = {name for index in found for name in read[index] | written[index]}
-        found = {i for i in unnamed - kept if (read[i] | written[i]) & near}
-        kept |= found
-    return [{"layers": escape(layers[i].name), "precision": "fp32"} for i in sorted(kept)]
+    added = in_fp32
+    while added:
+        near = {name for index in added for name in read[index] | written[index]}
+        added = {i for i in unnamed - in_fp32 if (read[i] | written[i]) & near}
+        in_fp32 |= added
+    return [{"layers": escape(layers[i].name), "precision": "fp32"} for i in sorted(in_fp32)]
 
 
 def _names(tensors: Iterator[Any]) -> set[str]:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from buildsys.backends.tensorrt.common_options import TensorRtBase, io_problems
+from buildsys.backends.tensorrt.common_options import TensorRtBase, common_problems
 from buildsys.manifest.checks.engines import int8_layers, precision_of
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.problem import Problems
@@ -86,7 +86,7 @@ ENGINE = TensorRtEngine
 
 def problems(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
     """Yield contradictions between the fields of an engine."""
-    yield from io_problems(view, path)
+    yield from common_problems(view, path, engine)
     yield from _contradictions(view, path, engine)
     yield from _quantization(view, path, engine)
 
@@ -111,9 +111,6 @@ def _contradictions(view: ManifestView, path: FieldPath, engine: dict[str, Any])
         text = "only a version-compatible engine contains a lean runtime"
         hint = "set version_compatible: true, or remove it"
         yield view.problem((*path, "exclude_lean_runtime"), text, hint, of_key=True)
-    if engine.get("workspace") == 0:
-        text = "an engine cannot be built without workspace memory"
-        yield view.problem((*path, "workspace"), text, "set a size such as 4GiB, or remove it")
 
 
 def _quantization(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:

@@ -87,7 +87,7 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
         refused.append(replace(node, reason=" ".join(text.split())))
     if not accepted and not library.has("names of all refused nodes"):
         refused = _with_all_nodes(library, parser, nodes, refused)
-        refused.sort(key=lambda each: -1 if each.index is None else each.index)
+        refused.sort(key=lambda problem: -1 if problem.index is None else problem.index)
     refused = [replace(node, until=library.newest_opset) for node in refused]
     return Parsed(builder, network, parser, refused, accepted)
 
@@ -150,23 +150,23 @@ def _with_all_nodes(
     library: Library, parser: Any, onnx: OnnxNodes, refused: Sequence[UnsupportedNode]
 ) -> list[UnsupportedNode]:
     """Add names of reported nodes, and unreported nodes of unknown operators."""
-    found = []
-    for each in refused:
-        if each.index is not None and each.index < len(onnx.nodes):
-            node = onnx.nodes[each.index]
-            each = replace(each, name=node.name, operator=node.operator, output=node.output)
-        found.append(each)
-    reported = {each.index for each in refused}
+    nodes = []
+    for problem in refused:
+        if problem.index is not None and problem.index < len(onnx.nodes):
+            node = onnx.nodes[problem.index]
+            problem = replace(problem, name=node.name, operator=node.operator, output=node.output)
+        nodes.append(problem)
+    reported = {problem.index for problem in refused}
     for index, node in enumerate(onnx.nodes):
         if index in reported or parser.supports_operator(node.operator):
             continue
         is_function = (node.domain, node.operator) in onnx.functions
         if not is_function and plugin_creator(library, node) is None:
             reason = "the parser does not know this operator, and there is no plugin for it"
-            found.append(
+            nodes.append(
                 UnsupportedNode(index, node.name, node.operator, reason, output=node.output)
             )
-    return found
+    return nodes
 
 
 def plugin_wanted(node: OnnxNode) -> tuple[str, str]:
@@ -178,8 +178,8 @@ def plugin_wanted(node: OnnxNode) -> tuple[str, str]:
 def plugin_creator(library: Library, node: OnnxNode) -> Any:
     """Return the plugin creator that the parser finds for a node, or None."""
     version, namespace = plugin_wanted(node)
-    for each in [namespace] if namespace else ["", node.domain]:
-        creator = version_adapter.find_creator(library, node.operator, version, each)
+    for place in [namespace] if namespace else ["", node.domain]:
+        creator = version_adapter.find_creator(library, node.operator, version, place)
         if creator is not None:
             return creator
     return None

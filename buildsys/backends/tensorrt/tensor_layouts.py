@@ -27,7 +27,8 @@ def packed(array: Array, layout: str) -> Array:
         return array
     shape, (axis, blocks, size) = array.shape, _blocks(array.shape, layout)
     padding = [
-        (0, blocks * size - shape[axis] if each == axis else 0) for each in range(len(shape))
+        (0, blocks * size - shape[axis] if dimension == axis else 0)
+        for dimension in range(len(shape))
     ]
     split = np.pad(array, padding).reshape(*shape[:axis], blocks, size, *shape[axis + 1 :])
     return np.ascontiguousarray(np.moveaxis(split, axis + 1, -1))

@@ -67,7 +67,7 @@ def profile_values(
         values = engine.get_tensor_profile_values(profile, name)
     else:
         values = engine.get_profile_shape_input(profile, name)
-    return [tuple(each) for each in values] or None
+    return [tuple(point) for point in values] or None
 
 
 @contextmanager

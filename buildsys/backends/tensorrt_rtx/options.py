@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from buildsys.backends.tensorrt.common_options import TensorRtBase, io_problems
-from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.problem import Problems
-from buildsys.manifest.value_tree import FieldPath
+from buildsys.backends.tensorrt.common_options import TensorRtBase, common_problems
 
 RtxFlag = Literal[
     "tf32", "sparse_weights", "direct_io", "gpu_fallback", "refit", "refit_individual",
@@ -40,10 +37,4 @@ class TensorRtRtxEngine(TensorRtBase):
 
 
 ENGINE = TensorRtRtxEngine
-
-
-def problems(
-    view: ManifestView, path: FieldPath, engine: dict[str, Any]  # noqa: ARG001
-) -> Problems:  # fmt: skip
-    """Yield unknown names in ``io``."""
-    yield from io_problems(view, path)
+problems = common_problems

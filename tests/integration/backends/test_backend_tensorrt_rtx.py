@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends.cuda.gpus import find_driver
-from buildsys.backends.load import load_backend
 from buildsys.backends.tensorrt import build as building
 from buildsys.backends.tensorrt import builder_config, enum_tables, library
 from buildsys.backends.tensorrt.log import log_of
@@ -29,7 +27,6 @@ from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "backends"))
 from trt_names import MODULES, PACKAGE, uses  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
 LIBRARY = library.library_of(trt)
 LOG = log_of(LIBRARY)
 needs_no_gpu = pytest.mark.skipif(
@@ -59,6 +56,7 @@ def test_an_engine_is_built_with_one_profile_from_dims(tmp_path: Path) -> None:
         {"name": "y", "dtype": "float32", "shape": ["?", 5], "format": "linear"}
     ]  # TensorRT names inputs' axes only
     assert facts["layers"]["convolution"] == 1
+    assert facts["precision_of"] == "network"
     assert facts["precision_shares"]["layers"]["float32"] > 0.3
     assert facts["settings"]["compute_capabilities"] == ["8.6", "8.9", "12.0"]
     assert facts["settings"]["workspace"] > 0
@@ -200,26 +198,15 @@ def test_a_failed_build_gives_its_reason_and_writes_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "engine.engine").exists()
 
 
-def reshaping() -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Return a graph with a shape-deciding input, and its inputs."""
+def test_values_that_decide_shapes_need_a_range(tmp_path: Path) -> None:
     model = make_model(
         [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")],
         {"x": (TensorProto.FLOAT, ["batch", 3, 8, 8]), "shape": (TensorProto.INT64, [2])},
         {"y": (TensorProto.FLOAT, ["a", "b"])},
     )
-    return model, {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
-
-
-def test_an_input_whose_values_are_shapes_needs_a_range_of_them(tmp_path: Path) -> None:
-    model, inputs = reshaping()
-    with pytest.raises(
-        StageError, match="the values of the input shape decide shapes inside the network"
-    ):
+    inputs = {**INPUTS, "shape": {"shape": [2], "dtype": "int64"}}
+    with pytest.raises(StageError, match="the values of the input shape decide shapes inside"):
         tensorrt_rtx.build(request(write(tmp_path, model), tmp_path, options(), inputs))
-
-
-def test_a_profile_holds_shape_deciding_values(tmp_path: Path) -> None:
-    model, inputs = reshaping()
     sizes = {"min": (1, 3, 8, 8), "opt": (2, 3, 8, 8), "max": (4, 3, 8, 8)}
     values = {"min": (3, 64), "opt": (6, 64), "max": (12, 64)}
     explicit = options(profiles=({"x": sizes, "shape": {"values": values}},))
@@ -357,10 +344,6 @@ def test_a_graph_without_the_requested_precision_fails_with_the_share(
     assert "float16" not in facts["precision_shares"]["layers"]
 
 
-def test_inspected_facts_are_reported(tmp_path: Path) -> None:
-    assert build(tmp_path, one_node("Relu"))["precision_of"] == "network"
-
-
 def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(
@@ -420,36 +403,6 @@ def test_fields_for_a_gpu_are_unavailable_without_one(fields: dict[str, Any], na
         f"{named} can only be used on a machine with an NVIDIA GPU"
     )
     assert caught.value.hint
-
-
-def test_no_memory_to_work_in_is_refused() -> None:
-    with pytest.raises(StageError, match="workspace: 0"):
-        tensorrt_rtx.prepare(options(workspace=0))
-
-
-def test_without_the_library_the_backend_is_unavailable_with_a_remedy() -> None:
-    code = (
-        "import sys; sys.modules['tensorrt_rtx'] = None\n"
-        "from buildsys.backends.load import load_backend\n"
-        "from buildsys.errors import Unavailable\n"
-        "try: load_backend('tensorrt_rtx')\n"
-        "except Unavailable as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert (
-        done.stdout.strip()
-        == "the library tensorrt_rtx is not installed; pip install 'buildsys[rtx]'"
-    )
-
-
-def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(
-        StageError,
-        match="there is no backend 'tvm'; use one of coreml, executorch, onnxruntime, openvino",
-    ):
-        load_backend("tvm")
 
 
 def test_messages_of_one_build_do_not_leak_into_the_next(tmp_path: Path) -> None:

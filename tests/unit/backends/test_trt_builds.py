@@ -18,6 +18,9 @@ from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, 
 from buildsys.backends.tensorrt.version_adapter import progress_reported
 from buildsys.errors import StageError
 
+HALF = [{"layers": "l", "precision": "fp16"}]
+FULL = [{"layers": "l", "precision": "fp32"}]
+
 
 def build(folder: Path, made: RecordingTensorRt, request: Any = None, **fields: Any) -> Any:
     """Build an engine and return its facts; the double has the settings."""
@@ -37,12 +40,6 @@ def test_every_version_builds_a_plain_engine(tmp_path: Path, generation: str) ->
     assert (tmp_path / "e.engine").read_bytes() == b"engine"
     assert facts["layers"] == {"activation": 1}
     assert flags_of(made) == {"TF32"}
-
-
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_profile_has_all_three_points(tmp_path: Path, generation: str) -> None:
-    made = RecordingTensorRt(generation)
-    build(tmp_path, made)
     (profile,) = made.config._profiles
     assert profile.get_shape("x") == [(1, 4), (2, 4), (8, 4)]
 
@@ -54,10 +51,19 @@ def test_a_profile_has_all_three_points(tmp_path: Path, generation: str) -> None
         (TRT_10, {"precision": "bf16", "typing": "weak"}, {"TF32", "BF16"}),
         (TRT_8, {"precision": "int8"}, {"TF32", "INT8", "FP16"}),
         (TRT_10, {"precision": "fp16", "typing": "strong", "precision_share": 0}, {"TF32"}),
+        (TRT_10, {"precision": "int8", "typing": "strong", "precision_share": 0}, {"TF32"}),
+        # what has no quantizers may be fp16
+        (TRT_8, {"precision": "int8", "quantization": "explicit"}, {"TF32", "INT8", "FP16"}),
+        (TRT_8, {"layer_precisions": HALF}, {"TF32", "FP16", "OBEY_PRECISION_CONSTRAINTS"}),
         (
             TRT_8,
-            {"layer_precisions": [{"layers": "l", "precision": "fp16"}]},
-            {"TF32", "FP16", "OBEY_PRECISION_CONSTRAINTS"},
+            {"layer_precisions": HALF, "precision_constraints": "prefer"},
+            {"TF32", "FP16", "PREFER_PRECISION_CONSTRAINTS"},
+        ),
+        (
+            TRT_8,
+            {"layer_precisions": [{"layers": "l", "precision": "int8"}, *FULL]},
+            {"TF32", "INT8", "FP16", "OBEY_PRECISION_CONSTRAINTS"},
         ),
     ],
 )
@@ -71,7 +77,7 @@ def test_a_weakly_typed_builder_gets_the_flags_of_its_precisions(
 
 def test_a_layer_gets_its_precision(tmp_path: Path) -> None:
     made = RecordingTensorRt(TRT_8)
-    facts = build(tmp_path, made, layer_precisions=[{"layers": "l", "precision": "fp16"}])
+    facts = build(tmp_path, made, layer_precisions=HALF)
     assert made.layer.precision == made.module.DataType.HALF
     assert facts["precision_shares"]["layers"] == {"float16": 1.0}
 

@@ -25,29 +25,8 @@ def answer(name: str) -> str:
 
 def one_layer(*formats: str, kind: str = "CaskConvolution", **fields: Any) -> str:
     ports = [{"Name": "x", "Format/Datatype": text} for text in formats]
-    return json.dumps(
-        {
-            "Layers": [
-                {
-                    "Name": "l",
-                    "LayerType": kind,
-                    "Inputs": ports[:1],
-                    "Outputs": ports[1:],
-                    **fields,
-                }
-            ]
-        }
-    )
-
-
-def test_the_layers_of_a_half_engine() -> None:
-    layers = read_layers(answer("fp16"), "fp16")
-    assert precision_facts(layers, {}, "fp16")["engine_layers"] == {
-        "CaskConvolution": 5,
-        "Reformat": 2,
-    }
-    assert layer_shares(layers) == {"float16": 1.0}
-    assert precision_problem("fp16", layer_shares(layers), 0.1) == ""
+    layer = {"Name": "l", "LayerType": kind, "Inputs": ports[:1], "Outputs": ports[1:], **fields}
+    return json.dumps({"Layers": [layer]})
 
 
 def test_a_float32_engine_is_reported_with_its_share() -> None:
@@ -68,19 +47,14 @@ def test_a_layer_of_unknown_types_does_not_count() -> None:
 
 
 def test_a_wider_type_at_the_ends_of_a_fused_part_does_not_count() -> None:
-    def layer(kind: str, output: str) -> str:
-        ports = {
-            "Inputs": [{"Format/Datatype": "Row major linear FP32"}],
-            "Outputs": [{"Format/Datatype": output}],
-        }
-        return json.dumps({"Layers": [{"Name": "a...b", "LayerType": kind, **ports}]})
-
-    half = "Row major linear FP16 format"
+    full, half = "Row major linear FP32", "Row major linear FP16 format"
+    fused, fused_half = (one_layer(full, output, kind="Myelin") for output in (full, half))
     for precision in ("fp32", "fp16", "int8"):
-        assert layer_shares(read_layers(layer("Myelin", "Row major linear FP32"), precision)) == {}
-    assert layer_shares(read_layers(layer("Myelin", half), "fp16")) == {"float16": 1.0}
-    assert layer_shares(read_layers(layer("Myelin", half), "int8")) == {}  # which may be inside
-    assert layer_shares(read_layers(layer("CaskGemm", half), "int8")) == {"float16": 1.0}
+        assert layer_shares(read_layers(fused, precision)) == {}
+    assert layer_shares(read_layers(fused_half, "fp16")) == {"float16": 1.0}
+    assert layer_shares(read_layers(fused_half, "int8")) == {}  # which may be inside
+    plain = one_layer(full, half, kind="CaskGemm")
+    assert layer_shares(read_layers(plain, "int8")) == {"float16": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -112,14 +86,8 @@ def test_the_words_of_formats(formats: tuple[str, str], dtype: str | None) -> No
     "kind", ["Reformat", "NoOp", "Constant", "Shape", "Signal", "Wait", "ShapeHostToDevice"]
 )
 def test_layers_without_arithmetic_do_not_count(kind: str) -> None:
-    assert (
-        layer_shares(
-            read_layers(
-                one_layer("Row major linear FP16", "Row major linear FP16", kind=kind), "fp16"
-            )
-        )
-        == {}
-    )
+    text = one_layer("Row major linear FP16", "Row major linear FP16", kind=kind)
+    assert layer_shares(read_layers(text, "fp16")) == {}
 
 
 def test_a_reformat_is_recognized_by_its_origin() -> None:
@@ -206,6 +174,7 @@ def test_an_engine_of_known_types_has_no_warning() -> None:
         "precision_shares": {"layers": {"float16": 1.0}},
         "precision_of": "engine",
     }
+    assert precision_problem("fp16", facts["precision_shares"]["layers"], 0.1) == ""
     assert precision_facts([], {}, "fp16") == {"engine_layers": {}}
 
 

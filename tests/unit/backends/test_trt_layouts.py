@@ -20,11 +20,8 @@ def test_each_element_is_where_the_format_puts_it(layout: str, channels: int) ->
     assert memory.flags["C_CONTIGUOUS"]
     assert memory.shape == packed_shape(array.shape, layout)
     rounded = -(-channels // multiple) * multiple
-    for batch, channel, row, column in (
-        (0, 0, 0, 0),
-        (1, channels - 1, 2, 4),
-        (1, channels // 2, 1, 3),
-    ):
+    corners = (0, 0, 0, 0), (1, channels - 1, 2, 4), (1, channels // 2, 1, 3)
+    for batch, channel, row, column in corners:
         if layout.startswith("chw"):
             place = (
                 ((batch * (rounded // multiple) + channel // multiple) * h + row) * w + column

@@ -239,6 +239,11 @@ def test_invalid_optimization_profiles(project, profile, expected):
     assert any(error.startswith(f"{NET}:6:") and expected in error for error in errors), errors
 
 
+def test_engines_of_tensorrt_rtx_need_workspace_memory(project):
+    project.model("engines: [{use: rtx-fp16, workspace: 0}]")
+    assert any("cannot be built without workspace memory" in text for text in project.errors())
+
+
 def test_profiles_respect_multiple_of_and_shared_dimensions(project):
     manifest = """\
         model: net

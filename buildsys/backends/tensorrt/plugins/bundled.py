@@ -77,18 +77,18 @@ def _creator_of(library: Library, node: OnnxNode) -> Any:
 
     Raises: StageError: there is none of this version and namespace.
     """
-    found = plugin_creator(library, node)
-    if found is not None:
-        return found
+    creator = plugin_creator(library, node)
+    if creator is not None:
+        return creator
     version, namespace = plugin_wanted(node)
     where = f" in the namespace {namespace}" if namespace else ""
-    known = {
+    versions = {
         creator.plugin_version
         for creator in version_adapter.creators(library)
         if creator.name == node.operator
     }
     raise StageError(
         f"{library.release} has no plugin {node.operator} of version {version}{where}, only of"
-        f" version {', '.join(sorted(known))}",
+        f" version {', '.join(sorted(versions))}",
         f"correct {' or '.join(_FOR_PARSER)} of the node {node.name or node.output}",
     )

@@ -54,24 +54,24 @@ def load_plugins(library: Library, operators: Sequence[OperatorUse]) -> list[Fig
         uses = [use for use, its_path in new if its_path == path]
         names, first = [use.op for use in uses], uses[0]
         is_own = path.is_relative_to(first.project)
-        shown = str(path.relative_to(first.project)) if is_own else path.name
+        name = str(path.relative_to(first.project)) if is_own else path.name
         if path.suffix == ".py":
             if not library.has("plugins in Python"):
                 having = join_or(FEATURES["plugins in Python"])
                 raise StageError(
-                    f"{shown}: {library.release} takes no plugins written in Python ({having} can)",
+                    f"{name}: {library.release} takes no plugins written in Python ({having} can)",
                     "build the plugin as a shared library",
                 )
-            creators = register_file(shown, names, Guard(library, first.project, first.fail))
+            creators = register_file(name, names, Guard(library, first.project, first.fail))
         else:
-            creators = _load_library(path, shown, names, library)
+            creators = _load_library(path, name, names, library)
         for use, creator in zip(uses, creators, strict=True):
             _LOADED[library, use] = {
                 "operator": use.op,
                 "name": creator.name,
                 "version": creator.plugin_version,
                 "namespace": creator.plugin_namespace,
-                "file": shown,
+                "file": name,
                 "file_sha256": sha256_of(path),
             }
     return [_LOADED[library, use] for use, _ in plugins]

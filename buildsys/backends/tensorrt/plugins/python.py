@@ -97,9 +97,9 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) ->
     ]
     classes = [item for item in dict.fromkeys(derived) if item is not base]
     creators = [
-        _make_creator(each, path, guard)
-        for each in classes
-        if not any(issubclass(other, each) and other is not each for other in classes)
+        _make_creator(owner, path, guard)
+        for owner in classes
+        if not any(issubclass(other, owner) and other is not owner for other in classes)
     ]
     problem = f"{path} has no plugin creator for the operator {operator}"
     if not creators:
@@ -122,11 +122,11 @@ def _find_creator(module: ModuleType, path: str, operator: str, guard: Guard) ->
                 f"set plugin_namespace = '' or '{domain}'",
             )
         return creator
-    found = ", ".join(f"{type(creator).__name__} ({creator.name})" for creator in creators)
+    existing = ", ".join(f"{type(creator).__name__} ({creator.name})" for creator in creators)
     near = nearest(name, [creator.name for creator in creators], count=1)
     hint = f"did you mean {name} instead of {near[0]}?" if near else ""
     hint = hint or f"set name = '{name}' in the creator's __init__"
-    raise StageError(f"{problem}, only {found}", hint)
+    raise StageError(f"{problem}, only {existing}", hint)
 
 
 def _make_creator(owner: type, path: str, guard: Guard) -> Any:
