@@ -59,26 +59,6 @@ def byte_fields(content: Content, start: int, stop: int) -> Iterator[Field]:
             raise ValueError(f"unknown wire type {kind}")
 
 
-def numbers(content: Content, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield number and value of the integer fields of a message.
-
-    Raises: ValueError, IndexError: the message is malformed or truncated.
-    """
-    while start < stop:
-        tag, start = varint(content, start)
-        kind = tag & 7
-        if kind in (_VARINT, _BYTES):
-            value, start = varint(content, start)
-            if kind == _VARINT:
-                yield tag >> 3, value
-            else:
-                start += value
-        elif kind in (_FIXED_64, _FIXED_32):
-            start += 8 if kind == _FIXED_64 else 4
-        else:
-            raise ValueError(f"unknown wire type {kind}")
-
-
 def varint(content: Content, position: int) -> tuple[int, int]:
     """Return the number at ``position`` and the position after it.
 

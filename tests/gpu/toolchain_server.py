@@ -1,6 +1,6 @@
 """Server for stages and backends in a toolchain: JSON lines on stdin and stdout.
 
-Needs numpy, cuda-bindings and a TensorRT only, like the stages themselves.
+Needs numpy, onnx, cuda-bindings and a TensorRT only, like the stages themselves.
 """
 
 from __future__ import annotations

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buildsys.backends.interface import (
     BuildRequest,
@@ -24,7 +23,10 @@ from buildsys.backends.tensorrt.enum_tables import DTYPES
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Messages, log_of
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.file_nodes import OnnxNode, OnnxNodes, read_nodes
+from buildsys.onnx_graphs.graph_reader import read_graph
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
 
 # general remedies: a toolchain need not have onnx, so the graph cannot be examined here
 _REMEDIES = (
@@ -76,8 +78,8 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
     parser = library.trt.OnnxParser(network, log_of(library).logger)
     with _parsable(library, onnx) as file:
         accepted = bool(parser.parse_from_file(str(file)))
-        if not accepted:
-            nodes = read_nodes(file)
+        names_all = accepted or library.has("names of all refused nodes")
+        graph = None if names_all else read_graph(file)
     refused = []
     for number in range(parser.num_errors):
         node = version_adapter.refused_node(library, parser.get_error(number))
@@ -85,8 +87,8 @@ def parse(library: Library, builder: Any, onnx: Path, *, strong: bool = True) ->
         match = next(matches, None)
         text = match["text"] if match else node.reason
         refused.append(replace(node, reason=" ".join(text.split())))
-    if not accepted and not library.has("names of all refused nodes"):
-        refused = _with_all_nodes(library, parser, nodes, refused)
+    if graph is not None:
+        refused = _with_all_nodes(library, parser, graph, refused)
         refused.sort(key=lambda problem: -1 if problem.index is None else problem.index)
     refused = [replace(node, until=library.newest_opset) for node in refused]
     return Parsed(builder, network, parser, refused, accepted)
@@ -129,14 +131,11 @@ def network_facts(library: Library, network: Any) -> Figures:
 @contextmanager
 def _parsable(library: Library, onnx: Path) -> Iterator[Path]:
     """Yield a file, for parsers without local functions a copy with them inlined."""
-    if library.has("local functions") or not read_nodes(onnx).functions:
+    if library.has("local functions") or not read_graph(onnx).functions:
         yield onnx
         return
-    try:
-        from buildsys.onnx_graphs.inlined_functions import inline_functions
-    except ImportError as error:  # a toolchain that has only TensorRT
-        problem = f"{library.release} has no local functions, and inlining them needs onnx"
-        raise StageError(problem, f"{sys.executable} -m pip install onnx") from error
+    from buildsys.onnx_graphs.inlined_functions import inline_functions
+
     with TemporaryDirectory() as folder:
         copy = Path(folder) / onnx.name
         inline_functions(onnx, copy)
@@ -147,39 +146,45 @@ def _parsable(library: Library, onnx: Path) -> Iterator[Path]:
 
 
 def _with_all_nodes(
-    library: Library, parser: Any, onnx: OnnxNodes, refused: Sequence[UnsupportedNode]
+    library: Library, parser: Any, model: ModelProto, refused: Sequence[UnsupportedNode]
 ) -> list[UnsupportedNode]:
     """Add names of reported nodes, and unreported nodes of unknown operators."""
+    onnx_nodes = model.graph.node
     nodes = []
-    for problem in refused:
-        if problem.index is not None and problem.index < len(onnx.nodes):
-            node = onnx.nodes[problem.index]
-            problem = replace(problem, name=node.name, operator=node.operator, output=node.output)
-        nodes.append(problem)
-    reported = {problem.index for problem in refused}
-    for index, node in enumerate(onnx.nodes):
-        if index in reported or parser.supports_operator(node.operator):
+    for refusal in refused:
+        if refusal.index is not None and refusal.index < len(onnx_nodes):
+            node = onnx_nodes[refusal.index]
+            output = next(iter(node.output), "")
+            refusal = replace(refusal, name=node.name, operator=node.op_type, output=output)
+        nodes.append(refusal)
+    reported = {refusal.index for refusal in refused}
+    functions = {(function.domain, function.name) for function in model.functions}
+    for index, node in enumerate(onnx_nodes):
+        if index in reported or parser.supports_operator(node.op_type):
             continue
-        is_function = (node.domain, node.operator) in onnx.functions
-        if not is_function and plugin_creator(library, node) is None:
+        if (node.domain, node.op_type) not in functions and plugin_creator(library, node) is None:
             reason = "the parser does not know this operator, and there is no plugin for it"
-            nodes.append(
-                UnsupportedNode(index, node.name, node.operator, reason, output=node.output)
-            )
+            output = next(iter(node.output), "")
+            nodes.append(UnsupportedNode(index, node.name, node.op_type, reason, output=output))
     return nodes
 
 
-def plugin_wanted(node: OnnxNode) -> tuple[str, str]:
+def text_attributes(node: NodeProto) -> dict[str, str]:
+    """Return the attributes of a node, "" for those that are not texts."""
+    return {attribute.name: attribute.s.decode(errors="replace") for attribute in node.attribute}
+
+
+def plugin_wanted(node: NodeProto) -> tuple[str, str]:
     """Return the version and the namespace that a node asks for, "" for any namespace."""
-    attributes = node.attributes
+    attributes = text_attributes(node)
     return attributes.get(PLUGIN_VERSION) or "1", attributes.get(PLUGIN_NAMESPACE, "")
 
 
-def plugin_creator(library: Library, node: OnnxNode) -> Any:
+def plugin_creator(library: Library, node: NodeProto) -> Any:
     """Return the plugin creator that the parser finds for a node, or None."""
     version, namespace = plugin_wanted(node)
     for place in [namespace] if namespace else ["", node.domain]:
-        creator = version_adapter.find_creator(library, node.operator, version, place)
+        creator = version_adapter.find_creator(library, node.op_type, version, place)
         if creator is not None:
             return creator
     return None

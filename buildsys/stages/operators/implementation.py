@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from buildsys.backends.interface import OperatorUse
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.file_nodes import read_nodes
+from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job
 
@@ -73,15 +73,11 @@ class Implementation:
         """
         if not self.is_declared:
             return path
-        ours = {use.op for use in self.uses}
-        is_added = bool(self.missing or self.functions)
-        if not is_added and not ours & {"::".join(name) for name in read_nodes(path).functions}:
-            return path  # a toolchain for plugins needs no onnx
-        from buildsys.onnx_graphs.onnx_file import load_model, save_model
-
-        model = load_model(path, external_data=False)
+        model = read_graph(path)
         if not self.apply(model):
             return path
+        from buildsys.onnx_graphs.onnx_file import save_model
+
         folder.mkdir(parents=True, exist_ok=True)
         copy = folder / path.name
         save_model(model, copy)
@@ -94,9 +90,7 @@ class Implementation:
         """Return the declared operators of a graph without an implementation."""
         if not self.missing:
             return []
-        from buildsys.onnx_graphs.onnx_file import load_model
-
-        return sorted(self._missing_in(load_model(path, external_data=False)))
+        return sorted(self._missing_in(read_graph(path)))
 
     def _missing_in(self, model: ModelProto) -> frozenset[str]:
         from buildsys.stages.operators.function_placement import nodes_of, operator_of

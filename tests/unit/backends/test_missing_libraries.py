@@ -26,7 +26,7 @@ PIP = "/opt/old/bin/python -m pip install"
          " on a machine with an NVIDIA GPU: pip install 'buildsys[tensorrt]'"),
         ("tensorrt", TOOLCHAIN, [],
          f"the library tensorrt is not installed in the toolchain old, and {NO_GPU};"
-         f" on a machine with an NVIDIA GPU: {PIP} tensorrt cuda-bindings"),
+         f" on a machine with an NVIDIA GPU: {PIP} tensorrt cuda-bindings onnx"),
         ("tensorrt_rtx", None, [],  # it builds engines here
          "the library tensorrt_rtx is not installed; pip install 'buildsys[rtx]'"),
     ],

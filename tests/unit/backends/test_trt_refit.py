@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 from trt_double import RecordingTensorRt, options, planned
 
 from buildsys.backends.interface import Calibration, EarlierBuild
@@ -23,31 +25,19 @@ BEFORE = {"w": np.arange(4, dtype=np.float32), "b": np.ones(2, np.float32)}
 AFTER = {"w": np.arange(4, dtype=np.float32) * 3, "b": np.ones(2, np.float32)}
 
 
-def varint(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
-
-
-def field(number: int, content: bytes | str) -> bytes:
-    content = content.encode() if isinstance(content, str) else content
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
 def onnx_file(folder: Path, weights: dict[str, np.ndarray], node: str = "conv") -> Path:
     """Write a graph of one node and its weights, the last one as external data."""
-    graph = field(1, field(3, node))
-    *inline, last = weights
-    for name in inline:
-        types = varint(2 << 3) + varint({"f4": 1, "i8": 7}[weights[name].dtype.str[1:]])
-        graph += field(5, types + field(8, name) + field(9, weights[name].tobytes()))
-    data = folder / "model.onnx.data"
-    data.write_bytes(b"0123" + weights[last].tobytes())
-    places = {"location": data.name, "offset": "4", "length": str(weights[last].nbytes)}
-    entries = [field(13, field(1, key) + field(2, value)) for key, value in places.items()]
-    graph += field(5, varint(2 << 3) + varint(1) + field(8, last) + b"".join(entries))
-    file = folder / "model.onnx"
-    file.write_bytes(field(7, graph))
-    return file
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    *_, last = weights.values()
+    (folder / "model.onnx.data").write_bytes(b"0123" + last.tobytes())
+    tensors[-1].ClearField("raw_data")
+    tensors[-1].data_location = onnx.TensorProto.EXTERNAL
+    place = {"location": "model.onnx.data", "offset": "4", "length": str(last.nbytes)}
+    for key, value in place.items():
+        tensors[-1].external_data.add(key=key, value=value)
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], node, [], [], tensors)
+    (folder / "model.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    return folder / "model.onnx"
 
 
 def build(

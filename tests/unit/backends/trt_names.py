@@ -54,7 +54,7 @@ NOT_TENSORRT = {
 # TensorRT's members with names that other objects have as well
 COMMON_MEMBERS = {
     "name", "value", "type", "shape", "dtype", "engine", "builder", "logger", "flags", "metadata",
-    "update", "reset",
+    "update", "reset", "node",
     "location", "profiler", "desc", "file", "line", "code", "log",
 }  # fmt: skip
 

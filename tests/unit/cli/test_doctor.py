@@ -142,7 +142,7 @@ def test_a_toolchain_has_the_libraries_of_its_interpreter(tmp_path: Path) -> Non
     assert "the interpreter crashed with a segmentation fault (SIGSEGV) on import" in finding.text
     assert (
         finding.remedy
-        == f"{environment.python} -m pip install --force-reinstall tensorrt cuda-bindings"
+        == f"{environment.python} -m pip install --force-reinstall tensorrt cuda-bindings onnx"
     )
 
 

@@ -63,7 +63,7 @@ def test_a_missing_library_names_the_command_that_installs_it(machine: Machine) 
     assert obstacle(RTX) == "tensorrt_rtx is not installed; pip install 'buildsys[rtx]'"
     assert obstacle(TRT, python="/bin/sh") == (
         "tensorrt is not installed in the toolchain old; on a machine with an NVIDIA GPU:"
-        " /bin/sh -m pip install tensorrt cuda-bindings"
+        " /bin/sh -m pip install tensorrt cuda-bindings onnx"
     )
     gone = (
         "there is no /nowhere/python, the interpreter of the toolchain old; create it, or correct"

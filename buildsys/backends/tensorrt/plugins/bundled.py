@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buildsys.backends.interface import BuildRequest, Figures
 from buildsys.backends.tensorrt import version_adapter
@@ -12,10 +12,14 @@ from buildsys.backends.tensorrt.parse import (
     PLUGIN_VERSION,
     plugin_creator,
     plugin_wanted,
+    text_attributes,
 )
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.file_nodes import OnnxNode, read_nodes
+from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.system.suggestions import nearest
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 _FOR_PARSER = (PLUGIN_VERSION, PLUGIN_NAMESPACE)
 
@@ -33,7 +37,13 @@ def bundled_plugins(library: Library, request: BuildRequest) -> tuple[list[Figur
             "add function to its entry in ops, with use: {tensorrt: plugin}, or build this engine"
             " with backend: tensorrt",
         )
-    nodes = list(read_nodes(request.onnx).all()) if operators and not request.definition else []
+    nodes: list[NodeProto] = []
+    if operators and not request.definition:
+        model = read_graph(request.onnx)
+        from buildsys.onnx_graphs.onnx_file import all_nodes  # needs onnx
+
+        bodies = (model.graph, *model.functions)
+        nodes = [node for body in bodies for node in all_nodes(body)]
     facts: list[Figures] = []
     warnings: list[str] = []
     for operator in operators:
@@ -42,11 +52,11 @@ def bundled_plugins(library: Library, request: BuildRequest) -> tuple[list[Figur
         used: dict[str, Any] = {}  # by version
         ignored: dict[str, None] = {}
         for node in nodes:
-            if (node.domain, node.operator) == (domain, name):
+            if (node.domain, node.op_type) == (domain, name):
                 creator = _creator_of(library, node)
                 used[creator.plugin_version] = creator
                 read = {*_FOR_PARSER, *(field.name for field in creator.field_names or ())}
-                ignored |= dict.fromkeys(name for name in node.attributes if name not in read)
+                ignored |= dict.fromkeys(name for name in text_attributes(node) if name not in read)
         facts += [
             {
                 "operator": operator,
@@ -72,7 +82,7 @@ def _check_name(library: Library, name: str) -> None:
         raise StageError(f"{library.release} has no plugin {name}", hint)
 
 
-def _creator_of(library: Library, node: OnnxNode) -> Any:
+def _creator_of(library: Library, node: NodeProto) -> Any:
     """Return the creator that the parser finds for a node.
 
     Raises: StageError: there is none of this version and namespace.
@@ -85,10 +95,10 @@ def _creator_of(library: Library, node: OnnxNode) -> Any:
     versions = {
         creator.plugin_version
         for creator in version_adapter.creators(library)
-        if creator.name == node.operator
+        if creator.name == node.op_type
     }
     raise StageError(
-        f"{library.release} has no plugin {node.operator} of version {version}{where}, only of"
+        f"{library.release} has no plugin {node.op_type} of version {version}{where}, only of"
         f" version {', '.join(sorted(versions))}",
-        f"correct {' or '.join(_FOR_PARSER)} of the node {node.name or node.output}",
+        f"correct {' or '.join(_FOR_PARSER)} of the node {node.name or node.output[0]}",
     )
