@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 
 _LIBRARIES = Path(numpy.__file__).parents[1]
+ONNX = ("onnx", "google", "ml_dtypes", "typing_extensions")  # onnx and what it imports
 RELEASE = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -33,7 +34,7 @@ class Environment:
 
     def install(self, package: str) -> None:
         """Link a package of the running environment, with its metadata."""
-        names = [package, f"{package}.libs"]
+        names = [package, f"{package}.py", f"{package}.libs"]
         with contextlib.suppress(metadata.PackageNotFoundError):  # part of another distribution
             names.append(f"{package}-{metadata.version(package)}.dist-info")
         for name in names:

@@ -53,6 +53,7 @@ from buildsys.backends.onnxruntime.placement import (
 from buildsys.backends.onnxruntime.session import session_options
 from buildsys.backends.onnxruntime.weight_kernels import check_kernels
 from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.graph_reader import read_graph, require_onnx
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
 
@@ -84,6 +85,7 @@ def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
     ONNX Runtime's optimizations may still remove a node without a kernel, so a graph that loads
     has none.
     """
+    require_onnx()
     with TemporaryDirectory(dir=request.engine.parent) as folder:
         source = _source(request, Path(folder))
         nodes = _refused_nodes(request, source)
@@ -102,7 +104,9 @@ def build(request: BuildRequest) -> Figures:
     name inside and outside a Loop), so a lower level is tried until the file loads.
 
     Raises: GraphRefusedError: every refused node. StageError: the graph was refused otherwise.
+    Unavailable: this interpreter has no onnx.
     """
+    require_onnx()
     options, levels = request.options, _levels(request.options)
     refusals: list[StageError] = []
     with TemporaryDirectory(dir=request.engine.parent) as folder:
@@ -184,17 +188,10 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtSessio
 
 
 def _source_nodes(request: BuildRequest) -> Figures:
-    """Return the source nodes of optimized nodes, {} without onnx."""
-    try:
-        import onnx
+    """Return the source nodes of optimized nodes."""
+    from buildsys.backends.onnxruntime.source_nodes import source_nodes  # needs onnx
 
-        from buildsys.backends.onnxruntime.source_nodes import source_nodes
-    except ModuleNotFoundError as error:  # a toolchain that has only onnxruntime
-        if error.name != "onnx":
-            raise
-        return {}
-    files = (request.onnx, request.engine)
-    source, engine = (onnx.load(str(file), load_external_data=False).graph for file in files)
+    source, engine = (read_graph(file).graph for file in (request.onnx, request.engine))
     return {"source_nodes": source_nodes(source, engine)}
 
 
@@ -217,12 +214,8 @@ def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
     """Return operators, types and tensors of the optimized graph."""
-    try:
-        from buildsys.backends.onnxruntime.graph_facts import graph_facts  # needs onnx
-    except ModuleNotFoundError as error:  # in a toolchain that has only onnxruntime
-        if error.name != "onnx":
-            raise
-        return {"not_described": "without the library onnx the optimized graph cannot be read"}
+    from buildsys.backends.onnxruntime.graph_facts import graph_facts  # needs onnx
+
     return graph_facts(engine)
 
 
@@ -308,8 +301,7 @@ def _source(request: BuildRequest, folder: Path) -> Path:
     """Return the graph to optimize; emulated bfloat16 is float32 with rounding."""
     if not _is_emulated(request):
         return request.onnx
-    # these need onnx, unlike running an engine
-    from buildsys.onnx_graphs.emulation import emulate
+    from buildsys.onnx_graphs.emulation import emulate  # these need onnx
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
 
     emulated = folder / "model.onnx"
@@ -323,26 +315,17 @@ def _is_emulated(request: BuildRequest) -> bool:
         return False
     if request.options["precision"] == "bf16":
         return True
+    from buildsys.onnx_graphs.tensor_types import float_types  # needs onnx
+
     try:
-        from buildsys.onnx_graphs.onnx_file import load_model
-        from buildsys.onnx_graphs.tensor_types import float_types
-    except ModuleNotFoundError as error:  # a toolchain without onnx
-        if error.name != "onnx":
-            raise
-        return False
-    try:
-        return "bfloat16" in float_types(load_model(request.onnx, external_data=False))
+        return "bfloat16" in float_types(read_graph(request.onnx))
     except StageError:  # ONNX Runtime says more about a file that is not ONNX
         return False
 
 
 def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
-    try:
-        from buildsys.backends.onnxruntime.unsupported_nodes import refused_nodes  # needs onnx
-    except ModuleNotFoundError as error:
-        if error.name != "onnx":
-            raise
-        return []
+    from buildsys.backends.onnxruntime.unsupported_nodes import refused_nodes  # needs onnx
+
     return refused_nodes(source, {use.op for use in request.operators})
 
 

@@ -22,6 +22,7 @@ from buildsys.backends.onnxruntime.execution_providers import (
     wanted_providers,
 )
 from buildsys.errors import CheckFailed, Unavailable
+from buildsys.onnx_graphs.graph_reader import read_graph
 
 _RECORD = "session.record_ep_graph_assignment_info"
 _SINCE = "1.24"  # the first ONNX Runtime that reports it
@@ -111,17 +112,11 @@ def check_placement(placement: Figures, options: Options) -> Iterator[str]:
 
 
 def _shape_nodes(model: Path) -> Counter[_Node]:
-    """Return the nodes of a graph that compute shapes only; none without onnx."""
-    try:
-        import onnx
-    except ModuleNotFoundError as error:  # a toolchain that has only onnxruntime
-        if error.name != "onnx":
-            raise
-        return Counter()
-    graph = onnx.load(str(model), load_external_data=False).graph
-    found: Counter[_Node] = Counter()
-    _count_shape_nodes(graph, {tensor.name for tensor in graph.initializer}, set(), found)
-    return found
+    """Count the nodes of a graph that compute shapes only."""
+    graph = read_graph(model).graph
+    nodes: Counter[_Node] = Counter()
+    _count_shape_nodes(graph, {tensor.name for tensor in graph.initializer}, set(), nodes)
+    return nodes
 
 
 def _count_shape_nodes(

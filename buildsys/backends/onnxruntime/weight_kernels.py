@@ -6,6 +6,7 @@ from pathlib import Path
 
 from buildsys.backends.interface import Options
 from buildsys.errors import CheckFailed
+from buildsys.onnx_graphs.graph_reader import read_graph
 
 _KERNELS = {
     "int4": ("MatMulNBits",),
@@ -25,13 +26,7 @@ def check_kernels(engine: Path, options: Options) -> None:
     wanted = _KERNELS.get("dynamic" if is_dynamic else str(options["precision"]))
     if wanted is None:
         return
-    try:
-        import onnx
-    except ModuleNotFoundError as error:  # a toolchain that has only onnxruntime
-        if error.name != "onnx":
-            raise
-        return
-    nodes = onnx.load(str(engine), load_external_data=False).graph.node
+    nodes = read_graph(engine).graph.node
     if not any(node.op_type in wanted for node in nodes):
         raise CheckFailed(
             f"the engine was requested in {options['precision']}, but none of its nodes is a"

@@ -41,6 +41,7 @@ from buildsys.backends.openvino.session import (
     properties,
 )
 from buildsys.errors import StageError, Unavailable
+from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
 
@@ -229,33 +230,28 @@ def _core() -> ov.Core:
 def _source(request: BuildRequest, folder: Path) -> Path:
     """Return the graph, with its local functions inlined: OpenVINO does not know them."""
     try:
-        import onnx
+        if not read_graph(request.onnx).functions:
+            return request.onnx
+    except StageError:  # OpenVINO says more about a file that is not ONNX
+        return request.onnx
+    import onnx
 
-        from buildsys.onnx_graphs.inlined_functions import inline_all
-    except ModuleNotFoundError:  # a toolchain that has only openvino
-        return request.onnx
-    model = onnx.load(str(request.onnx), load_external_data=False)
-    if not model.functions:
-        return request.onnx
+    from buildsys.onnx_graphs.inlined_functions import inline_all
+
     inlined = folder / "model.onnx"
     onnx.save(inline_all(onnx.load(str(request.onnx))), str(inlined))
     return inlined
 
 
 def _unknown_nodes(request: BuildRequest, error: RuntimeError) -> list[UnsupportedNode]:
-    """Return the nodes that an error names, or one per operator without onnx."""
+    """Return the nodes that an error names."""
     found = _UNSUPPORTED.search(str(error))
     if found is None:
         return []
     reason = "OpenVINO does not support this operator"
     operators = {_OPSET.sub("", name.strip()) for name in found[1].split(",")}
-    try:
-        import onnx
-    except ModuleNotFoundError:
-        return [UnsupportedNode(None, "", name, reason) for name in sorted(operators)]
-    graph = onnx.load(str(request.onnx), load_external_data=False).graph
     nodes = []
-    for index, node in enumerate(graph.node):
+    for index, node in enumerate(read_graph(request.onnx).graph.node):
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         if name in operators:
             shown = f"{node.domain}::{node.op_type}" if node.domain else node.op_type

@@ -135,7 +135,6 @@ class EngineResult(ResultHeader, total=False):
     provider_libraries: dict[str, str]  # distribution -> version
     precision_unknown: str
     precision_of: str
-    not_described: str
     device_memory_bytes: int
     delegated: Delegated
     weights: PackageWeights

@@ -1,4 +1,4 @@
-"""Engines of other interpreters with numpy and onnxruntime only."""
+"""Engines of other interpreters with numpy, onnx and onnxruntime only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from project_folder import TIMEOUT_S, wait_until
-from python_environments import Environment, old_python, program
+from python_environments import ONNX, Environment, old_python, program
 from ready_project import ReadyProject, processes_marked, targets
 
 PROJECT, MODEL = "configs/project.yaml", "configs/models/a.yaml"
@@ -30,7 +30,7 @@ THEIRS = {"engine:a:other", "verify:a:other", "bench:a:other"}
 @pytest.fixture
 def environment(ready: ReadyProject) -> Environment:
     """The environment of the toolchain ``other``, used by the engine ``other``."""
-    made = Environment(ready.root / "envs/other", "numpy", "onnxruntime")
+    made = Environment(ready.root / "envs/other", "numpy", "onnxruntime", *ONNX)
     add_engine(ready, "other")
     declare(ready, "other: {python: envs/other/bin/python}")
     return made
@@ -73,9 +73,9 @@ def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
     assert first.passed == targets("a") | THEIRS
     built = result(ready, "engine/other/engine")
     assert built["toolchain"]["name"] == "other"
-    assert built["toolchain"].keys() == {"name", "python", "numpy", "onnxruntime"}
-    assert "not_described" in built  # that would take onnx, which only our own interpreter has
-    assert "not_described" not in result(ready, "engine/ort/engine")
+    libraries = {"numpy", "ml_dtypes", "onnx", "onnxruntime"}
+    assert built["toolchain"].keys() == {"name", "python", *libraries}
+    assert built["precision_shares"] == result(ready, "engine/ort/engine")["precision_shares"]
     page = (ready.root / "build/report/a.html").read_text()
     assert "built in the toolchain other (python " in page
     assert "onnxruntime (other)" in page
@@ -156,11 +156,15 @@ def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject)
     assert result(ready, "engine/bare/engine")["hint"] == f"{bare.python} -m pip install numpy"
     assert (
         result(ready, "engine/without/engine")["hint"]
-        == f"{without.python} -m pip install onnxruntime"
+        == f"{without.python} -m pip install onnxruntime onnx"
     )
-    bare.install("numpy")
-    bare.install("onnxruntime")
+    for package in ("numpy", "onnxruntime", *ONNX):
+        bare.install(package)
     without.install("onnxruntime")
+    half = ready.doit("engine:a:without")
+    assert "built with onnx, which is not installed in this interpreter" in half.out
+    for package in ONNX:
+        without.install(package)
     repaired = ready.doit(*asked)
     assert repaired.ran == repaired.passed == {"engine:a:bare", "engine:a:without"}
 

@@ -12,7 +12,7 @@ from trt_double import RecordingTensorRt
 
 from buildsys.backends.tensorrt.library import GENERATIONS, TRT_8
 from buildsys.backends.tensorrt.parse import new_builder, parse
-from buildsys.errors import StageError
+from buildsys.errors import Unavailable
 
 
 def with_a_function(folder: Path, opset: int = 17) -> Path:
@@ -73,6 +73,6 @@ def test_a_function_of_another_opset_is_inlined(tmp_path: Path) -> None:
 
 def test_inlining_needs_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, file = RecordingTensorRt(TRT_8), with_a_function(tmp_path)
-    monkeypatch.setitem(sys.modules, "buildsys.onnx_graphs.onnx_file", None)
-    with pytest.raises(StageError, match=r"onnx is not installed in this.* pip install onnx"):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(Unavailable, match=r"onnx, which is not installed.* pip install onnx"):
         parse(made.library, new_builder(made.library), file)
