@@ -1,7 +1,4 @@
-"""Source lines of nodes in the user's code, for error messages only.
-
-Standard library only: some interpreters that build engines have no onnx.
-"""
+"""Source lines of nodes in the user's code, for error messages only."""
 
 from __future__ import annotations
 

@@ -56,14 +56,6 @@ def run(job: Job) -> StageResult:
         backend = load_backend(options["backend"], job.toolchain, options.get("unusable", ""))
         backend.prepare(options)
         figures = _build(job, backend)
-    except ModuleNotFoundError as error:
-        if job.toolchain is None or error.name != "onnx":
-            raise
-        problem = (
-            f"this engine needs changes to its graph, and the toolchain {job.toolchain.name} "
-            "has no onnx to make them"
-        )
-        return _unavailable(job, Unavailable(problem, f"{job.toolchain.pip} onnx"))
     except Unavailable as reason:
         return _unavailable(job, reason)
     return StageResult(figures={"backend": options["backend"], **figures})
