@@ -22,10 +22,11 @@ from buildsys.cli.engine_layers import layer_lines, node_lines, nodes_with_layer
 from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph, target_of
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
-from buildsys.errors import UsageError
+from buildsys.errors import Unavailable, UsageError
 from buildsys.manifest.shape_cases import case_values
 from buildsys.report.engines import placement_text
 from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
+from buildsys.system.graphviz import require_dot
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
 PREFIX = "inspect:"
@@ -75,13 +76,18 @@ class Inspect(ProjectCommand):
         session = Session.read_only(root, [target_of(name)])
         model, graph = named_graph(session, "inspect", name)
         head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}
-        if options["svg"]:
+        missing: Unavailable | None = None
+        if options["svg"] and graph.is_onnx:
+            missing = _missing_graphviz(name)
+        if options["svg"] and missing is None:
             document, lines = _draw(graph, head, options)
         elif graph.is_onnx:
             document, lines = _describe(session, graph, head, options)
         else:
             document, lines = _describe_engine(session, graph, head, options)
         print_answer(options, document, [*([graph.note] if graph.note else []), *lines])
+        if missing is not None:  # the table above is what can be shown
+            raise missing
         return 0
 
 
@@ -196,6 +202,15 @@ def _built_from(
     request = {"file": files["model"], "data": data if Path(data).is_file() else ""}
     nodes: Sequence[Document] = ask_inspection("describe", {"graph": request, "dims": {}})["nodes"]
     return nodes
+
+
+def _missing_graphviz(name: str) -> Unavailable | None:
+    try:
+        require_dot()
+    except Unavailable as error:
+        hint = f"{error.hint}; `doit netron {name}` shows the graph in a browser without it"
+        return Unavailable(error.problem, hint)
+    return None
 
 
 def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document, Sequence[str]]:

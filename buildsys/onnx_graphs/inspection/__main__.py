@@ -17,10 +17,11 @@ from onnx import ModelProto
 from buildsys.errors import StageError, UsageError
 from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
-from buildsys.onnx_graphs.inspection.drawing.svg import draw
+from buildsys.onnx_graphs.inspection.drawing.dot import draw
 from buildsys.onnx_graphs.inspection.first_difference import first_difference
 from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
+from buildsys.system.graphviz import render_svg
 
 _LONGEST = 200  # characters of an exception
 _HINT = "if buildsys built it, `doit cache verify` and a rebuild replace it"
@@ -38,8 +39,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             case "draw":
                 body = plain_model(with_shapes(_read(request["graph"]))).body
                 ends = request["from"], request["to"], request["depth"]
-                svg, size = draw(body, request["title"], *ends)
-                return {"svg": svg, **size}
+                drawing = draw(body, request["title"], *ends)
+                size = {"nodes": drawing.nodes, "boxes": drawing.boxes}
+                return {"svg": render_svg(drawing.dot), **size}
             case "first_differences":
                 pairs = (
                     (Path(pair["first"]), Path(pair["second"]), pair["first_byte"])

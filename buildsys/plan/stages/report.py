@@ -61,6 +61,7 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
         after=tuple(action.target for action in results),
         code=("buildsys.stages.report.stage",),
         tools=("onnx",),
+        probes=(("dot", "-V"),) if pictures else (),
         doc=f"report on {name}",
     )
 

@@ -41,11 +41,15 @@ class PipelineRow:
 
 @dataclass(frozen=True)
 class GraphPicture:
-    """The picture of a graph: inline shapes, or a link if large."""
+    """The picture of a graph; large pictures are separate files."""
 
     title: str
-    svg: str = ""
-    link: str = ""
+    link: str  # relative to the page, or a data URI
+
+    @property
+    def is_inside(self) -> bool:
+        """Check for a picture inside the page."""
+        return self.link.startswith("data:")
 
 
 @dataclass(frozen=True)

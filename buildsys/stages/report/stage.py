@@ -5,14 +5,16 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from buildsys.onnx_graphs.inspection.describe import report_facts
-from buildsys.onnx_graphs.inspection.drawing.svg import draw
+from buildsys.onnx_graphs.inspection.drawing.dot import draw
 from buildsys.onnx_graphs.inspection.load import plain_model, with_shapes
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.report.assemble import assemble, opt_sizes
 from buildsys.report.markdown.document import render
 from buildsys.report.results.report import as_json
+from buildsys.system.graphviz import render_svg
 from buildsys.workers.job import Job, StageResult
 
+_MOST_BOXES = 400
 _GRAPH = "graph:"  # + target: the role of the graph it wrote
 
 
@@ -41,7 +43,11 @@ def run(job: Job) -> StageResult:
 def _draw(graph: ModelProto, title: str, job: Job) -> None:
     """Write the picture of a graph; without one the report stays complete."""
     try:
-        svg, _ = draw(plain_model(with_shapes(graph)).body, f"{title} graph")
+        drawing = draw(plain_model(with_shapes(graph)).body, f"{title} graph")
+        if drawing.boxes > _MOST_BOXES:
+            job.progress(f"the {title} graph has {drawing.boxes} boxes, too many for a picture")
+            return
+        svg = render_svg(drawing.dot)
     except Exception as error:  # a graph of any kind: no picture is worth a failed report
         job.progress(f"the {title} graph cannot be drawn: {error}")
         return

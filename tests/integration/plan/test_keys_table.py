@@ -187,6 +187,14 @@ def another_compiler(bench: Bench, patch: Patch) -> None:
     )
 
 
+def another_graphviz(bench: Bench, patch: Patch) -> None:
+    program = bench.scratch / "bin" / "dot"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text("#!/bin/sh\necho dot 99\n")
+    program.chmod(0o755)
+    patch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+
 def fewer_cores(bench: Bench, patch: Patch) -> None:
     one_more = [*os.sched_getaffinity(0), 4096]
     patch.setattr("buildsys.system.devices.usable_processors", lambda: one_more)
@@ -316,6 +324,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     ),
     "bench baselines": in_manifest("baselines: [torch]", "baselines: [torch, onnxruntime]"),
     "description": lambda bench, patch: bench.project.append(NET, "description: a net\n"),
+    "graphviz": another_graphviz,
     "report formats": lambda bench, patch: bench.project.append(
         NET, "report: {formats: [markdown]}\n"
     ),

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from plain_graphs import body, chain, node, residual_blocks
 
-from buildsys.cli.html_pages import _PLAIN_SVG
-from buildsys.errors import UsageError
-from buildsys.onnx_graphs.inspection.drawing.labels import text_width, wrapped
-from buildsys.onnx_graphs.inspection.drawing.svg import choose, draw
-from buildsys.onnx_graphs.inspection.plain_graph import Body, PlainNode
+from buildsys.errors import StageError, Unavailable, UsageError
+from buildsys.onnx_graphs.inspection.drawing.dot import Drawing, draw
+from buildsys.onnx_graphs.inspection.drawing.repeats import Block, Folding
+from buildsys.onnx_graphs.inspection.drawing.selection import choose
+from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, PlainNode
+from buildsys.system.graphviz import render_svg
 
-SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "]]><script>alert(1)</script><img onerror='x'>\"\\N\\G\\\x1b[2J\x07\u202e\n\x00&lt;}];"
+needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
 
 
 def forked() -> Body:
@@ -20,24 +25,34 @@ def forked() -> Body:
     return body([*stem, *left, node("Abs", "r", "q"), node("Add", "p q", "y")])
 
 
-def labels(graph: Body, *ends: object) -> list[str]:
-    return [one.operator for one in choose(graph, *ends)]  # type: ignore[arg-type]
+def operators(graph: Body, *ends: object) -> list[str]:
+    return [each.operator for each in choose(graph, *ends)]  # type: ignore[arg-type]
 
 
-def test_a_picture_can_be_inside_a_page() -> None:
-    graph = body([*residual_blocks(2), node('<"&', "b2", "y", "a<b")], inputs="b0")
-    assert _PLAIN_SVG.fullmatch(draw(graph, "title & <more>")[0])
+def titles(drawing: Drawing) -> list[str]:
+    return re.findall(r"<b>(.*?)</b>", drawing.dot)
+
+
+def edges(drawing: Drawing) -> set[tuple[str, str]]:
+    """Return the edges between titles, or names of inputs and outputs."""
+    label = r'^(\w+) \[label=<(?:<font point-size="11"><b>)?(.*?)[<>]'
+    name = dict(re.findall(label, drawing.dot, re.MULTILINE))
+    return {(name[a], name[b]) for a, b in re.findall(r"^(\w+) -> (\w+)$", drawing.dot, re.M)}
+
+
+def svg_of(graph: Body, title: str = "t") -> ElementTree.Element:
+    return ElementTree.fromstring(render_svg(draw(graph, title).dot))
 
 
 def test_a_part_has_all_paths_between_two_names() -> None:
     graph = forked()
-    assert labels(graph, "r", "p") == ["Neg", "Exp"]
-    assert labels(graph, "n_r", "y") == ["Relu", "Neg", "Exp", "Abs", "Add"]
-    assert labels(graph, "q") == ["Add"]
-    assert labels(graph, "", "t1") == ["Conv"]
-    assert labels(graph, "n_r", "", 2) == ["Relu", "Neg", "Abs"]
-    assert labels(graph, "", "", 2) == ["Conv", "Relu"]
-    assert labels(graph, "", "y", 2) == ["Exp", "Abs", "Add"]
+    assert operators(graph, "r", "p") == ["Neg", "Exp"]
+    assert operators(graph, "n_r", "y") == ["Relu", "Neg", "Exp", "Abs", "Add"]
+    assert operators(graph, "q") == ["Add"]
+    assert operators(graph, "", "t1") == ["Conv"]
+    assert operators(graph, "n_r", "", 2) == ["Relu", "Neg", "Abs"]
+    assert operators(graph, "", "", 2) == ["Conv", "Relu"]
+    assert operators(graph, "", "y", 2) == ["Exp", "Abs", "Add"]
 
 
 def test_unknown_names_and_missing_paths_are_usage_errors() -> None:
@@ -47,76 +62,109 @@ def test_unknown_names_and_missing_paths_are_usage_errors() -> None:
         choose(forked(), "p", "q")
 
 
-def test_the_document_is_well_formed_and_complete() -> None:
-    graph = body(
-        [node("Conv", "x w", "a<b"), node("my::Op&", "a<b", "y")], values={"y": [1, "batch"]}
+def test_few_nodes_are_single_boxes_with_all_edges() -> None:
+    drawing = draw(forked(), "t")
+    assert titles(drawing) == ["Conv", "Relu", "Neg", "Exp", "Abs", "Add"]
+    assert edges(drawing) == {
+        ("x", "Conv"), ("Conv", "Relu"), ("Relu", "Neg"), ("Neg", "Exp"), ("Relu", "Abs"),
+        ("Exp", "Add"), ("Abs", "Add"), ("Add", "y"),
+    }  # fmt: skip
+
+
+def test_a_part_shows_the_tensors_at_its_border() -> None:
+    assert edges(draw(forked(), "t", "r", "p")) == {("r", "Neg"), ("Neg", "Exp"), ("Exp", "p")}
+
+
+def test_repeated_blocks_are_drawn_once() -> None:
+    head = chain("Conv", "Relu", "MaxPool", prefix="h", begin="x", end="b0")
+    tail = chain("GlobalAveragePool", "Gemm", prefix="e", begin="b16", end="y")
+    drawing = draw(body([*head, *residual_blocks(16), *tail]), "t")
+    assert (drawing.nodes, drawing.boxes) == (85, 10)
+    assert f'label="{TIMES} 16"' in drawing.dot
+    assert ("Relu", "GlobalAveragePool") in edges(drawing)
+    assert ("MaxPool", "Add") in edges(drawing)
+
+
+def test_blocks_with_other_shapes_or_sources_are_other_blocks() -> None:
+    nodes = [node("Neg", "x", "b0"), *residual_blocks(8)]
+    values = {name: [1, 9] for each in nodes[21:] for name in each.outputs}
+    drawing = draw(body(nodes, "x", "b8", values=values), "t")
+    assert re.findall(f"{TIMES} (\\d+)", drawing.dot) == ["4", "4"]
+    folded = Folding(["a"] * 6, [(), (0,), (1,), (0,), (3,), (0,)])
+    assert folded.items == list(range(6))  # equal operators alone are no repetition
+    shared = Folding(["a", *"bcbcbc"], [(), (0, 0), (1,), (2, 0), (3,), (4, 0), (5,)])
+    assert shared.items == [0, Block((1, 2), 3)]  # all read node 0
+    assert shared.drawn == [0, 1, 2, 1, 2, 1, 2]
+
+
+def test_blocks_inside_of_blocks() -> None:
+    labels, sources = [], []
+    for _ in range(3):
+        for label in "abbbbbbc":
+            sources.append((len(labels) - 1,) if labels else ("x",))
+            labels.append(label)
+    folded = Folding(
+        labels[1:],
+        [tuple(s - 1 if isinstance(s, int) else s for s in each) for each in sources[1:]],
     )
-    text, shown = draw(graph, "title & <more>")
-    words = [element.text for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
-    assert {"title & <more>", "Conv", "my::Op&", "x", "y", "→ [1, batch]"} <= set(words)
-    assert shown == {"nodes": 2, "boxes": 2}
+    assert Block((Block((0,), 6), 6, 7), 2) in folded.items
 
 
-def test_no_text_is_wider_than_its_box() -> None:
-    long = "/a/very/long/name/of/a/module/inside/of/another/module/with_a_name/Conv"
-    graph = body(
-        [PlainNode(long, "Conv", ("x",), ("y" * 70,), {"kernel_shape": "[3, 3]"})], outputs="y" * 70
-    )
-    text, _ = draw(graph, "t")
-    for group in ElementTree.fromstring(text).iter(f"{SVG}g"):
-        box = group.find(f"{SVG}rect")
-        if box is None:
-            continue
-        for line in group.findall(f"{SVG}text"):
-            size = float(line.get("font-size", "10"))
-            width = text_width(line.text or "", size, bold=line.get("font-weight") == "bold")
-            assert width <= float(box.get("width", "0"))
+def test_many_nodes_are_drawn_as_chains() -> None:
+    kinds = ["Conv", "Relu", "MaxPool", "Sigmoid", "Neg", "Exp", "Abs"]
+    values = {f"t{n}": [n] for n in range(1, 70)}
+    drawing = draw(body(chain(*kinds * 10), values=values), "t")
+    assert (drawing.nodes, drawing.boxes) == (70, 9)
+    assert titles(drawing)[0] == "Conv → Relu → MaxPool → Sigmoid → Neg → Exp → Abs → Conv"
 
 
-def test_the_same_graph_gives_the_same_bytes_and_few_boxes() -> None:
-    graph = body(residual_blocks(100), "b0", "b100")
-    first, shown = draw(graph, "t")
-    assert first == draw(body(residual_blocks(100), "b0", "b100"), "t")[0]
-    assert shown == {"nodes": 500, "boxes": 1}
-    assert "100 times in a row" in first
+def test_constants_are_not_drawn() -> None:
+    nodes = [node("Identity", "w", "v"), node("Conv", "x v", "y"), node("Identity", "w", "z")]
+    drawing = draw(body(nodes, "x", "y z", stored={"w": "d"}), "t")
+    assert titles(drawing) == ["Conv", "Identity"]  # the second one is an output
 
 
-def test_bodies_are_drawn_inside_their_node() -> None:
+@needs_dot
+def test_a_picture_has_names_shapes_and_bodies() -> None:
     branch = body([node("Sigmoid", "x", "t")], "", "t")
-    graph = body(
-        [
-            PlainNode(
-                "if",
-                "If",
-                ("c",),
-                ("y",),
-                {},
-                {"then_branch": branch, "else_branch": body([], "", "x")},
-            )
-        ],
-        "c x",
-    )
-    words = [
-        element.text for element in ElementTree.fromstring(draw(graph, "t")[0]).iter(f"{SVG}text")
+    nodes = [
+        node("Conv", "x w", "a<b"),
+        PlainNode("if", "If", ("a<b",), ("y",), {"axis": "1"}, {"then_branch": branch}),
     ]
-    assert {"If", "then_branch", "Sigmoid"} <= set(words)
+    texts = "\n".join(svg_of(body(nodes, values={"y": [1, "batch"]}), "a & <b>").itertext())
+    for text in ("a & <b>", "Conv", "n_a<b", "then_branch of if", "Sigmoid", "→ [1, batch]"):
+        assert text in texts
 
 
-def test_long_words_are_wrapped_completely() -> None:
-    name = "/features/features.1/features.1.0/attn/" + "x" * 50
-    lines = wrapped(name, 20)
-    assert "".join(lines) == name
-    assert max(map(len, lines)) <= 20
-    assert wrapped("Conv → Relu", 34) == ["Conv → Relu"]
-
-
+@needs_dot
 def test_hostile_names_stay_text() -> None:
-    name = "]]><script>alert(1)</script><img onerror='x'>\"\x1b[2J\x07\u202e\n\x00&lt;"
-    bodies = {name: Body((name,), (name,), ())}
-    graph = Body((name,), ("y",), (PlainNode(name, name, (name,), ("y",), {name: name}, bodies),))
-    document = ElementTree.fromstring(draw(graph, name)[0])
+    bodies = {HOSTILE: body([node("Neg", "x", "t")], "", "t")}
+    inner = PlainNode(HOSTILE, HOSTILE, (HOSTILE,), ("y",), {"axis": HOSTILE}, bodies)
+    document = svg_of(Body((HOSTILE,), ("y",), (inner,)), HOSTILE)
     tags = {element.tag.rpartition("}")[2] for element in document.iter()}
-    assert tags <= {"svg", "defs", "marker", "path", "rect", "text", "g", "title"}
-    shown = "".join(document.itertext())
-    assert "<script>" in shown
-    assert not set("\x1b\x07\u202e\x00") & set(shown)
+    assert tags <= {"svg", "g", "a", "title", "text", "path", "polygon", "ellipse"}
+    assert not any(name.startswith("on") for each in document.iter() for name in each.attrib)
+    texts = "".join(document.itertext())
+    assert "<script>alert(1)</script><img onerror='x'>\"\N{REVERSE SOLIDUS OPERATOR}N" in texts
+    assert "&lt;}];" in texts
+    assert not set("\x1b\x07\u202e\x00") & set(texts)
+
+
+@needs_dot
+def test_the_same_graph_gives_the_same_bytes() -> None:
+    first, second = (draw(body(residual_blocks(30), "b0", "b30"), "t").dot for _ in range(2))
+    assert render_svg(first) == render_svg(second)
+
+
+@needs_dot
+def test_what_graphviz_refuses_is_one_sentence() -> None:
+    with pytest.raises(StageError, match=r"`dot` cannot draw the graph: .*syntax error"):
+        render_svg("digraph {")
+
+
+def test_without_graphviz_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="apt-get install graphviz"):
+        render_svg("digraph {}")

@@ -10,7 +10,7 @@ from tiny_results import Results
 from buildsys.report.html.model_page import ModelPage, PipelineRow
 from buildsys.report.results.report import Report
 
-_VOID = {"meta", "link", "input", "br"}
+_VOID = {"meta", "link", "input", "img", "br"}
 _UNSHOWN = {"style"}
 
 

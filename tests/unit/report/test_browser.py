@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import quote, unquote, urlparse
 
 import pytest
 from browser import NAMES, Tab, find_browser, open_tab
@@ -71,7 +71,7 @@ def folder(results: Results) -> Path:
     results.failed("validate:tiny", "output scores differs " * 9, hint="do this\n  and that: " * 5)
     for path in results.inputs.values():
         path.with_suffix(".log").write_text("log")
-    picture = '<svg width="900" height="90"><rect width="900" height="90"/></svg>'
+    picture = "<svg xmlns='http://www.w3.org/2000/svg' width='900' height='90'></svg>"
     past = [
         PastBuild(f"2026-11-{22 - n:02d}T10:00:00Z", "passed", {"latency_p50_ms": 2.0 + n % 3})
         for n in range(20)
@@ -86,7 +86,7 @@ def folder(results: Results) -> Path:
         page_of(report, results),
         pipeline=tuple(rows),
         history=(EngineHistory("ort-cpu", timed=tuple(past)),),
-        pictures=(GraphPicture("Picture of the exported graph", svg=picture),),
+        pictures=(GraphPicture("Picture of the graph", f"data:image/svg+xml,{quote(picture)}"),),
         tags=("vision", "nightly"),
         owner="team",
     )

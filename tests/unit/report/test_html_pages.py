@@ -230,10 +230,12 @@ def test_only_the_script_of_the_page_may_run(results: Results) -> None:
 
 
 def test_pictures_are_inside_or_linked(results: Results) -> None:
-    inside = GraphPicture("exported", svg='<svg class="p"></svg>')
-    found = shown(page(results, pictures=(inside, GraphPicture("simplified", link="../a b.svg"))))
-    assert ("svg", {"class": "p"}) in found.elements
+    inside = GraphPicture("exported", "data:image/svg+xml;base64,PHN2Zz4=")
+    found = shown(page(results, pictures=(inside, GraphPicture("simplified", "../a b.svg"))))
+    assert ("img", {"src": inside.link, "alt": "exported"}) in found.elements
     assert "../a%20b.svg" in found.links
+    assert "There is no picture" not in found.text
+    assert "doit netron tiny shows any graph" in shown(page(results)).text
 
 
 def test_the_report_reads_its_own_json(results: Results, tmp_path: Path) -> None:

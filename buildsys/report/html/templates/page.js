@@ -21,8 +21,8 @@
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
   for (const picture of all(".zoom")) {
-    const svg = picture.querySelector("svg");
-    const width = () => svg.getBoundingClientRect().width;
+    const image = picture.querySelector("img");
+    const width = () => image.getBoundingClientRect().width;
     const tools = document.createElement("div");
     tools.className = "tools";
     const steps = [["+", "Zoom in", 1.4], ["−", "Zoom out", 1 / 1.4], ["Fit", "Fit the width", 0]];
@@ -31,8 +31,8 @@
       button.textContent = name;
       button.title = label;
       button.onclick = () => {
-        svg.style.maxWidth = factor ? "none" : "";
-        svg.style.width = factor ? width() * factor + "px" : "";
+        image.style.maxWidth = factor ? "none" : "";
+        image.style.width = factor ? width() * factor + "px" : "";
       };
       tools.append(button);
     }

@@ -1,0 +1,263 @@
+"""Graphs as text in the DOT language of graphviz, data flowing down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+
+from buildsys.onnx_graphs.inspection.drawing.repeats import Block, Folding
+from buildsys.onnx_graphs.inspection.drawing.selection import choose
+from buildsys.onnx_graphs.inspection.plain_graph import TIMES, Body, PlainNode, shape_text
+from buildsys.system.printable import printable
+
+_BACKSLASH = "\N{REVERSE SOLIDUS OPERATOR}"
+_LONGEST = 44  # characters of a line
+_LONGEST_CHAIN = 8  # nodes of one box
+_MANY = 60  # nodes; larger drawings have a box for each chain of nodes
+_COLORS = {  # fill and line of operators
+    ("#e3edf7", "#5b84b1"): """
+        Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention ConvInteger QLinearConv
+        MatMulInteger QLinearMatMul DeformConv FusedConv FusedGemm FusedMatMul""",
+    ("#e6f0e2", "#6f9a5e"): """
+        BatchNormalization LayerNormalization InstanceNormalization GroupNormalization
+        LpNormalization RMSNormalization LRN MeanVarianceNormalization""",
+    ("#faf3dc", "#b79b45"): """
+        Relu LeakyRelu PRelu Elu Celu Selu Sigmoid HardSigmoid HardSwish Swish Tanh Gelu Softmax
+        Clip Mish LogSoftmax Softplus Softsign Erf ThresholdedRelu""",
+    ("#e0f0ee", "#549a92"): """
+        MaxPool AveragePool GlobalMaxPool GlobalAveragePool LpPool Resize Upsample GridSample
+        RoiAlign ReduceMean ReduceMax ReduceSum ReduceMin TopK""",
+    ("#f2f2f0", "#9a9a94"): """
+        Reshape Transpose Flatten Squeeze Unsqueeze Slice Split Concat Gather GatherND
+        GatherElements Shape Size Expand Tile Pad Cast Identity ConstantOfShape Range ScatterND
+        ScatterElements DepthToSpace SpaceToDepth""",
+    ("#efe8f5", "#8a6bab"): "If Loop Scan SequenceMap",
+}
+_COLOR_OF = {name: color for color, names in _COLORS.items() for name in names.split()}
+_PLAIN, _CUSTOM = ("#ffffff", "#8a8a8a"), ("#fae6dd", "#c07a55")
+_USUAL_STRIDES = ("[1, 1]", "[1]", "[1, 1, 1]")
+_ATTRIBUTES = {  # title, and values that are not worth a line
+    "kernel_shape": ("kernel", ()),
+    "strides": ("stride", _USUAL_STRIDES),
+    "group": ("groups", ("1",)),
+    "perm": ("perm", ()),
+    "axis": ("axis", ()),
+    "axes": ("axes", ()),
+    "to": ("to", ()),
+}
+_HEADER = """\
+digraph {
+bgcolor="white"; fontname="DejaVu Sans"; fontsize=12; fontcolor="#444444"; ranksep=0.3; nodesep=0.2
+nslimit=2; nslimit1=2; mclimit=0.3
+node [shape=box, style="filled,rounded", fontname="DejaVu Sans", fontsize=9, margin="0.12,0.05"]
+edge [color="#777777", arrowsize=0.6]
+"""
+_FRAME = 'style="rounded"; color="#9a9a94"; fontsize=10; '
+
+
+@dataclass
+class Drawing:
+    """DOT text with its size."""
+
+    nodes: int = 0  # without constants and bodies
+    boxes: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def dot(self) -> str:
+        """The text for the program ``dot``."""
+        return "\n".join((_HEADER, *self.lines, "}\n"))
+
+
+def draw(
+    body: Body, title: str, begin: str = "", end: str = "", depth: int | None = None
+) -> Drawing:
+    """Describe a part of a graph, with repeated blocks drawn once.
+
+    Raises: UsageError: unknown node or tensor, or no path between them.
+    """
+    drawing = Drawing(lines=[f"label={_quoted(title)}; labelloc=t"])
+    part = _Part(body, choose(body, begin, end, depth), "n", drawing)
+    part.draw()
+    drawing.nodes = len(part.nodes)
+    return drawing
+
+
+class _Part:
+    """Nodes of one body: the graph itself, or inside an If, Loop or Scan."""
+
+    def __init__(
+        self, body: Body, nodes: Sequence[PlainNode], prefix: str, drawing: Drawing
+    ) -> None:
+        self._body, self._prefix, self._drawing = body, prefix, drawing
+        self._constants = set(body.stored)
+        self.nodes = [node for node in nodes if not self._is_constant(node)]
+        self._lines = [list(_node_lines(node, body)) for node in self.nodes]
+        producers = {name: n for n, node in enumerate(self.nodes) for name in node.outputs if name}
+        self._sources = [
+            tuple(producers.get(name, name) for name in node.reads if name not in self._constants)
+            for node in self.nodes
+        ]
+        folding = Folding(["\n".join(lines) for lines in self._lines], self._sources)
+        self._items, self._drawn = folding.items, folding.drawn
+        self._chain_of = self._find_chains()
+
+    def draw(self) -> None:
+        """Add clusters, boxes, edges, inputs and outputs to the drawing."""
+        self._draw_items(self._items)
+        edges: dict[str, None] = {}
+        ends: dict[str, str] = {}
+        for node in sorted(set(self._drawn)):
+            for source in self._sources[node]:
+                if isinstance(source, str):
+                    begin = ends.setdefault(source, f"{self._prefix}i{len(ends)}")
+                else:
+                    begin = self._box(self._drawn[source])
+                if begin != self._box(node):
+                    edges[f"{begin} -> {self._box(node)}"] = None
+        for name, end in ends.items():
+            self._draw_end(end, name)
+        members = set(self.nodes)
+        for number, writer in enumerate(self.nodes):
+            for place, name in enumerate(writer.outputs):
+                readers = self._body.consumers.get(name, ())
+                if name and (name in self._body.outputs or not members.issuperset(readers)):
+                    end = f"{self._prefix}o{number}_{place}"
+                    self._draw_end(end, name)
+                    edges[f"{self._box(self._drawn[number])} -> {end}"] = None
+        self._drawing.lines += edges
+
+    def _is_constant(self, node: PlainNode) -> bool:
+        """Check for a node that only reads stored tensors, in the order of the graph."""
+        is_output = not set(self._body.outputs).isdisjoint(node.outputs)
+        if is_output or not node.reads or not self._constants.issuperset(node.reads):
+            return False
+        self._constants.update(node.outputs)
+        return True
+
+    def _find_chains(self) -> dict[int, int]:
+        """Map nodes to the first node of their box, if there are many nodes."""
+        drawn = sorted(set(self._drawn))
+        first = {node: node for node in drawn}
+        if len(drawn) <= _MANY:
+            return first
+        readers: dict[int, set[int]] = {node: set() for node in drawn}
+        for reader, sources in enumerate(self._sources):
+            for source in sources:
+                if isinstance(source, int):
+                    readers[self._drawn[source]].add(self._drawn[reader])
+        lengths = dict.fromkeys(drawn, 1)
+        for items in self._runs(self._items):
+            for before, node in pairwise(items):
+                is_chain = readers[before] == {node} and self._sources[node] == (before,)
+                is_plain = not (self.nodes[before].bodies or self.nodes[node].bodies)
+                if is_chain and is_plain and lengths[first[before]] < _LONGEST_CHAIN:
+                    first[node] = first[before]
+                    lengths[first[node]] += 1
+        return first
+
+    def _runs(self, items: Sequence[int | Block]) -> Iterator[list[int]]:
+        """List the nodes between blocks."""
+        run: list[int] = []
+        for item in items:
+            if isinstance(item, int):
+                run.append(item)
+            else:
+                yield run
+                yield from self._runs(item.items)
+                run = []
+        yield run
+
+    def _box(self, node: int) -> str:
+        return f"{self._prefix}{self._chain_of[node]}"
+
+    def _draw_items(self, items: Sequence[int | Block]) -> None:
+        for item in items:
+            if isinstance(item, Block):
+                with self._frame(f"{TIMES} {item.count}"):
+                    self._draw_items(item.items)
+            elif self._chain_of[item] == item:
+                self._draw_box(item)
+
+    def _draw_box(self, node: int) -> None:
+        chain = [self.nodes[n] for n, first in self._chain_of.items() if first == node]
+        last = chain[-1]
+        lines = self._lines[node]
+        if len(chain) > 1:
+            title = " → ".join(each.operator for each in chain)
+            first = _shortened(chain[0].label)
+            lines = [title, f"{len(chain)} nodes from {first}", *_output_shapes(last, self._body)]
+        name = self.nodes[node].name
+        lines = [*lines[:1], *([_shortened(name)] if name and len(chain) == 1 else []), *lines[1:]]
+        fill, line = _color(chain[0].operator) if len(chain) == 1 else _PLAIN
+        rest = "".join(f"<br/>{_escaped(text)}" for text in lines[1:])
+        label = f'<<font point-size="11"><b>{_escaped(lines[0])}</b></font>{rest}>'
+        tooltip = _quoted(*(f"{each.operator} {each.label}" for each in chain))
+        style = f'label={label}, tooltip={tooltip}, fillcolor="{fill}", color="{line}"'
+        self._drawing.lines.append(f"{self._box(node)} [{style}]")
+        self._drawing.boxes += 1
+        for number, (title, body) in enumerate(self.nodes[node].bodies.items()):
+            if body.nodes:
+                with self._frame(f"{title} of {self.nodes[node].label}"):
+                    prefix = f"{self._box(node)}_{number}_"
+                    _Part(body, choose(body), prefix, self._drawing).draw()
+
+    @contextmanager
+    def _frame(self, title: str) -> Iterator[None]:
+        """Draw a frame around what is drawn inside."""
+        lines = self._drawing.lines
+        lines.append(f"subgraph cluster_{len(lines)} {{ {_FRAME}label={_quoted(title)}")
+        yield
+        lines.append("}")
+
+    def _draw_end(self, end: str, name: str) -> None:
+        value = self._body.value(name)
+        label = "<br/>".join(_escaped(text) for text in (_shortened(name), value) if text)
+        style = 'fillcolor="#4a4a4a", color="#4a4a4a", fontcolor="white"'
+        self._drawing.lines.append(f"{end} [label=<{label}>, tooltip={_quoted(name)}, {style}]")
+
+
+def _node_lines(node: PlainNode, body: Body) -> Iterator[str]:
+    """Yield what equal nodes have in common: operator, attributes, weights and output shapes."""
+    yield node.operator
+    attributes = [
+        f"{_ATTRIBUTES[name][0]} {text}"
+        for name, text in node.attributes.items()
+        if name in _ATTRIBUTES and text not in _ATTRIBUTES[name][1]
+    ]
+    if attributes:
+        yield ", ".join(attributes)
+    stored = [body.initializers[name] for name in node.inputs if name in body.initializers]
+    yield from [f"{TIMES} {shape_text(s.shape)}" for s in stored if len(s.shape) > 1][:2]
+    yield from _output_shapes(node, body)
+
+
+def _output_shapes(node: PlainNode, body: Body) -> list[str]:
+    values = (body.value(name) for name in node.outputs[:2] if name)
+    return [f"→ {shape_text(value.shape)}" for value in values if value and value.shape is not None]
+
+
+def _color(operator: str) -> tuple[str, str]:
+    domain, _, name = operator.rpartition("::")
+    return _COLOR_OF.get(name, _CUSTOM if domain else _PLAIN)
+
+
+def _shortened(text: str) -> str:
+    """Keep the end of a long name, where it differs from others."""
+    return text if len(text) <= _LONGEST else f"…{text[1 - _LONGEST :]}"
+
+
+def _escaped(value: object) -> str:
+    """Escape text: markup and graphviz's own escapes."""
+    text = escape(printable(str(value)))
+    # graphviz expands escapes such as \N even after entities, so that no quoting is safe
+    return text.replace("\\", _BACKSLASH).replace("\n", " ")
+
+
+def _quoted(*lines: str) -> str:
+    """Quote text outside of labels, where graphviz reads entities as well."""
+    text = "&#10;".join(map(_escaped, lines))
+    return f'"{text}"'
