@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from buildsys.history.builds import Build, Measurement
 from buildsys.history.database import History
+from buildsys.report.results.bench import median_doubt
 
 SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"
 INCOMPARABLE, NO_INTERVAL = "not comparable", "no interval"
@@ -48,15 +49,18 @@ class LatencyChange:
     verdict: str  # SLOWER, FASTER, SAME, INCOMPARABLE or NO_INTERVAL
     reason: str = ""  # why they are not comparable
 
+    noisy: bool = False  # one of the medians is not steady
+
     @property
-    def ratio(self) -> float:
-        """The second median over the first."""
-        return self.second_ms / self.first_ms
+    def ratio(self) -> float | None:
+        """The second median over the first, None unless both are steady."""
+        is_known = not self.noisy and self.verdict != NO_INTERVAL
+        return self.second_ms / self.first_ms if is_known else None
 
     @property
     def ratio_interval(self) -> tuple[float, float] | None:
         """The ratios of opposite ends of both intervals."""
-        if self.first_interval_ms is None or self.second_interval_ms is None:
+        if self.noisy or self.first_interval_ms is None or self.second_interval_ms is None:
             return None
         (low, high), (other_low, other_high) = self.first_interval_ms, self.second_interval_ms
         return other_low / high, other_high / low
@@ -109,7 +113,8 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
         match = other.get(_place(one))
         if match is None or one.p50_ms <= 0:
             continue
-        reasons = [*obstacles, *_noise(first, second), *_other_sizes(one, match)]
+        noise = list(_noise((first, one), (second, match)))
+        reasons = [*obstacles, *noise, *_other_sizes(one, match)]
         intervals = one.interval_ms, match.interval_ms
         verdict = INCOMPARABLE if reasons else _verdict(*intervals)
         found.append(
@@ -123,6 +128,7 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
                 *intervals,
                 verdict,
                 "; ".join(reasons),
+                noisy=bool(noise),
             )
         )
     return found
@@ -136,8 +142,12 @@ def _place(one: Measurement) -> tuple[str, str, str]:
     return one.case, one.contender, one.clock
 
 
-def _noise(first: Build, second: Build) -> Iterator[str]:
-    noisy = [bool(build.figures.get("noisy")) for build in (first, second)]
+def _noise(*sides: tuple[Build, Measurement]) -> Iterator[str]:
+    noisy = [
+        bool(build.figures.get("noisy"))
+        or bool(one.interval_ms and median_doubt(one.p50_ms, one.interval_ms))
+        for build, one in sides
+    ]
     if any(noisy):
         yield f"{'both measurements are' if all(noisy) else 'a measurement is'} noisy"
 

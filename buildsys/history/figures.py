@@ -114,7 +114,11 @@ def _bench(result: BenchResult) -> Figures:
     contender = engine_contender(contenders)
     own = contenders.get(contender, {})
     gpu = own.get("gpu", {})
-    medians = {one: p50 for one, c in contenders.items() if (p50 := c.get("p50_ms")) is not None}
+    medians = {
+        name: p50_ms
+        for name, one in contenders.items()
+        if (p50_ms := one.get("p50_ms")) is not None and not one.get("noisy")
+    }
     return {
         "case": name,
         "contender": contender,
@@ -126,7 +130,7 @@ def _bench(result: BenchResult) -> Figures:
         "speedup": case.get("speedup"),
         "fastest": min(medians, key=lambda one: medians[one], default=None),
         "device_memory_bytes": own.get("device_memory_bytes"),
-        "noisy": result.get("noisy") or None,
+        "noisy": result.get("noisy") or ([own["noisy"]] if own.get("noisy") else None),
     }
 
 

@@ -46,13 +46,13 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
             dims=format_dims(figures.get("dims", {})) or "fixed",
             batch=figures.get("batch"),
             samples=own.get("count"),
-            noisy=bool(figures.get("noisy") or own.get("noisy")) or result.status == NOISY,
+            noisy=_is_noisy(result, figures, own),
             **{name: own.get(name) for name in _FIGURES},
             p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
             speedup=(
                 figures.get("speedup")
                 if name == engine_contender(figures.get("contenders", {}))
-                and not figures.get("noisy")
+                and not _is_noisy(result, figures, own)
                 else None
             ),
         )
@@ -75,8 +75,9 @@ def gpu_timings(results: Iterable[AnyResult]) -> tuple[GpuTimingLine, ...]:
             queued_throughput_per_s=gpu.get("throughput_per_s"),
             device_memory_bytes=own.get("device_memory_bytes"),
             memory_taken_bytes=own.get("memory_taken_bytes"),
+            noisy=_is_noisy(result, figures, own),
         )
-        for result, case, _, name, own in _contenders(results)
+        for result, case, figures, name, own in _contenders(results)
         if (gpu := own.get("gpu"))
     )
 
@@ -132,7 +133,7 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
             if own.get("noisy"):
                 notes.append(
                     f"{result.target}, {contender_title(name)}, case {case}: {own['noisy']};"
-                    " it is slower than the engine in any case"
+                    " it is compared with nothing"
                 )
         slow: dict[str, list[str]] = {}
         for line in filter(has_slow_tail, timings([result])):
@@ -155,6 +156,10 @@ def tail_note(names: Iterable[str]) -> str:
         f"a few slow inferences take most of the time of {', '.join(names)}, so the throughput is"
         " far below what the median implies"
     )
+
+
+def _is_noisy(result: AnyResult, figures: BenchCase, contender: Mapping[str, Any]) -> bool:
+    return bool(figures.get("noisy") or contender.get("noisy")) or result.status == NOISY
 
 
 def _cases(results: Iterable[AnyResult]) -> Iterator[tuple[Result[BenchResult], str, BenchCase]]:

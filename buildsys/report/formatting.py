@@ -31,6 +31,11 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{0 if decimals < 0 else decimals if decimals < 9 else 9}f}"
 
 
+def latency(value: float | None, *, noisy: bool) -> str:
+    """Return a latency or a rate with three digits, or two if it is noisy."""
+    return significant(value, 2 if noisy else 3)
+
+
 def number(value: float | None) -> str:
     """Return an integer with all digits, another number with significant ones."""
     if value is not None and math.isfinite(value) and value == int(value):
@@ -38,9 +43,11 @@ def number(value: float | None) -> str:
     return significant(value)
 
 
-def interval(ends: Sequence[float] | None) -> str:
+def interval(ends: Sequence[float] | None, *, noisy: bool = False) -> str:
     """Return the ends of an interval: 2.08 to 2.13."""
-    return " to ".join(map(significant, ends)) if ends and len(ends) == 2 else NOTHING
+    if not ends or len(ends) != 2:
+        return NOTHING
+    return " to ".join(latency(end, noisy=noisy) for end in ends)
 
 
 def with_interval(latencies: Mapping[str, Any]) -> str:

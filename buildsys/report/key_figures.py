@@ -109,21 +109,21 @@ def _bench(result: BenchResult) -> str:
     case = result["cases"][name]
     contenders = case["contenders"]
     own = contenders[engine_contender(contenders)]
-    if result.get("noisy"):
-        return f"noisy, no headline ({name}: {p50(own)})"
+    if result.get("noisy") or own.get("noisy"):
+        return f"noisy, no headline ({name}: p50 {q.latency(own['p50_ms'], noisy=True)} ms)"
     text = f"{name}: {p50(own)}, {q.significant(own['throughput_per_s'])}/s"
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
-    if bound := case.get("speedup_at_least"):
-        text += f", at least {q.speedup(bound)} torch"
-    graph = contenders.get(ENGINE_CUDA_GRAPH)
+    steady = {name: one for name, one in contenders.items() if not one.get("noisy")}
+    graph = steady.get(ENGINE_CUDA_GRAPH)
     text += "" if graph is None or graph is own else f"; CUDA graph {p50(graph)}"
-    fastest = min(contenders, key=lambda one: contenders[one].get("p50_ms", math.inf))
-    if contenders[fastest]["p50_ms"] < _CLEARLY_FASTER * min(
-        contenders[one]["p50_ms"] for one in (ENGINE, ENGINE_CUDA_GRAPH) if one in contenders
+    fastest = min(steady, key=lambda one: steady[one].get("p50_ms", math.inf))
+    if steady[fastest]["p50_ms"] < _CLEARLY_FASTER * min(
+        steady[one]["p50_ms"] for one in (ENGINE, ENGINE_CUDA_GRAPH) if one in steady
     ):
-        text += f"; {contender_title(fastest)} is faster: {p50(contenders[fastest])}"
-    return text
+        text += f"; {contender_title(fastest)} is faster: {p50(steady[fastest])}"
+    noisy = q.first_names([contender_title(one) for one in contenders if one not in steady], 3)
+    return f"{text}; noisy: {noisy}" if noisy else text
 
 
 def _gate(result: GateResult) -> str:

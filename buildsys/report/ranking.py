@@ -81,7 +81,14 @@ def _rank(report: Report, by: str, case: str, within: float | None) -> Ranking:
         error = errors.get(f"verify:{report.model}:{engine.name}")
         problem = _problem(engine, targets)
         if problem is None:
-            problem = _bench_problem(engine, targets, has_timing=bool(own), case=case, by=by)
+            noisy = any(
+                line.noisy
+                for line in report.bench
+                if line.engine == engine.name and line.case == (case or line.case)
+            )
+            problem = _bench_problem(
+                engine, targets, has_timing=bool(own), noisy=noisy, case=case, by=by
+            )
         if problem is None and within is not None and (error is None or not error <= within):
             problem = LEFT_OUT, f"its relative error is {_known(error)}, the limit {within:g}"
         if problem is not None:
@@ -197,7 +204,13 @@ def _problem(engine: EngineLine, lines: Mapping[str, TargetLine]) -> tuple[str, 
 
 
 def _bench_problem(
-    engine: EngineLine, lines: Mapping[str, TargetLine], *, has_timing: bool, case: str, by: str
+    engine: EngineLine,
+    lines: Mapping[str, TargetLine],
+    *,
+    has_timing: bool,
+    noisy: bool,
+    case: str,
+    by: str,
 ) -> tuple[str, str] | None:
     line = lines.get(f"bench:{engine.name}")
     if engine.timed == ABSENT and line is None:  # the manifest asks for no benchmark
@@ -205,7 +218,8 @@ def _bench_problem(
     if engine.timed != PASSED:
         return _reason(line, engine.timed, "its benchmark has not passed")
     if not has_timing and by in _MEASURED:
-        return LEFT_OUT, f"not timed in case {case}, or its figures there are noisy"
+        place = f" in case {case}" if case else ""
+        return LEFT_OUT, f"its latency{place} is noisy" if noisy else f"not timed{place}"
     return None
 
 

@@ -33,6 +33,8 @@ def recommend(report: Report, ranking: Ranking) -> Recommendation:
     """Return the first engine of a ranking with the reasons for it."""
     margins = {one.target: error_margin(one) for one in report.checks}
     if not ranking.ranked:
+        if noisy := _why_noisy(report):
+            return Recommendation("", noisy)
         smallest = None if timed_cases(report) else smallest_verified(report, ranking.within)
         if smallest is None:
             return Recommendation("", _why_none(report, ranking))
@@ -50,7 +52,10 @@ def recommend(report: Report, ranking: Ranking) -> Recommendation:
         (
             line
             for line in report.bench
-            if line.engine in timed and line.case == case and _is_number(line.p50_ms)
+            if line.engine in timed
+            and line.case == case
+            and not line.noisy
+            and _is_number(line.p50_ms)
         ),
         key=lambda line: line.p50_ms or 0,
     )
@@ -147,13 +152,27 @@ def _why_none(report: Report, ranking: Ranking) -> str:
     return f"No verified engine{_limit(ranking)} can be ranked by {ranking.by}{case}: {left}."
 
 
+def _why_noisy(report: Report) -> str:
+    """Say that the benchmarks of verified engines are noisy, "" if one is steady."""
+    noisy = {line.engine for line in report.bench if line.noisy}
+    names = [one.name for one in report.engines if one.verified == PASSED and one.name in noisy]
+    if not names or timed_cases(report):
+        return ""
+    subject, verb = ("benchmark", "is") if len(names) == 1 else ("benchmarks", "are")
+    return (
+        f"The {subject} of {q.first_names(names, _MOST_NAMES)} {verb} noisy, so no engine is"
+        f" recommended: `buildsys build --remeasure {report.model}` measures again, and a longer"
+        " `bench.duration` narrows the intervals."
+    )
+
+
 def _why_first(ranking: Ranking) -> str:
     """Return a sentence on the first engine among the ranked ones."""
     first, tied, best = ranking.ranked[0], ranking.tied, _SUPERLATIVES[ranking.by]
     place = f" (case {ranking.case})" if ranking.by in (LATENCY, THROUGHPUT) else ""
     among = f"{len(ranking.ranked)} verified engines{_limit(ranking)}"
     if len(ranking.ranked) == 1:
-        benchmark = " with a benchmark that has passed" if ranking.case else ""
+        benchmark = " with a steady benchmark" if ranking.case else ""
         only = _limit(ranking) or (benchmark if ranking.verified > 1 else "")
         return f"It is the only verified engine{only}{place}."
     if not tied:
@@ -187,14 +206,7 @@ def _compared(best: TimingLine, others: Sequence[TimingLine]) -> str:
     if ratio > 1:
         time = q.significant(other.p50_ms)
         return f"{name} is {factor} faster than this engine (p50 {time} ms)."
-    if other.noisy and (bound := _least_factor(best, other)):
-        return f"It is at least {bound:.2f}{q.TIMES} as fast as {name}, the next contender."
     return f"It is {factor} as fast as {name}, the next contender."
-
-
-def _least_factor(best: TimingLine, other: TimingLine) -> float | None:
-    one, two = best.p50_interval_ms, other.p50_interval_ms
-    return two[0] / one[1] if one and two else None
 
 
 def _is_number(value: float | None) -> bool:

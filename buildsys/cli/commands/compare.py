@@ -28,14 +28,20 @@ from buildsys.execution.stale_reasons import Reason, format_reasons, part_reason
 from buildsys.history.builds import Build
 from buildsys.history.compare import (
     INCOMPARABLE,
-    NO_INTERVAL,
     FigureChange,
     LatencyChange,
     compare_figures,
     compare_latencies,
 )
 from buildsys.history.database import History, history_file
-from buildsys.report.formatting import count, duration, error, plural, significant, size
+from buildsys.report.formatting import (
+    count,
+    duration,
+    error,
+    latency,
+    plural,
+    size,
+)
 from buildsys.store.object_store import Store
 
 SCHEMA = "buildsys/compare/1"
@@ -238,8 +244,9 @@ def _figure(one: FigureChange, name: str | None = None) -> str:
 def _latency(one: LatencyChange) -> str:
     """Format as ``bench:m:ort opt: 1.23 → 1.30 ms (+5.7 %, …): slower``."""
     first, second = (
-        significant(ms) + (f" [{significant(span[0])}, {significant(span[1])}]" if span else "")
-        for ms, span in (
+        latency(p50_ms, noisy=one.noisy)
+        + (f" [{', '.join(latency(end, noisy=one.noisy) for end in ends)}]" if ends else "")
+        for p50_ms, ends in (
             (one.first_ms, one.first_interval_ms),
             (one.second_ms, one.second_interval_ms),
         )
@@ -250,9 +257,9 @@ def _latency(one: LatencyChange) -> str:
     text = f"{place}: {first} → {second} ms"
     if one.verdict == INCOMPARABLE:
         return f"{text}, {INCOMPARABLE}: {one.reason}"
-    change = f"{100 * (one.ratio - 1):+.1f} %"
     span = one.ratio_interval
-    if span is None or one.verdict == NO_INTERVAL:
-        return f"{text} ({change}), without an interval"
+    if one.ratio is None or span is None:
+        return f"{text}, not comparable without intervals"
+    change = f"{100 * (one.ratio - 1):+.1f} %"
     low, high = (f"{100 * (end - 1):+.1f}" for end in span)
     return f"{text} ({change}, {low} to {high} %): {one.verdict}"

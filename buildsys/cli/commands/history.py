@@ -36,11 +36,12 @@ from buildsys.report.formatting import (
     duration,
     error,
     first_names,
+    latency,
     plural,
-    significant,
     size,
 )
 from buildsys.report.key_figures import key_figure
+from buildsys.report.results.bench import is_recorded_noisy
 
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
 _IMPORT = "import"
@@ -176,7 +177,8 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         figures = {stage: build.figures for stage, build in stages.items()}
         bench, verify = figures.get("bench", {}), figures.get("verify", {})
         failed = [build for build in stages.values() if build.status not in _COMPLETE]
-        notes = [failed[0].status] if failed else ["noisy"] if bench.get("noisy") else []
+        noisy = is_recorded_noisy(bench)
+        notes = [failed[0].status] if failed else ["noisy"] if noisy else []
         if all(build.how == RESTORED for build in stages.values()):
             notes.append(RESTORED)
         rows.append(
@@ -184,7 +186,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
                 last.short_id,
                 _when(last.started),
                 _revision(last),
-                significant(bench["latency_p50_ms"]) if "latency_p50_ms" in bench else "",
+                latency(p50_ms, noisy=noisy) if (p50_ms := bench.get("latency_p50_ms")) else "",
                 _precision(bench),
                 size(figures["engine"]["bytes"]) if "bytes" in figures.get("engine", {}) else "",
                 error(verify["relative"]) if "relative" in verify else "",
@@ -217,9 +219,11 @@ def _failure_lines(failures: Sequence[Build], count: int) -> Iterator[str]:
 
 
 def _trend(benchmarks: Sequence[Build]) -> Iterator[str]:
-    """Yield a plot of the medians of benchmarks, given newest first."""
+    """Yield a plot of the steady medians of benchmarks, given newest first."""
     points: list[tuple[float, tuple[float, float] | None]] = []
     for build in reversed(benchmarks):
+        if is_recorded_noisy(build.figures):
+            continue
         p50_ms = build.figures.get("latency_p50_ms")
         if isinstance(p50_ms, float):
             match build.figures.get("latency_interval_ms"):
@@ -230,7 +234,9 @@ def _trend(benchmarks: Sequence[Build]) -> Iterator[str]:
     if len(points) < 2:
         return
     yield ""
-    yield "  median latency in ms, newest at the right"
+    noisy = sum(is_recorded_noisy(build.figures) for build in benchmarks)
+    left_out = f", {noisy} noisy left out" if noisy else ""
+    yield f"  median latency in ms, newest at the right{left_out}"
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     yield from (f"  {line}" for line in plot_lines(points, ascii_only=encoding != "utf8"))
 

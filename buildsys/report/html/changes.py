@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.results.reader import PASSED
+from buildsys.report.results.bench import is_recorded_noisy
+from buildsys.report.results.reader import NOISY, PASSED
 
 _SMALL = 0.02  # of a latency without interval; below, no difference is claimed
 
@@ -28,7 +29,13 @@ class PastBuild:
     @property
     def trusted_latency(self) -> float | None:
         """The median latency in ms, None of a noisy or failed benchmark."""
-        return self.number("latency_p50_ms") if self.status == PASSED else None
+        is_trusted = self.status == PASSED and not self.is_noisy
+        return self.number("latency_p50_ms") if is_trusted else None
+
+    @property
+    def is_noisy(self) -> bool:
+        """True for a benchmark without a steady median."""
+        return self.status == NOISY or is_recorded_noisy(self.figures)
 
     def number(self, name: str) -> float | None:
         """Return a finite figure, None if it is not known."""
@@ -66,7 +73,7 @@ def changes(
 
     The builds of each target are the newest first; only those that passed are compared.
     """
-    yield from _latency(engine, [one for one in timed if one.status == PASSED])
+    yield from _latency(engine, [one for one in timed if one.trusted_latency is not None])
     yield from _size(engine, [one for one in built if one.status == PASSED])
     yield from _error(engine, [one for one in verified if one.status == PASSED])
     newest = max((*built[:1], *verified[:1], *timed[:1]), key=lambda one: one.started, default=None)

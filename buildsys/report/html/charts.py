@@ -62,6 +62,7 @@ class Distribution:
     p50_ms: float | None
     p99_ms: float | None
     interval_ms: Interval = None
+    noisy: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class TrendPoint:
     interval: Interval
     label: str  # date, revision
     mark: str = ""  # a change of the environment before this build
+    noisy: bool = False
 
 
 def distributions(rows: Sequence[Distribution]) -> Chart | None:
@@ -106,7 +108,7 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
     edges = bin_edges(axis)
     table = []
     for row, found in shown:
-        median = _median(row.p50_ms, row.interval_ms)
+        median = _median(row.p50_ms, row.interval_ms, noisy=row.noisy)
         if len(row.name) + len(median) > _PHONE:  # they would overlap there
             parts.append(_row_title(row.name, "", y))
             y += _TEXT + 2
@@ -129,13 +131,18 @@ def distributions(rows: Sequence[Distribution]) -> Chart | None:
         y += 68
         table.append(
             (
-                row.name, q.count(len(found)), q.significant(found[0]), q.interval(row.interval_ms),
-                *(q.significant(quantile(found, share)) for share in (0.5, 0.9, 0.99)),
-                q.significant(found[-1]),
+                row.name,
+                q.count(len(found)),
+                q.latency(found[0], noisy=row.noisy),
+                q.interval(row.interval_ms, noisy=row.noisy),
+                *(
+                    q.latency(latency_ms, noisy=row.noisy)
+                    for latency_ms in (*(quantile(found, n) for n in (0.5, 0.9, 0.99)), found[-1])
+                ),
             )
-        )  # fmt: skip
+        )
     label = "Distribution of latencies in milliseconds: " + "; ".join(
-        f"{row.name} median {_median(row.p50_ms, None)}" for row, _ in shown
+        f"{row.name} median {_median(row.p50_ms, None, noisy=row.noisy)}" for row, _ in shown
     )
     columns = (
         "contender", "samples>", "min (ms)>", "95 % interval of p50>", "p50 (ms)>",
@@ -303,7 +310,8 @@ def trend(
         f' preserveAspectRatio="none">{curves}</svg>'
     )
     for n, point in enumerate(points):
-        value = "failed" if point.value is None else f"{q.significant(point.value)} {unit}"
+        value = q.latency(point.value, noisy=point.noisy)
+        value = "failed" if point.value is None else f"{value} {unit}"
         title = f"<title>{shortened(f'{point.label}: {value}', 200)}</title>"
         if point.value is None:
             parts.append(
@@ -317,7 +325,12 @@ def trend(
                 f' r="2.5">{title}</circle>'
             )
     rows = tuple(
-        (p.label, q.significant(p.value), q.interval(p.interval), p.mark)
+        (
+            p.label,
+            q.latency(p.value, noisy=p.noisy),
+            q.interval(p.interval, noisy=p.noisy),
+            p.mark,
+        )
         for p in points[: -most_rows - 1 : -1]
     )
     columns = ("build", f"p50 ({unit})>", "95 % interval>", "changed before it")
@@ -347,11 +360,12 @@ def _row_title(name: str, value: str, y: float) -> str:
     return (left if name else "") + (right if value else "")
 
 
-def _median(p50_ms: float | None, interval: Interval) -> str:
+def _median(p50_ms: float | None, interval: Interval, *, noisy: bool) -> str:
     if p50_ms is None or not math.isfinite(p50_ms):
         return q.NOTHING
-    spread = f"  [{q.interval(interval)}]" if interval and len(interval) == 2 else ""
-    return f"{q.significant(p50_ms)} ms{spread}"
+    ends = q.interval(interval, noisy=noisy)
+    spread = f"  [{ends}]" if interval and len(interval) == 2 else ""
+    return f"{q.latency(p50_ms, noisy=noisy)} ms{spread}{' noisy' if noisy else ''}"
 
 
 def _share_of(value: float, limit: float | None) -> str:

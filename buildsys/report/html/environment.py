@@ -65,8 +65,8 @@ def environment() -> Environment:
         "count": q.count, "cosine": q.cosine,
         "status": lambda status: STATUS_TEXTS.get(status, status),
         "bar": svg.bar, "spark": svg.sparkline, "sentence": _sentence,
-        "prose": elements.prose,
-        "interval": q.interval, "limits": tables.limits, "comparisons": tables.comparisons,
+        "prose": elements.prose, "interval": q.interval, "latency": q.latency,
+        "limits": tables.limits, "comparisons": tables.comparisons,
         "failures": tables.failures, "minute": lambda text: text[:16].replace("T", " "),
         "source": _source, "csp_hash": _csp_hash,
     }  # fmt: skip

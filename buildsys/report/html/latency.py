@@ -42,6 +42,7 @@ def distributions(
                     p50_ms=line.p50_ms,
                     p99_ms=line.p99_ms,
                     interval_ms=line.p50_interval_ms,
+                    noisy=line.noisy,
                 )
             )
         drawn = [(engine, charts.distributions(row)) for engine, row in rows.items()]
@@ -54,7 +55,8 @@ def distributions(
 def contenders(report: Report) -> list[tuple[TimingLine, str, bool, str]]:
     """Return every contender with name, mark for the fastest, and ratio.
 
-    The ratio is that of its median to the engine's of the same benchmark and case.
+    The ratio is that of its median to the engine's of the same benchmark and case, if both are
+    steady.
     """
     names = _names(report)
     fastest: dict[str, float] = {}
@@ -64,18 +66,18 @@ def contenders(report: Report) -> list[tuple[TimingLine, str, bool, str]]:
     found = []
     for line in sorted(report.bench, key=lambda line: case_order(line.case)):
         own = next(
-            one.p50_ms for one in report.bench if (one.engine, one.case) == (line.engine, line.case)
+            one for one in report.bench if (one.engine, one.case) == (line.engine, line.case)
         )
-        ratio = ""
-        if _is_positive(own) and _is_positive(line.p50_ms) and own is not line.p50_ms:
-            ratio = f"{(line.p50_ms or 0.0) / (own or 1.0):.2f}{q.TIMES}"
+        ratio, is_steady = "", not (own.noisy or line.noisy)
+        if own is not line and is_steady and _is_positive(own.p50_ms) and _is_positive(line.p50_ms):
+            ratio = f"{(line.p50_ms or 0.0) / (own.p50_ms or 1.0):.2f}{q.TIMES}"
         is_fastest = not line.noisy and line.p50_ms == fastest.get(line.case)
         found.append((line, names[line.engine, line.contender], is_fastest, ratio))
     return found
 
 
 def by_batch(report: Report) -> list[tuple[str, Chart]]:
-    """Return latency and throughput by batch size, [] for a single size."""
+    """Return steady latencies and throughputs by batch size, [] for a single size."""
     names, colors = _names(report), _colors(report)
 
     def drawn(title: str, figure: str) -> Chart | None:
@@ -93,6 +95,7 @@ def by_batch(report: Report) -> list[tuple[str, Chart]]:
                         for line in report.bench
                         if (line.engine, line.contender) == key
                         and line.batch
+                        and not line.noisy
                         and _is_positive(getattr(line, figure))
                     ),
                 )

@@ -170,6 +170,7 @@ def _trend(one: EngineHistory) -> Chart | None:
             interval=build.interval("latency_interval_ms"),
             label=_build_label(build),
             mark=build.mark,
+            noisy=build.is_noisy,
         )
         for build in reversed(one.timed[:_MOST_BUILDS])
     ]
@@ -182,7 +183,7 @@ def _trend(one: EngineHistory) -> Chart | None:
 
 def _build_label(build: PastBuild) -> str:
     parts = [build.started[:16].replace("T", " "), build.commit]
-    return " ".join(filter(None, [*parts, NOISY if build.status == NOISY else ""]))
+    return " ".join(filter(None, [*parts, NOISY if build.is_noisy else ""]))
 
 
 def _changes(page: ModelPage, engine: str) -> list[Change]:

@@ -158,8 +158,9 @@ def gpu_timings(report: Report) -> Table:
         times = (line.gpu_p50_ms, line.gpu_p99_ms, line.wall_p50_ms, line.wall_p99_ms)
         rates = (line.throughput_per_s, line.queued_throughput_per_s)
         memory = (line.device_memory_bytes, line.memory_taken_bytes)
-        numbers = (*map(q.significant, (*times, *rates)), *map(q.size, memory))
-        rows.append((line.engine, line.case, contender_title(line.contender), *numbers))
+        numbers = [q.latency(value, noisy=line.noisy) for value in (*times, *rates)]
+        contender = contender_title(line.contender) + (" NOISY" if line.noisy else "")
+        rows.append((line.engine, line.case, contender, *numbers, *map(q.size, memory)))
     notes = (
         "GPU: time between two events on the stream, with inferences queued one after another."
         " Wall: time by the host's clock, from launch to completion.",
@@ -282,7 +283,7 @@ def searches(report: Report) -> Table:
             )
             notes.append(f"In fp32 for {line.variant}: {names}; {why}.")
         timed = [
-            f"{one.engine} ({one.precision}) {q.significant(one.p50_ms)} ms"
+            f"{one.engine} ({one.precision}) {q.latency(one.p50_ms, noisy=one.noisy)} ms"
             + (" NOISY" if one.noisy else "")
             for one in line.engines
             if one.p50_ms is not None

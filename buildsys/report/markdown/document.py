@@ -118,7 +118,8 @@ def _searches(report: Report) -> Lines:
             if line.macs_low is not None:
                 text += f", {q.percent(line.macs_low)} of the MACs in {line.precision}"
         timed = [
-            f"{code(one.engine)} {q.significant(one.p50_ms)} ms ({one.precision})"
+            f"{code(one.engine)} {q.latency(one.p50_ms, noisy=one.noisy)} ms ({one.precision})"
+            + (" NOISY" if one.noisy else "")
             for one in line.engines
             if one.p50_ms is not None
         ]
@@ -130,12 +131,12 @@ def _searches(report: Report) -> Lines:
 
 
 def _latencies(report: Report) -> Lines:
-    """Yield all contenders of one case, the fastest first."""
+    """Yield all contenders of one case, the fastest first, noisy ones last."""
     case = report.recommendation.case if report.recommendation else ""
     lines = [line for line in report.bench if line.case == case and line.p50_ms is not None]
     if not lines:
         return
-    lines.sort(key=lambda line: line.p50_ms or 0.0)
+    lines.sort(key=lambda line: (line.noisy, line.p50_ms or 0.0))
     several = len({line.engine for line in lines}) > 1
     rows = []
     for line in lines[:_MOST_ROWS]:
@@ -143,8 +144,12 @@ def _latencies(report: Report) -> Lines:
         if several and not line.contender.startswith("engine"):
             name += f" (with {code(line.engine)})"
         name += " NOISY" if line.noisy else ""
-        figures = (q.significant(line.p99_ms), q.significant(line.throughput_per_s))
-        rows.append((name, q.significant(line.p50_ms), q.interval(line.p50_interval_ms), *figures))
+        p50_ms, p99_ms, rate = (
+            q.latency(value, noisy=line.noisy)
+            for value in (line.p50_ms, line.p99_ms, line.throughput_per_s)
+        )
+        interval = q.interval(line.p50_interval_ms, noisy=line.noisy)
+        rows.append((name, p50_ms, interval, p99_ms, rate))
     dims = f" ({escape(lines[0].dims)})" if lines[0].dims else ""
     yield from section(f"## Latency, case {escape(case)}{dims}")
     columns = ("contender", "p50 (ms)>", "95 % interval>", "p99 (ms)>", "throughput (/s)>")

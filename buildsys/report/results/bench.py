@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypedDict
 
+from buildsys.manifest.default_limits import STEADY_INTERVAL
+from buildsys.report.formatting import significant
 from buildsys.report.results.engine import SlowLayer
 from buildsys.report.results.header import ResultHeader
 
@@ -35,7 +37,7 @@ class ContenderResult(Latencies, total=False):
     gpu: Latencies
     device_memory_bytes: int  # of an execution context, without weights
     memory_taken_bytes: int  # difference in free device memory
-    noisy: str  # why the median of this baseline is uncertain; it is certainly above the engine's
+    noisy: str  # why the median is not steady: it is compared with nothing
 
 
 class Span(TypedDict, total=False):
@@ -64,8 +66,7 @@ class BenchCase(TypedDict, total=False):
     dims: dict[str, int]
     batch: int
     contenders: dict[str, ContenderResult]
-    speedup: float | None  # over eager PyTorch
-    speedup_at_least: float  # if PyTorch's median is noisy
+    speedup: float | None  # over eager PyTorch; None if one of the medians is not steady
     gpu: GpuReadings
     attempts: int  # measurements until one was steady; the figures are of the steadiest
     others_share: float | None  # of the processors, used by other processes
@@ -93,6 +94,33 @@ class BenchResult(ResultHeader, total=False):
     left_out: dict[str, str]  # baseline -> reason
     engine_toolchain: dict[str, str]
     slowest_layers: list[SlowLayer]  # of ONNX Runtime, measured after all contenders
+
+
+def median_doubt(
+    p50_ms: float, ends: Sequence[float] | None, limit: float = STEADY_INTERVAL
+) -> str:
+    """Say why a median is not steady, "" if it is; only steady ones are compared.
+
+    ``ends`` are those of its 95 % interval, ``limit`` their largest distance relative to it.
+    """
+    if ends is None or len(ends) != 2:
+        return "it was timed too briefly to know the interval of its median"
+    spread = max(ends[1] - p50_ms, p50_ms - ends[0])
+    if spread <= limit * p50_ms:
+        return ""
+    within = f"{significant(100 * spread / p50_ms, 2)} %" if p50_ms else f"{spread:.2g} ms"
+    return f"the median is only known within ±{within}"
+
+
+def is_recorded_noisy(figures: Mapping[str, Any]) -> bool:
+    """Tell if the history's figures of a benchmark have a latency that is not steady."""
+    if figures.get("noisy"):
+        return True
+    match figures.get("latency_p50_ms"), figures.get("latency_interval_ms"):
+        case float(p50_ms), [float(low), float(high)]:
+            return bool(median_doubt(p50_ms, (low, high)))
+        case p50_ms, _:
+            return p50_ms is not None
 
 
 def engine_contender(contenders: Container[str]) -> str:

@@ -72,6 +72,7 @@ class GpuTimingLine:
     queued_throughput_per_s: float | None
     device_memory_bytes: int | None  # of an execution context, without weights
     memory_taken_bytes: int | None  # difference in free device memory
+    noisy: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from buildsys.backends.measurement.contenders import Samples
 from buildsys.history.statistics import median_interval
 from buildsys.manifest.default_limits import STEADY_INTERVAL
-from buildsys.report.formatting import percent, significant
+from buildsys.report.formatting import percent
 from buildsys.report.results.bench import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
@@ -18,6 +18,7 @@ from buildsys.report.results.bench import (
     ContenderResult,
     Latencies,
     engine_contender,
+    median_doubt,
 )
 from buildsys.system.gpus.sampling import throttled
 
@@ -96,12 +97,19 @@ def _pieces(block: Sequence[int]) -> Iterator[Sequence[int]]:
 def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence per reason to doubt the figures of one case.
 
-    ``limits`` are those of the manifest's ``bench.noise``; None is no limit. Contenders with
-    ``noisy`` are skipped.
+    ``limits`` are those of the manifest's ``bench.noise``; None is no limit. The median of a
+    baseline that is certainly slower than the engine need not be known well.
     """
-    contenders = figures["contenders"]
+    contenders, limit = figures["contenders"], limits["interval"]
+    engine = contenders[engine_contender(contenders)]
     for name, contender in contenders.items():
-        if "noisy" not in contender and (reason := _uncertainty(contender, limits["interval"])):
+        if name not in (ENGINE, ENGINE_CUDA_GRAPH) and _is_certainly_slower(contender, engine):
+            continue
+        if limit is None:
+            continue
+        latencies = _decisive(contender)
+        ends = latencies.get("p50_interval_ms") or _interval_of_samples(latencies)
+        if reason := median_doubt(latencies["p50_ms"], ends, limit):
             yield f"{name}, case {case}: {reason}"
     counts = {contender["blocks"] for contender in contenders.values()}
     if len(counts) > 1:
@@ -113,32 +121,23 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
         yield f"case {case}: other processes used {percent(share, 0)} of the processors"
 
 
-def mark_noisy_baselines(
-    contenders: Mapping[str, ContenderResult], limits: Mapping[str, Any] | None
-) -> None:
-    """Set ``noisy`` in baselines with an uncertain median, but certainly slower than the engine.
+def mark_noisy(contenders: Mapping[str, ContenderResult], limits: Mapping[str, Any] | None) -> None:
+    """Set ``noisy`` in contenders whose medians are not steady.
 
-    A manifest may accept wider intervals than the default, but no speed-up over such a median is
-    a figure.
+    A manifest may accept wider intervals than the default, or too few samples for one, but such a
+    median is compared with nothing.
     """
     accepted = (limits or {}).get("interval")
     limit = STEADY_INTERVAL if accepted is None else min(accepted, STEADY_INTERVAL)
-    engine = contenders[engine_contender(contenders)]
-    for name, contender in contenders.items():
-        if name in (ENGINE, ENGINE_CUDA_GRAPH) or not _is_certainly_slower(contender, engine):
-            continue
-        if reason := _uncertainty(contender, limit):
+    for contender in contenders.values():
+        latencies = _decisive(contender)
+        if reason := median_doubt(latencies["p50_ms"], latencies.get("p50_interval_ms"), limit):
             contender["noisy"] = reason
 
 
-def _uncertainty(contender: ContenderResult, limit: float | None) -> str:
-    """Return the range of a median that is not known well enough, otherwise ""."""
-    found = contender.get("gpu", contender)  # the host's clock is noisier than the GPU's
-    low, high = found.get("p50_interval_ms") or _interval_of_samples(found)
-    spread = max(high - found["p50_ms"], found["p50_ms"] - low)
-    if limit is None or spread <= limit * found["p50_ms"]:
-        return ""
-    return f"the median is only known to be between {significant(low)} and {significant(high)} ms"
+def _decisive(contender: ContenderResult) -> Latencies:
+    """Return the latencies by the GPU's clock, as the host's is noisier, if there is one."""
+    return contender.get("gpu", contender)
 
 
 def _is_certainly_slower(contender: ContenderResult, engine: ContenderResult) -> bool:

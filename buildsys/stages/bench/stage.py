@@ -21,7 +21,7 @@ from buildsys.report.results.bench import (
 )
 from buildsys.report.results.engine import SlowLayer
 from buildsys.stages.bench.baselines import Baselines, open_baselines
-from buildsys.stages.bench.latency import mark_noisy_baselines, noise, summarize
+from buildsys.stages.bench.latency import mark_noisy, noise, summarize
 from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.operators.implementation import implementation_of
@@ -148,29 +148,25 @@ def _measure_case(
     }
     figures[next(iter(figures))].update(cast(ContenderResult, facts))
     limits = job.options["bench"]["noise"]
-    mark_noisy_baselines(figures, limits)
+    mark_noisy(figures, limits)
     measured: BenchCase = {
         "batch": batch,
         "contenders": figures,
-        **_speedup(figures),
         "others_share": others_share,
     }
     if readings is not None:
         measured["gpu"] = cast(GpuReadings, readings.figures())
     measured["noisy"] = list(noise(case, measured, limits)) if limits else []
+    measured["speedup"] = None if measured["noisy"] else _speedup(figures)
     return measured
 
 
-def _speedup(contenders: Mapping[str, ContenderResult]) -> BenchCase:
-    """Return the speed-up over eager PyTorch; a lower bound if PyTorch's median is noisy."""
-    if (torch := contenders.get("torch")) is None:
-        return {"speedup": None}
-    engine = contenders[engine_contender(contenders)]
-    if "noisy" not in torch:
-        return {"speedup": torch["p50_ms"] / engine["p50_ms"]}
-    slow, fast = torch["p50_interval_ms"], engine["p50_interval_ms"]
-    assert slow is not None and fast is not None  # of every baseline marked as noisy
-    return {"speedup": None, "speedup_at_least": slow[0] / fast[1]}
+def _speedup(contenders: Mapping[str, ContenderResult]) -> float | None:
+    """Divide the medians of eager PyTorch and the engine, if both are steady."""
+    torch, engine = contenders.get("torch"), contenders[engine_contender(contenders)]
+    if torch is None or "noisy" in torch or "noisy" in engine:
+        return None
+    return torch["p50_ms"] / engine["p50_ms"]
 
 
 def _settings(

@@ -88,12 +88,8 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
         assert (
             contender["min_ms"] <= contender["p50_ms"] <= contender["p90_ms"] <= contender["p99_ms"]
         )
-    # 200 multiplications against one small convolution: the direction cannot be noise
-    assert (
-        case["speedup"]
-        == case["contenders"]["torch"]["p50_ms"] / case["contenders"]["engine"]["p50_ms"]
-        > 1
-    )
+        assert contender["noisy"].startswith("it was timed too briefly")
+    assert case["speedup"] is None
     assert "engine and torch take turns" in result.figures["interleaving"]
 
 

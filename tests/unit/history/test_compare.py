@@ -60,35 +60,48 @@ def test_figures_of_both_builds_are_compared(make_build: MakeBuild) -> None:
     ("second", "verdict"),
     [
         (at(1.2, 1.25, 1.3), SLOWER),
-        (at(0.7, 0.75, 0.8), FASTER),
-        (at(1.05, 1.15, 1.3), SAME),
-        (replace(MEASUREMENT, p50_ms=2.0, interval_ms=None), NO_INTERVAL),
+        (at(0.74, 0.75, 0.76), FASTER),
+        (at(1.02, 1.06, 1.1), SAME),
     ],
 )
 def test_a_latency_changed_if_the_intervals_do_not_overlap(
     history: History, make_build: MakeBuild, second: Measurement, verdict: str
 ) -> None:
-    builds = [measured(history, make_build, one) for one in (at(0.9, 1.0, 1.1), second)]
+    builds = [measured(history, make_build, one) for one in (at(0.96, 1.0, 1.04), second)]
     (found,) = compare_latencies(history, *builds)
     assert (found.verdict, found.ratio) == (verdict, second.p50_ms)
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [(None, NO_INTERVAL), ((1.5, 2.0), INCOMPARABLE), ((2.0, 2.2), INCOMPARABLE)],
+)
+def test_a_median_that_is_not_steady_has_no_ratio(
+    history: History, make_build: MakeBuild, ends: tuple[float, float] | None, verdict: str
+) -> None:
+    unsteady = replace(MEASUREMENT, p50_ms=2.0, interval_ms=ends)
+    builds = [measured(history, make_build, one) for one in (at(0.96, 1.0, 1.04), unsteady)]
+    (found,) = compare_latencies(history, *builds)
+    assert (found.verdict, found.ratio, found.ratio_interval) == (verdict, None, None)
 
 
 def test_the_interval_of_the_ratio_has_opposite_ends(
     history: History, make_build: MakeBuild
 ) -> None:
-    builds = [measured(history, make_build, at(n, 1.25 * n, 2 * n)) for n in (1, 2)]
+    builds = [measured(history, make_build, at(0.96 * n, n, 1.04 * n)) for n in (1, 2)]
     (found,) = compare_latencies(history, *builds)
-    assert found.ratio_interval == (1.0, 4.0)
+    assert found.ratio_interval == pytest.approx((2 * 0.96 / 1.04, 2 * 1.04 / 0.96))
 
 
 def test_other_hardware_noise_and_sizes_are_not_comparable(
     history: History, make_build: MakeBuild
 ) -> None:
-    base = measured(history, make_build, MEASUREMENT)
-    other_cpu = measured(history, make_build, MEASUREMENT, environment='{"device:cpu.model": "B"}')
-    unknown = measured(history, make_build, MEASUREMENT, environment="{}")
-    noisy = measured(history, make_build, MEASUREMENT, figures={"noisy": ["load"]})
-    larger = measured(history, make_build, replace(MEASUREMENT, dims={"batch": 8}))
+    steady = at(1.45, 1.5, 1.55)
+    base = measured(history, make_build, steady)
+    other_cpu = measured(history, make_build, steady, environment='{"device:cpu.model": "B"}')
+    unknown = measured(history, make_build, steady, environment="{}")
+    noisy = measured(history, make_build, steady, figures={"noisy": ["load"]})
+    larger = measured(history, make_build, replace(steady, dims={"batch": 8}))
     found = [
         compare_latencies(history, base, one)[0] for one in (other_cpu, unknown, noisy, larger)
     ]

@@ -17,7 +17,7 @@ from html_page import Page, page_of
 from tiny_results import Results, contender
 
 from buildsys.report.assemble import TargetProblem, assemble, assemble_after_failure
-from buildsys.report.html.changes import PastBuild
+from buildsys.report.html.changes import PastBuild, changes
 from buildsys.report.html.index_page import IndexRow, index_row, render_index
 from buildsys.report.html.model_page import (
     EngineHistory,
@@ -307,7 +307,11 @@ def test_a_noisy_latency_is_in_no_sparkline(results: Results) -> None:
     results.without_gpu()
     made = page(results, history=(history,))
     assert index_row(made).trend == (2.2, 2.1, None)
-    assert shown(made).text.count(" noisy 2.00") == 1  # in the table of builds
+    assert shown(made).text.count(" noisy 2.0 ") == 1  # in the table of builds
+    wide = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.5, 2.0]}
+    unsteady = builds(2.0, 2.1, figures=wide)
+    assert [one.trusted_latency for one in unsteady.timed] == [None, 2.1]
+    assert not list(changes("ort-cpu", (), (), unsteady.timed))
 
 
 def test_every_layer_of_an_engine_is_listed_with_its_nodes(results: Results) -> None:

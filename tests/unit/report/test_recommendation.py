@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ from tiny_results import Results, contender
 
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
-from buildsys.report.recommendation import error_margin
+from buildsys.report.html.model_page import ModelPage, render_model
+from buildsys.report.markdown.document import render
+from buildsys.report.recommendation import error_margin, headline
 from buildsys.report.results.engine_lines import Recommendation
 from buildsys.report.results.report import Check, ComparisonLine
 
@@ -106,11 +109,36 @@ def test_a_model_without_engines_has_no_recommendation(results: Results) -> None
     assert assemble("tiny", results.manifest, results.inputs, {}).recommendation is None
 
 
-def test_a_noisy_baseline_is_compared_by_the_ends_of_the_intervals(results: Results) -> None:
-    contenders: dict[str, Any] = {"engine": contender(2.0), "torch": contender(6.0)}
-    contenders["engine"]["p50_interval_ms"] = [1.9, 2.5]
-    contenders["torch"] |= {"p50_interval_ms": [5.0, 7.0], "noisy": "the median is only known …"}
+@pytest.mark.parametrize("torch_ms", [1.0, 6.0])
+def test_a_noisy_baseline_is_not_compared(results: Results, torch_ms: float) -> None:
+    results.without_gpu()
+    noisy = {**contender(torch_ms), "noisy": "the median is only known within ±30 %"}
+    contenders = {"engine": contender(2.0), "torch": noisy}
     case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": None}
     results.passed("bench:tiny:ort-cpu", cases={"opt": case})
-    results.without_gpu()
-    assert f"at least 2.00{TIMES} as fast as torch" in recommendation(results).why
+    found = recommendation(results)
+    assert (found.engine, found.why) == ("ort-cpu", "It is the only verified engine (case opt).")
+    assert found.fastest == found.timing
+
+
+@pytest.mark.parametrize("status", ["passed", "noisy"])
+def test_no_engine_is_recommended_if_all_benchmarks_are_noisy(
+    results: Results, status: str
+) -> None:
+    for name, p50_ms in (("ort-cpu", 2.123), ("rtx-fp16", 0.1)):
+        noisy = {**contender(p50_ms), "noisy": "the median is only known within ±30 %"}
+        case = {"dims": {}, "batch": 8, "contenders": {"engine": noisy}, "speedup": None}
+        results.write(f"bench:tiny:{name}", {"status": status, "cases": {"opt": case}})
+    report = assemble("tiny", results.manifest, results.inputs, {})
+    found = report.recommendation
+    assert found is not None
+    assert report.ranking is not None
+    assert report.ranking.ranked == ()
+    assert (found.engine, headline(report, found)) == ("", "No engine to ship")
+    assert found.why == (
+        "The benchmarks of ort-cpu, rtx-fp16 are noisy, so no engine is recommended:"
+        " `buildsys build --remeasure tiny` measures again, and a longer `bench.duration` narrows"
+        " the intervals."
+    )
+    for text in (render(report), render_model(ModelPage(report, "2026-11-22T13:30:00Z"))):
+        assert not re.search(rf"\d{TIMES}|fastest</span>|Ship |2\.12", text)
