@@ -136,19 +136,16 @@ class _Results:
         session, action = self._session, self._session.actions[target]
         end = session.finished.get(target)
         fields: dict[str, Any] = {}
-        if session.is_unavailable(target):
-            reason = with_hint(end.reason, end.hint) if end else session.unavailable_reason(target)
+        if shortfall := session.shortfall(target):
+            reason = with_hint(end.reason, end.hint) if end else session.recorded_reason(target)
             seconds = end.seconds if end and not (end.waited or end.restored) else 0.0
-            fields = {"status": UNAVAILABLE, "reason": reason, "seconds": seconds}
-            fields |= self._history(target)
+            fields = {"status": shortfall, "reason": reason, "seconds": seconds}
+            fields |= self._history(target) if shortfall == UNAVAILABLE else {}
         elif end is None:
             is_current = session.is_up_to_date(target)
             fields = {"status": UP_TO_DATE} if is_current else self._not_run(target)
         elif end.waited:
             fields = {"status": UP_TO_DATE, "reason": "built by another run meanwhile"}
-        elif end.status == NOISY:
-            reason = with_hint(end.reason, end.hint)
-            fields = {"status": NOISY, "reason": reason, "seconds": end.seconds}
         elif end.status == FAILED:
             reason = with_hint(end.reason, end.hint)
             fields = {

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from buildsys.manifest.project import Project
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
+_UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which some runs do not load
 CHECKED_TOGETHER = 250  # models; their plans take 70 kB each
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
 
@@ -65,7 +66,9 @@ class Session(OpenProject):
         self.planned_targets: Sequence[str] = ()  # of whole models, whose tasks are made later
         self.checked_stale_outputs = False  # after a failure
         self.has_updated_pages = False  # of the models of this run
-        self.rebuilds: Mapping[str, Reason] = {}  # targets to run even if up to date, and why
+        self.rebuilds: dict[str, Reason] = {}  # targets to run even if up to date, and why
+        self.remeasures_noisy = False  # benchmarks and gates whose last measurement was noisy
+        self.remeasures_all = False
         self.requested: Collection[str] = ()  # targets of this run, empty if unknown
         self.repeats_flaky = False
         self.first_failures: dict[str, str] = {}  # of flaky targets, which were repeated
@@ -120,10 +123,22 @@ class Session(OpenProject):
             status = self.executor.up_to_date_status(target)
         except (BuildsysError, OSError, ValueError):
             return False
-        if status is not None:
-            self._fresh[target] = status
-            self._settle(target)
-        return status is not None
+        if status is None or self._is_measured_again(target, status):
+            return False
+        self._fresh[target] = status
+        self._settle(target)
+        return True
+
+    def _is_measured_again(self, target: str, status: str) -> bool:
+        """Decide on a new measurement of an up-to-date target, and note its reason."""
+        is_noisy = status == _NOISY and (self.remeasures_noisy or self.remeasures_all)
+        if not is_noisy and not (self.remeasures_all and self.actions[target].measures):
+            return False
+        from buildsys.execution.stale_reasons import ASKED_FOR, NOISY, Reason
+
+        reason = str(self.result(target).get("reason") or "")
+        self.rebuilds[target] = Reason(NOISY, reason) if is_noisy else Reason(ASKED_FOR)
+        return True
 
     def is_up_to_date(self, target: str) -> bool:
         """Return True if this run has found a target up to date."""
@@ -159,28 +174,20 @@ class Session(OpenProject):
                 )
         except (BuildsysError, OSError, ValueError):  # the targets run, and fail with it
             return {}
+        if self.remeasures_noisy:
+            found = {name: ends for name, ends in found.items() if _NOISY not in ends.values()}
         for targets in found.values():
             self._fresh.update(targets)
         return found
 
-    def is_unavailable(self, target: str) -> bool:
-        """Return True if a target could not run, now or earlier."""
+    def shortfall(self, target: str) -> str:
+        """Return "unavailable" or "noisy" for a target that ended so, now or earlier, else ""."""
         finished = self.finished.get(target)
-        status = finished.status if finished else self._fresh.get(target)
-        return status == "unavailable"
+        status = finished.status if finished else self._fresh.get(target, "")
+        return status if status in (_UNAVAILABLE, _NOISY) else ""
 
-    def noise(self, target: str) -> str:
-        """Return the reason of a target stale only by noise, otherwise ""."""
-        from buildsys.execution.stale_reasons import NOISY
-
-        try:
-            reasons = self.executor.examine(target).reasons
-        except (BuildsysError, OSError, ValueError):
-            return ""
-        return reasons[0].subject if [reason.kind for reason in reasons] == [NOISY] else ""
-
-    def unavailable_reason(self, target: str) -> str:
-        """Return the recorded reason of an unavailable target."""
+    def recorded_reason(self, target: str) -> str:
+        """Return the recorded reason of an unavailable or noisy target."""
         result = self.result(target)
         return with_hint(str(result.get("reason") or ""), str(result.get("hint") or ""))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.execution.environment_parts import FILES
 from buildsys.plan.action import Action
-from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import NOISY, PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.git import commit_query, run_git
@@ -170,9 +170,12 @@ class Baselines:
         return described, files
 
     def _comparable(self, action: Action, parts: Parts) -> list[ActionRecord]:
-        """Return the records of a gate in this environment, newest first."""
-        records = self._ledger.records(action.target)
-        return [one for one in records if not _differences(_ENVIRONMENT, one.parts, parts)]
+        """Return the records of a gate in this environment, newest first, without noisy ones."""
+        return [
+            record
+            for record in self._ledger.records(action.target)
+            if record.status != NOISY and not _differences(_ENVIRONMENT, record.parts, parts)
+        ]
 
     def _recorded(self, action: Action, parts: Parts) -> str:
         """Return the last accepted engine in the history, whose records were deleted."""

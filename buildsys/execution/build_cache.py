@@ -18,7 +18,7 @@ from buildsys.execution.action_key import ActionKey
 from buildsys.execution.recorded_reads import READ, Reads, is_followed
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
-from buildsys.store.ledger import PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.record_file import shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
@@ -253,7 +253,8 @@ def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) 
         return False
     try:
         found = ledger.lookup(target, key.digest)
-        found = found or store.read_action(target, key.digest, read_only=True)
+        if found is None or found.status == NOISY:
+            found = store.read_action(target, key.digest, read_only=True)
     except StageError:
         return False
     return (

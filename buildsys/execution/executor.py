@@ -57,8 +57,8 @@ _ATTEMPTS = 2  # if an input is written while the stage runs
 class Executor:
     """Checks targets and brings them up to date. Thread-safe.
 
-    A noisy benchmark is published for people to see, and stays stale. ``threads`` is the number of
-    processor threads per worker, ``jobs`` that of stages at a time; 0 is no limit. ``on_event``
+    A noisy benchmark is published for people to see and recorded, but not stored. ``threads`` is
+    the number of processor threads per worker, ``jobs`` of stages at a time; 0: any. ``on_event``
     gets the target with the worker's events, ``{"event": "stale", "reason": text}`` before anything
     is restored or run, and ``{"event": "waiting", "holder": text, "elsewhere": in another
     process}``. ``make_recorder`` is called before the first stale target, ``before_stage`` before
@@ -350,11 +350,13 @@ class Executor:
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
         figures = {**reply.figures, "peak_rss_mib": reply.peak_rss_mib}
         machine = reply.elsewhere.machine if reply.elsewhere else {}
-        if status in (ledger.FAILED, ledger.NOISY):  # without a record it is never up to date
+        # without a record it is not up to date; that of a steady measurement is kept
+        was_steady = status == ledger.NOISY and self._has_passed(target, key)
+        if status == ledger.FAILED or was_steady:
             ended = status, started, reply.seconds, reply.reason, why
             run = HistoryEntry(target, key.digest, *ended)
             self._runs.add(action, key, run, sealed, figures, machine)
-            if status == ledger.NOISY:
+            if was_steady:
                 return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
             files = [main, *sorted(sealed.keys() - {main})][:_LISTED_FILES]  # and failing tensors
             details = f"details: {', '.join(self._shown(self._build / name) for name in files)}"
@@ -378,6 +380,8 @@ class Executor:
         )
         self._signers.add(record, BUILT_HERE)
         self._runs.add_build(action, key, record, why, figures, machine=machine)
+        if status == ledger.NOISY:
+            return Outcome.recorded(record)
         names = key.without_reads().digest if key.reads else ""
         keep = partial(self._cache.keep, action, record, names, is_shared=bool(reply.elsewhere))
         if self._shares_locks:  # who waits for this target looks for it in the shared cache
@@ -387,6 +391,10 @@ class Executor:
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return Outcome.recorded(record)
+
+    def _has_passed(self, target: str, key: ActionKey) -> bool:
+        record = self.ledger.lookup(target, key.digest)
+        return record is not None and record.status == ledger.PASSED
 
     def _log(self, action: Action) -> Path:
         return (self._build / action.outputs[RESULT].path).with_suffix(".log")

@@ -28,7 +28,7 @@ from buildsys.system.cached_value import cached_value
 FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
-_RESULTS = (ledger.PASSED, ledger.UNAVAILABLE)
+_RESULTS = (ledger.PASSED, ledger.UNAVAILABLE, ledger.NOISY)
 _WHOLE = (ledger.PASSED, ledger.NOISY, ledger.UNAVAILABLE)  # runs that were not cut off
 _SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED)
 
@@ -44,7 +44,7 @@ class Freshness:
     no_record: str = kinds.NEVER_BUILT  # or FORGOTTEN, LOST_RECORD
     outputs: tuple[tuple[str, str], ...] = ()  # (OUTPUT_…, path) of those not as recorded
     failure: str | None = None  # of the last run
-    noise: str | None = None  # of the last measurement
+    noise: str | None = None  # of the last measurement; of stale targets, after a steady one
     failed_with_this_key: bool = False
     unavailable: str | None = None  # why it cannot run here; of stale targets, only if required
     unreadable: str = ""  # error for a file that cannot be read
@@ -87,6 +87,7 @@ class Explanation:
     expected_s: float | None
     restorable: bool
     unavailable: str | None = None  # why a fresh target could not run here
+    noise: str | None = None  # why the measurement of a fresh target is noisy
 
 
 def explain(
@@ -113,6 +114,7 @@ def explain(
             found.expected_s,
             found.restorable and bool(found.reasons),
             found.unavailable if state == FRESH else None,
+            found.noise if state == FRESH else None,
         )
     return explained
 
@@ -192,13 +194,15 @@ class FreshnessChecker:
         if status is not None:
             made_it = [run for run in runs if run.key == key.digest]
             record = None
-            if status == ledger.UNAVAILABLE:
+            if status != ledger.PASSED:
                 record = self._ledger.lookup(action.target, key.digest)
+            reason = record.reason if record else None
             return replace(
                 found,
                 up_to_date=True,
                 last=next(iter(made_it or runs), None),
-                unavailable=record.reason if record else None,
+                unavailable=reason if status == ledger.UNAVAILABLE else None,
+                noise=reason if status == ledger.NOISY else None,
             )
         try:
             return self._add_reasons(found, action, key, runs)
@@ -208,8 +212,11 @@ class FreshnessChecker:
     def _add_reasons(
         self, found: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
     ) -> Freshness:
+        latest = self._ledger.lookup(action.target)
+        failed = bool(runs) and runs[0].status not in (*_SUCCEEDED, ledger.NOISY)
+        # the record of a steady measurement outlasts a noisy one
         noisy = bool(runs) and runs[0].status == ledger.NOISY
-        failed = bool(runs) and not noisy and runs[0].status not in _SUCCEEDED
+        noisy = noisy and latest is not None and latest.status == ledger.PASSED
         restorable = self._in_store(action, key)
         found = replace(
             found,
@@ -218,14 +225,13 @@ class FreshnessChecker:
             failed_with_this_key=failed and runs[0].key == key.digest,
             restorable=restorable,
         )
-        latest = self._ledger.lookup(action.target)
         parts = latest.parts if latest else None
         readable = isinstance(parts, dict) and all(isinstance(v, str) for v in parts.values())
         if latest is None or not readable:
             no_record = kinds.NEVER_BUILT
             if self._ledger.has_records(action.target):
                 no_record = kinds.LOST_RECORD
-            elif any(run.status in _SUCCEEDED for run in runs):
+            elif any(run.status in (*_SUCCEEDED, ledger.NOISY) for run in runs):
                 no_record = kinds.FORGOTTEN  # to be built, not restored
             restorable = restorable and no_record != kinds.FORGOTTEN
             return replace(found, no_record=no_record, restorable=restorable)

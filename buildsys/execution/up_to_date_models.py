@@ -51,7 +51,7 @@ _KEEP_TARGET = "INSERT INTO settled_targets VALUES (?, ?, ?)"
 _DROP_TARGETS = "DELETE FROM settled_targets WHERE model = ?"
 
 
-Statuses = dict[str, str]  # target -> recorded status: passed or unavailable
+Statuses = dict[str, str]  # target -> recorded status: passed, unavailable or noisy
 
 
 class PlannedModel(NamedTuple):

@@ -84,7 +84,7 @@ class RunResults:
 
     @property
     def noisy(self) -> list[TargetResult]:
-        """Benchmarks without a trustworthy figure; the next run repeats them."""
+        """Benchmarks without a trustworthy figure."""
         return self._where(lambda one: one.status == NOISY)
 
     @property

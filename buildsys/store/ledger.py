@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from buildsys.store.state_db import StateDb, Statement
 
 PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
-NOISY = "noisy"  # a measurement that nothing may rely on: shown, but never up to date
+NOISY = "noisy"  # a measurement that nothing may rely on: recorded, but not stored or restored
 RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
@@ -62,7 +62,7 @@ class ActionRecord:
     key: str
     parts: Mapping[str, str]
     outputs: Outputs
-    status: str  # passed | unavailable
+    status: str  # passed | unavailable | noisy
     started: str  # ISO, UTC
     seconds: float
     reason: str = ""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SINCE = option("since", "only what differs from a git revision")
 JUNIT = option("junit", "write the results as JUnit XML into a file")
 SUMMARY = option("summary", "write a summary in Markdown into a file")
+REMEASURE = option("remeasure", "measure benchmarks and gates again", flag=True)
 _WAITING_THREADS = 16  # besides those of -n
 _KEPT_PLANS = 20  # of models that have ended
 cmd_run.TaskControl, cmd_run.MThreadRunner = Control, ThreadRunner  # doit has no other place
@@ -56,7 +57,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
     @property
     def cmd_options(self) -> tuple[dict[str, Any], ...]:
         """Doit's options, and ours."""
-        return (*super().cmd_options, SINCE, JUNIT, SUMMARY)
+        return (*super().cmd_options, SINCE, JUNIT, SUMMARY, REMEASURE)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -206,10 +207,11 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
 
     def request(self, params: Any, names: Sequence[str], session: Session) -> Requested:
         """Return the command line's request for a loaded project."""
-        del session
+        session.remeasures_all = params["remeasure"]
         reporter = params["reporter"]
         kind = reporter if isinstance(reporter, type) else type(reporter)
-        every_task = params["always"] or params["single"] or not issubclass(kind, Reporter)
+        forced = params["always"] or params["single"] or params["remeasure"]
+        every_task = forced or not issubclass(kind, Reporter)
         database = Globals.dep_manager.backend
         if not isinstance(database, SqliteDB):
             every_task = True  # chosen with --backend; it has no fast query for ignored targets

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from buildsys.cli.session import Session
 
 
+_LETTERS = {"unavailable": "N", "noisy": "Y"}  # of `doit list --status`
 _EVERYTHING = ("cleanall", "forget_all")  # doit's options that ignore the names
 
 
@@ -156,11 +157,9 @@ class List(FilteredCommand, DoitList):  # type: ignore[misc]
         """Print one task, with N for unavailable and Y for noisy."""
         if status and not task.has_subtask and not self.dep_manager.status_is_ignore(task):
             session = task.session
-            if not session.are_up_to_date([task.name]):
-                if session.noise(task.name):
-                    template = template.replace("{status}", "Y")
-            elif session.is_unavailable(task.name):
-                template = template.replace("{status}", "N")
+            if session.are_up_to_date([task.name]):
+                letter = _LETTERS.get(session.shortfall(task.name), "{status}")
+                template = template.replace("{status}", letter)
         super()._print_task(template, task, status, list_deps, tasks)
 
 
@@ -171,12 +170,12 @@ class Info(DoitCommand, DoitInfo):  # type: ignore[misc]
 
     @wraps(DoitInfo._execute)  # doit reads the options from its signature
     def _execute(self, pos_args: Sequence[str], hide_status: bool = False) -> Any:
-        """Print the target, and the reason if it is unavailable."""
+        """Print the target, and the reason if it is unavailable or noisy."""
         code = super()._execute(pos_args, hide_status)
         session, target = self.task_list[0].session, pos_args[0]
-        if not hide_status and session.is_unavailable(target):
-            reason = printable(session.unavailable_reason(target))
-            self.outstream.write(f"\nunavailable: {reason}\n")
+        if not hide_status and (shortfall := session.shortfall(target)):
+            reason = printable(session.recorded_reason(target))
+            self.outstream.write(f"\n{shortfall}: {reason}\n")
         return code
 
 

@@ -23,7 +23,7 @@ from buildsys.report.formatting import duration, first_names
 from buildsys.report.key_figures import key_figure, refit_origin
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.reader import PASSED, AnyResult, parse, read_result
-from buildsys.store.ledger import UNAVAILABLE
+from buildsys.store.ledger import NOISY, UNAVAILABLE
 
 SCHEMA = "buildsys/explain/1"
 _SHOWN_CAUSES = 3
@@ -50,7 +50,7 @@ class Explain(ProjectCommand):
             print_json({"schema": SCHEMA, "targets": targets})
             return 0
         counts = Counter(map(_word, found))
-        words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE)
+        words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE, NOISY)
         summary = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
         print_rows(_rows(session, found, by_name=bool(names)), [summary or "no targets"])
         return 0
@@ -67,7 +67,16 @@ def explanation_json(one: Explanation) -> dict[str, Any]:
         "target": one.target, "state": one.state.replace(" ", "-"), "restorable": one.restorable,
         "reasons": reasons_json(one.reasons), "expected_s": one.expected_s, "last_run": last_run,
     }  # fmt: skip
-    return found if one.unavailable is None else {**found, "unavailable": one.unavailable}
+    shortfalls = {UNAVAILABLE: one.unavailable, NOISY: one.noise}
+    return found | {status: reason for status, reason in shortfalls.items() if reason is not None}
+
+
+def noise_text(model: str, reason: str) -> str:
+    """Return why a target is noisy, and what measures it again, as one sentence."""
+    first = next(iter(reason.strip().splitlines()), "")
+    return (
+        f"{first}; a change, a nightly run or `buildsys build --remeasure {model}` measures again"
+    )
 
 
 def reasons_json(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
@@ -89,7 +98,9 @@ def refit_note(session: Session, target: str) -> str:
 
 def _word(one: Explanation) -> str:
     """Return the state of a target as printed."""
-    return one.state if one.unavailable is None else UNAVAILABLE
+    if one.unavailable is not None:
+        return UNAVAILABLE
+    return one.state if one.noise is None else NOISY
 
 
 def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> Iterator[Row]:
@@ -113,6 +124,9 @@ def _rows(session: Session, found: Iterable[Explanation], *, by_name: bool) -> I
             elif one.unavailable is not None:
                 when = f": tried {time_ago(last.started)}" if last else ""
                 yield Row(UNAVAILABLE, one.target + when, one.unavailable.splitlines())
+            elif one.noise is not None:
+                when = f": measured {time_ago(last.started)}" if last else ""
+                yield Row(NOISY, one.target + when, [noise_text(model, one.noise)])
             elif by_name:
                 built = ""
                 if last:

@@ -226,7 +226,8 @@ def _with_files(engine: _Engine) -> _Engine:
     required = [action.target, *(check for check in checks if check in session.actions)]
     others = [f"bench:{variant}", f"report:{action.model}"]
     explained = session.explain([*required, *others])
-    records = _records(session, (name for name, one in explained.items() if one.state == FRESH))
+    current = (name for name, one in explained.items() if one.state == FRESH and one.noise is None)
+    records = _records(session, current)
     for target in required:
         if target not in records:  # another process builds
             raise StageError(f"{target} has just become stale", f"doit {target}")

@@ -9,7 +9,7 @@ from doit.reporter import TaskResult as DoitTaskResult
 
 
 class TaskResult(DoitTaskResult):  # type: ignore[misc]  # doit has no type information
-    """The result of a task, with the reason of an unavailable target."""
+    """The result of a task, with the reason of an unavailable or noisy target."""
 
     reason: str | None = None
 
@@ -28,21 +28,14 @@ class JsonReporter(DoitJsonReporter):  # type: ignore[misc]
     def add_success(self, task: Any) -> None:
         """Note a passed, unavailable or noisy target."""
         super().add_success(task)
-        self._note_unavailable(task)
-        finished = task.session.finished.get(task.name)
-        if finished is not None and finished.status == "noisy":
-            result = self.t_results[task.name]
-            result.result, result.reason = finished.status, finished.reason
+        self._note_shortfall(task)
 
     def skip_uptodate(self, task: Any) -> None:
-        """Note an up-to-date target; it may be unavailable since an earlier run."""
+        """Note an up-to-date target; it may be unavailable or noisy since an earlier run."""
         super().skip_uptodate(task)
-        self._note_unavailable(task)
+        self._note_shortfall(task)
 
-    def _note_unavailable(self, task: Any) -> None:
-        if task.session.is_unavailable(task.name):
+    def _note_shortfall(self, task: Any) -> None:
+        if shortfall := task.session.shortfall(task.name):
             result = self.t_results[task.name]
-            result.result, result.reason = (
-                "unavailable",
-                task.session.unavailable_reason(task.name),
-            )
+            result.result, result.reason = shortfall, task.session.recorded_reason(task.name)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from buildsys.cli.console.progress import PlainDisplay
     from buildsys.cli.failure_report import StaleOutputs
 
-_SHOWN_CAUSES = 12  # of unavailable targets, if there is nothing to do
+_SHOWN_CAUSES = 12  # of unavailable and noisy targets, if there is nothing to do
 _MOST_ESTIMATED = 2_000  # targets: planning and checking each takes 10 ms of processor time
 _LOADING_LIMIT_S = 2.0  # at the end of a run, for the thread that estimates it
 
@@ -99,7 +99,7 @@ class Reporter:
             line.seconds = finished.seconds
             if finished.waited or finished.restored:
                 line.seconds = None
-            if line.status == "unavailable":
+            if line.status in ("unavailable", "noisy"):
                 line.recorded = finished.waited
                 if self._is_without_engine(line):
                     return
@@ -148,8 +148,8 @@ class Reporter:
 
     def _note_up_to_date(self, line: TargetLine) -> None:
         line.status = "fresh"
-        if self.session.is_unavailable(line.target):
-            line.status, line.recorded = "unavailable", True
+        if shortfall := self.session.shortfall(line.target):
+            line.status, line.recorded = shortfall, True
 
     def skip_ignore(self, task: Any) -> None:
         """Note a target skipped because of ``doit ignore``."""
@@ -225,7 +225,7 @@ class Reporter:
         return update_pages(self.session, [model for model in known if model in models])
 
     def _print_nothing_to_do(self, lines: Sequence[TargetLine]) -> None:
-        """Print the number of up-to-date targets, and the unavailable ones."""
+        """Print the number of up-to-date targets, and the unavailable and noisy ones."""
         if not lines:
             why = "there is no manifest in the models folder yet"
             if self.session.project.broken:
@@ -236,16 +236,18 @@ class Reporter:
             return
         counts = Counter(line.status for line in lines)
         parts = [plural(counts["fresh"], "target")]
-        parts += [f"{counts[one]} {one}" for one in ("unavailable", "ignored") if counts[one]]
+        shown = ("unavailable", "noisy", "ignored")
+        parts += [f"{counts[status]} {status}" for status in shown if counts[status]]
         if counts["unavailable"]:
             self._print_unavailable(lines)
+        self._print_noisy([line for line in lines if line.status == "noisy"])
         self._out.write(f"everything is up to date ({', '.join(parts)})\n")
 
     def _print_unavailable(self, lines: Sequence[TargetLine]) -> None:
         """Print one line per cause."""
         stages = list(STAGE_DOCS)  # remembered targets have no order
         ordered = sorted(lines, key=lambda one: (one.model, one.variant, stages.index(one.stage)))
-        cause = causes(ordered, lambda one: self.session.unavailable_reason(one.target))
+        cause = causes(ordered, lambda one: self.session.recorded_reason(one.target))
         groups = lines_by_cause(ordered, cause)
         for group in groups[:_SHOWN_CAUSES]:
             reason, *_ = cause[group[0].target].splitlines() or [""]
@@ -254,6 +256,13 @@ class Reporter:
         if more := sum(map(len, groups[_SHOWN_CAUSES:])):
             count = plural(more, "more unavailable target")
             self._out.write(printable(f"and {count}; `doit explain` lists all\n"))
+
+    def _print_noisy(self, lines: Sequence[TargetLine]) -> None:
+        for line in lines[:_SHOWN_CAUSES]:
+            reason, *_ = self.session.recorded_reason(line.target).splitlines() or [""]
+            self._out.write(printable(f"{'noisy':<11}  {line.target}  {reason}\n"))
+        if (more := len(lines) - _SHOWN_CAUSES) > 0:
+            self._out.write(f"and {plural(more, 'more noisy target')}; `doit explain` lists all\n")
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""

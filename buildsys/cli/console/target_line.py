@@ -34,7 +34,7 @@ class TargetLine:
     figure: str = ""  # its key figure
     reason: str = ""  # why it failed, is unavailable or noisy, or did not run
     log: str = ""  # path of its log, if not already in the reason
-    recorded: bool = False  # unavailable in an earlier run; nothing was done in this one
+    recorded: bool = False  # unavailable or noisy in an earlier run, and not run in this one
 
     @property
     def has_ended(self) -> bool:

@@ -80,7 +80,7 @@ def _lines(run: RunResults) -> Iterator[str]:
         yield from table(("targets", "owner", "reason"), groups[:_MOST_ROWS])
         yield from _more(len(groups))
     if run.noisy:
-        yield from section("## Noisy: to be measured again")
+        yield from section("## Noisy")
         noisy = ((code(one.target), escape(one.owner), _reason(one)) for one in run.noisy)
         yield from table(("target", "owner", "reason"), list(noisy)[:_MOST_ROWS])
         yield from _more(len(run.noisy))

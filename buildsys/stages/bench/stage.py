@@ -12,6 +12,7 @@ from buildsys.backends.measurement.contenders import Contender, Pace, measure
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
+from buildsys.report.formatting import duration
 from buildsys.report.results.bench import (
     BenchCase,
     BenchResult,
@@ -70,18 +71,20 @@ def run(job: Job) -> StageResult:
         with suppress(StageError):  # a benchmark is complete without them
             layers = engine.slowest_layers(job.inputs[f"case.{case}"])
             figures |= {"slowest_layers": cast(list[SlowLayer], layers)} if layers else {}
-        return _verdict(figures)
+        return _verdict(job.model, figures)
     finally:
         engine.close()
 
 
-def _verdict(figures: BenchResult) -> StageResult:
+def _verdict(model: str, figures: BenchResult) -> StageResult:
     """Return the result: noisy figures are shown, but not trusted."""
     reasons = figures["noisy"]
     if not reasons:
         return StageResult(figures=figures)
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    hint = "it is measured again by the next run; limits: bench.noise"
+    hint = (
+        f"`buildsys build --remeasure {model}` and nightly runs measure again; limits: bench.noise"
+    )
     return StageResult("noisy", f"{reasons[0]}{more}", hint, figures)
 
 
@@ -99,7 +102,10 @@ def _measure(
     for case, dims in job.options["cases"].items():
         attempts: list[BenchCase] = []
         while True:
-            again = f", attempt {len(attempts) + 1}: {attempts[-1]['noisy'][0]}" if attempts else ""
+            again = ""
+            if attempts:
+                limit = f"gives up in {duration(budget_s)} at the latest"
+                again = f" again, attempt {len(attempts) + 1}, {limit}: {attempts[-1]['noisy'][0]}"
             job.progress(f"preparing case {case}{again}")
             begun = time.monotonic()
             golden = job.inputs[f"case.{case}"]

@@ -122,7 +122,9 @@ def run(job: Job) -> StageResult:
             first, *further = found
             names = ", ".join(_title(check["metric"]) for check in further)
             more = f" (also: {names})" if names else ""
-            hint = f"measure again: doit {job.target}"
+            hint = f"measure again: buildsys build --remeasure {job.model}"
+            if status == FAILED:  # which is stale
+                hint = f"measure again: doit {job.target}"
             if status == INCOMPARABLE:  # which is up to date
                 hint = baseline.hint or "the next build is compared with this one"
                 if first["after"] is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,16 @@ def test_a_noisy_case_is_repeated_within_the_budget(
 ) -> None:
     found = iter([["a neighbor", "throttled"], ["a neighbor"], []])
     monkeypatch.setattr(bench, "noise", lambda *_: next(found))
-    result = benched(tmp_path, bench={"noise": {"budget": 60}})
+    said: list[str] = []
+    result = benched(tmp_path, bench={"noise": {"budget": 60}}, said=said)
     assert (result.status, result.figures["noisy"]) == ("passed", [])
     assert result.figures["cases"]["opt"]["attempts"] == 3
+    timing = [line for line in said if line.startswith("timing case")]
+    assert timing[0] == "timing case opt"
+    assert timing[1] == (
+        "timing case opt again, attempt 2, gives up in 1 min 0 s at the latest: a neighbor"
+    )
+    assert re.fullmatch(r"timing case opt again, attempt 3, gives up in 59\.\d s .*", timing[2])
 
 
 @pytest.mark.parametrize(("budget", "attempts"), [(0, 1), (0.3, 2)])

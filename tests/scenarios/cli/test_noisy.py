@@ -1,4 +1,4 @@
-"""A benchmark that stays noisy, in every later run of real doit processes."""
+"""A benchmark that stays noisy, in later runs of real doit processes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ def other_load() -> Iterator[None]:
         process.kill()
 
 
-def test_it_is_measured_by_every_run_and_never_up_to_date(ready: ReadyProject) -> None:
+def test_it_is_measured_again_by_nightly_runs_and_on_request(ready: ReadyProject) -> None:
     ready.edit(MANIFEST, "noise: null", NOISE)
     with other_load():
         first = ready.doit()
         again = ready.doit("-r", "json")
+        idle = ready.doit("build:a")
+        assert "`buildsys build --remeasure a` and nightly runs measure again" in idle.out
+        assert idle.out.endswith("everything is up to date (7 targets, 1 noisy)\n")
+        for command in (("--remeasure", "build:a"), ("nightly",)):
+            assert "last measurement was noisy" in ready.doit(*command).out
     assert first.code == 0
     assert "7 passed, 1 noisy in" in first.out
     (line,) = (line for line in first.out.splitlines() if line.startswith("noisy "))
@@ -41,16 +46,18 @@ def test_it_is_measured_by_every_run_and_never_up_to_date(ready: ReadyProject) -
     assert REASON in tasks[BENCH]["reason"]
     assert tasks["verify:a:ort"]["result"] == "up-to-date"
     (bench,) = (one for one in answer(ready, "explain", BENCH)["targets"] if one["target"] == BENCH)
-    assert [reason["kind"] for reason in bench["reasons"]] == ["noisy"]
-    assert bench["last_run"]["status"] == "noisy"
-    assert "last measurement was noisy" in ready.doit("plan").out
-    assert f"last measurement was noisy: {REASON}" in ready.doit("info", BENCH).out
+    assert (bench["state"], bench["last_run"]["status"]) == ("fresh", "noisy")
+    assert REASON in bench["noisy"]
+    assert "`buildsys build --remeasure a` measures again" in ready.doit("explain", BENCH).out
+    assert "nothing would run" in ready.doit("plan").out
+    assert f"noisy: {REASON}" in ready.doit("info", BENCH).out
     listed = ready.doit("list", "--all", "--status", BENCH).out
     assert listed.split()[0] == "Y"
     report = (ready.root / "build/a/report/report.md").read_text()
     assert f"1 noisy: {BENCH}" in report
     best = ready.doit("best", "a").out
-    assert "It is the only verified engine; no benchmark has passed." in best
+    assert "No engine to ship\nThe benchmark of ort is noisy" in best
+    assert "`buildsys build --remeasure a` measures again" in best
     assert f"ort     noisy   {REASON}" in best
     shutil.rmtree(ready.root / "build")
     with other_load():

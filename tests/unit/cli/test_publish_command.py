@@ -93,11 +93,13 @@ def test_unavailable_engines_are_skipped_unless_they_are_named(
             "has not passed: last run",
         ),
         ("gate:a:ort", "stale", Reason(NOISY, "load"), "last measurement was noisy: load"),
+        ("gate:a:ort", "fresh", "load", "has not passed, it was noisy: load"),
         ("gate:a:ort", "stale", Reason(NEVER_BUILT), "has not run on the current files: never"),
         ("verify:a:ort", "stale", Reason(FAILED, "differs"), "has not passed: last run failed"),
         ("validate:a", "may rerun", Reason(UPSTREAM, "export:a"), "has not run on the current"),
         ("engine:a:ort", "stale", Reason(NEVER_BUILT), "does not match its manifest: never built"),
         ("bench:a:ort", "stale", Reason(NOISY, "load"), ""),
+        ("bench:a:ort", "fresh", "load", ""),
         ("report:a", "stale", Reason(NEVER_BUILT), ""),
     ],
 )
@@ -106,22 +108,25 @@ def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     target: str,
     state: str,
-    reason: Reason,
+    reason: Reason | str,
     problem: str,
 ) -> None:
     session, _ = make_session(tmp_path, "a", gates={"latency": {"tolerance": "5%"}})
 
     def explain(targets: Any) -> dict[str, Explanation]:
         return {
-            one: Explanation(one, state, (reason,), None, None, False)
-            if one == target
+            one: Explanation(one, state, (), None, None, False, noise=reason)
+            if one == target and isinstance(reason, str)
+            else Explanation(one, state, (reason,), None, None, False)
+            if one == target and isinstance(reason, Reason)
             else Explanation(one, "fresh", (), None, None, False)
             for one in targets
         }
 
     monkeypatch.setattr(session, "explain", explain)
     (engine,) = publish._select(session, ["a:ort"], ModelFilter())
-    assert [one["remedy"] for one in engine.reasons] == ([f"doit {target}"] if problem else [])
+    remedy = "buildsys build --remeasure a" if state == "fresh" else f"doit {target}"
+    assert [one["remedy"] for one in engine.reasons] == ([remedy] if problem else [])
     assert (engine.state == "refused") == bool(problem)
     assert problem in "".join(one["problem"] for one in engine.reasons)
 

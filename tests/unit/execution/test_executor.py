@@ -529,20 +529,33 @@ def test_a_failure_has_the_duration_of_its_stage_everywhere(root: Path) -> None:
 # --- noisy measurements ---
 
 
-def test_a_noisy_benchmark_is_published_and_never_up_to_date(root: Path) -> None:
+def test_a_noisy_benchmark_is_published_and_recorded_as_noisy(root: Path) -> None:
     (root / f"do-{BENCH}").write_text("noise")
     executor, _ = make_executor(root)
     outcomes = {target: executor.run(target) for target in ALL}
     assert (outcomes[BENCH].status, outcomes[BENCH].reason) == ("noisy", "a busy neighbor")
     assert json.loads((root / "build/m/bench/e.json").read_text())["status"] == "noisy"
-    assert executor.up_to_date_status(BENCH) is None
-    assert why(executor, BENCH) == "last measurement was noisy: a busy neighbor"
+    assert executor.up_to_date_status(BENCH) == "noisy"
+    assert executor.examine(BENCH).noise == "a busy neighbor"
     assert executor.up_to_date_status(REPORT) == "passed"
+    assert executor.run(BENCH).status == "noisy", "if another process has measured meanwhile"
     executor.close()
-    assert build(root)[:1] == [BENCH]
-    (root / f"do-{BENCH}").unlink()
-    assert build(root) == [BENCH, REPORT]
     assert build(root) == []
+    assert build(root, actions(duration=2.0)) == [BENCH, REPORT], "something has changed"
+    (root / f"do-{BENCH}").unlink()
+    executor, _ = make_executor(root, actions(duration=2.0))
+    assert executor.run(BENCH, force=True).status == "passed"
+    executor.close()
+    assert build(root, actions(duration=2.0)) == [REPORT]
+
+
+def test_a_forgotten_noisy_benchmark_is_measured_again(root: Path) -> None:
+    (root / f"do-{BENCH}").write_text("noise")
+    build(root)
+    executor, _ = make_executor(root)
+    executor.ledger.forget(BENCH)
+    assert why(executor, BENCH) == "forgotten by `doit forget`"
+    executor.close()
 
 
 def test_a_noisy_benchmark_is_neither_stored_nor_restored(root: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tiny_project import BENCH, ENGINE, EXPORT, actions, build, make_checker, make_executor, order
 
 from buildsys.errors import StageError
+from buildsys.execution.freshness import explain
 
 
 def test_the_record_of_a_target_is_there_while_it_is_up_to_date(root: Path) -> None:
@@ -42,14 +43,28 @@ def test_a_stale_target_is_unavailable_only_if_it_is_required(root: Path) -> Non
     assert stale.unavailable is None
 
 
-def test_a_noisy_measurement_is_a_reason_and_no_failure(root: Path) -> None:
+def test_a_noisy_measurement_is_up_to_date_and_no_failure(root: Path) -> None:
     build(root)
     order(root, BENCH, "noise")
     graph = actions(duration=2.0)
     build(root, graph)
     found = make_checker(root).check(graph[BENCH])
+    assert (found.up_to_date, found.noise, found.failure) == (True, "a busy neighbor", None)
+    (explained,) = explain([found], {}).values()
+    assert (explained.state, explained.noise) == ("fresh", "a busy neighbor")
+    changed = make_checker(root).check(actions(duration=3.0)[BENCH])
+    assert [str(reason) for reason in changed.reasons] == ["duration: 2.0 → 3.0"]
+    assert changed.noise is None
+
+
+def test_a_noisy_repetition_leaves_the_steady_measurement_to_be_restored(root: Path) -> None:
+    build(root)
+    order(root, BENCH, "noise")
+    executor, _ = make_executor(root)
+    executor.run(BENCH, force=True)
+    executor.close()
+    found = make_checker(root).check(actions()[BENCH])
     assert (found.up_to_date, found.noise, found.failure) == (False, "a busy neighbor", None)
-    assert found.outputs == ()  # replaced by the noisy ones
     assert found.untrusted is False
 
 

@@ -137,7 +137,7 @@ def test_the_summary_lists_what_needs_somebody_first() -> None:
         "## Failed",
         "## Regressed",
         "## Never ran",
-        "## Noisy: to be measured again",
+        "## Noisy",
         "## Flaky: passed when repeated",
         "## Built",
     ]

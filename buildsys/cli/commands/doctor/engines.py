@@ -223,6 +223,12 @@ def project_reasons(
             is_accepted = name == gate or any(entry["kind"] is None for entry in operators)
             if check.last is not None and check.last.status == UNAVAILABLE and not is_accepted:
                 yield reason(CHECK, f"{name} could not run here: {check.last.reason}", name)
+            if check.noise is not None:
+                yield {
+                    "kind": CHECK,
+                    "problem": f"{name} has not passed, it was noisy: {check.noise}",
+                    "remedy": f"buildsys build --remeasure {engine.model}",
+                }
         elif any(one.kind == FAILED for one in check.reasons):
             yield reason(CHECK, f"{name} has not passed: {why}", name)
         else:

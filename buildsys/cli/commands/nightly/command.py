@@ -97,7 +97,8 @@ class Nightly(Run):
         project = empty_project(dodo.parent)
         self._root, self._folder = project.root, project.build / FOLDER
         self.started = utc_now()
-        for name, value in (("junit", ""), ("summary", ""), ("continue", True)):
+        defaults = {"junit": "", "summary": "", "continue": True, "remeasure": False}
+        for name, value in defaults.items():
             params.set_default(name, value)
         if not params["num_process"]:
             from buildsys.system.devices import equal_gpus, gpu_uuids
@@ -152,7 +153,7 @@ class Nightly(Run):
     def request(self, params: Any, names: Sequence[str], session: Session) -> Requested:
         """Return the requested tasks; mark the targets to rebuild and repeat."""
         assert self._lock is not None
-        session.repeats_flaky = True
+        session.repeats_flaky = session.remeasures_noisy = True
         if not session.project.models and not session.project.broken:
             folder = os.path.relpath(session.project.configs / "models", self._root)
             raise InvalidCommand(

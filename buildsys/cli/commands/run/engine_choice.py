@@ -91,7 +91,7 @@ def _problem(session: Session, engine: Action) -> str | None:
     for target in (engine.target, f"verify:{engine.model}:{engine.variant}"):
         unavailable = session.result(target).get("status") == UNAVAILABLE
         if unavailable and session.explain([target])[target].state == FRESH:
-            return f"{_UNAVAILABLE}: {session.unavailable_reason(target)}"
+            return f"{_UNAVAILABLE}: {session.recorded_reason(target)}"
     if not (session.project.build / engine.outputs["engine"].path).is_file():
         return "not built"
     return None if reason is None else reason["problem"]

@@ -1,0 +1,68 @@
+"""Noisy benchmarks: measured again by nightly runs and on request, not by every build."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_doubles import Doit, passed
+
+BENCH = "bench:net:ort"
+OTHER = "bench:net:rtx"
+NOISY = passed(status="noisy", reason="a busy neighbor", hint="limits: bench.noise")
+
+
+@pytest.fixture
+def noisy(doit: Doit) -> Doit:
+    doit.actions[BENCH] = lambda: NOISY
+    doit.build_all()
+    del doit.actions[BENCH]
+    (doit.root / "dodo.py").touch()
+    return doit
+
+
+@pytest.mark.parametrize("names", [(), ("build:net",), ("build", "-n", "2"), (BENCH,)])
+def test_a_noisy_benchmark_leaves_the_next_build_nothing_to_do(
+    noisy: Doit, names: tuple[str, ...]
+) -> None:
+    code, out = noisy(*names)
+    assert (code, noisy.session.finished) == (0, {})
+    first, last = out.splitlines()
+    assert first == f"noisy        {BENCH}  a busy neighbor; limits: bench.noise"
+    assert last.startswith("everything is up to date (")
+    assert last.endswith("1 noisy)")
+
+
+def test_every_output_says_that_it_is_noisy(noisy: Doit) -> None:
+    tasks = {task["name"]: task for task in json.loads(noisy("-r", "json")[1])["tasks"]}
+    assert (tasks[BENCH]["result"], tasks[OTHER]["result"]) == ("noisy", "up-to-date")
+    assert "a busy neighbor" in tasks[BENCH]["reason"]
+    assert noisy("list", "--all", "--status", BENCH)[1].split()[0] == "Y"
+    assert "noisy: a busy neighbor" in noisy("info", BENCH)[1]
+    noisy("--junit", "junit.xml", "--summary", "summary.md")
+    assert 'skipped="1"' in (noisy.root / "junit.xml").read_text()
+    assert "a busy neighbor" in (noisy.root / "summary.md").read_text()
+    noisy.fresh.discard("report:net")
+    _, out = noisy()
+    assert "1 passed, " in out
+    assert ", 1 noisy in" in out
+
+
+def test_remeasure_measures_all_that_is_requested_again(noisy: Doit) -> None:
+    noisy.models = ("net", "other")
+    noisy.build_all()
+    code, out = noisy("--remeasure", "build:net")
+    assert code == 0
+    assert sorted(noisy.executor.forced) == [BENCH, OTHER]
+    assert f"run          {BENCH}  … last measurement was noisy: a busy neighbor" in out
+    assert f"run          {OTHER}  … requested" in out
+    noisy("--remeasure", "verify:net:ort")
+    assert noisy.executor.forced == []
+
+
+def test_a_nightly_run_measures_noisy_benchmarks_again(noisy: Doit) -> None:
+    code, out = noisy("nightly")
+    assert (code, noisy.executor.forced) == (0, [BENCH])
+    assert "last measurement was noisy: a busy neighbor" in out
+    noisy("nightly")
+    assert noisy.executor.forced == []
