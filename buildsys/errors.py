@@ -105,12 +105,6 @@ class EngineError(StageError):
     """A built engine that cannot be loaded, or run as requested."""
 
 
-class TemporaryError(StageError):
-    """A failure that another attempt, or another machine, may not meet."""
-
-    exit_code: ClassVar[int] = 75  # EX_TEMPFAIL of sysexits.h
-
-
 @dataclass(eq=False)
 class WorkerDied(StageError):
     """A worker process ended without a result."""

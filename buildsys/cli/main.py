@@ -39,9 +39,6 @@ _OF_BOTH = {
     "best": f"{_FOLDER}.best:Best",
     "plan": f"{_FOLDER}.plan:Plan",
     "debug": f"{_FOLDER}.debug:Debug",
-    "request-action": f"{_FOLDER}.request_action:RequestAction",
-    "run-action": f"{_FOLDER}.run_action:RunAction",
-    "describe-machine": f"{_FOLDER}.describe_machine:DescribeMachine",
     "inspect": f"{_FOLDER}.inspect:Inspect",
     "history": f"{_FOLDER}.history:HistoryCommand",
     "compare": f"{_FOLDER}.compare:Compare",
@@ -147,4 +144,4 @@ def _runs_anywhere(arguments: Sequence[str]) -> bool:
     """Check for commands without a project."""
     if arguments[:1] == ["help"]:
         return not arguments[1:] or arguments[1] in commands_of(PROGRAM)
-    return arguments[:1] in (["--version"], ["init"], ["run-action"], ["describe-machine"])
+    return arguments[:1] in (["--version"], ["init"])

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
 _UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which some runs do not load
-CHECKED_TOGETHER = 250  # models; their plans take 70 kB each
 _LONG_LIST = re.compile(rb"\[[-+.0-9eE, ]{1000,}\]")  # of numbers, on one line as we write them
 
 
@@ -63,7 +62,6 @@ class Session(OpenProject):
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
         self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups
         self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
-        self.planned_targets: Sequence[str] = ()  # of whole models, whose tasks are made later
         self.checked_stale_outputs = False  # after a failure
         self.has_updated_pages = False  # of the models of this run
         self.rebuilds: dict[str, Reason] = {}  # targets to run even if up to date, and why
@@ -126,7 +124,6 @@ class Session(OpenProject):
         if status is None or self._is_measured_again(target, status):
             return False
         self._fresh[target] = status
-        self._settle(target)
         return True
 
     def _is_measured_again(self, target: str, status: str) -> bool:
@@ -166,12 +163,10 @@ class Session(OpenProject):
         try:
             found = self.executor.models.find(texts)
             unknown = [model for model in check if model not in found]
-            for first in range(0, len(unknown), CHECKED_TOGETHER):
-                some = unknown[first : first + CHECKED_TOGETHER]
-                planned = ((model, list(self.actions.of(model).values())) for model in some)
-                found |= self.executor.models.check(
-                    {name: PlannedModel(texts[name], actions) for name, actions in planned}
-                )
+            planned = ((model, list(self.actions.of(model).values())) for model in unknown)
+            found |= self.executor.models.check(
+                {name: PlannedModel(texts[name], actions) for name, actions in planned}
+            )
         except (BuildsysError, OSError, ValueError):  # the targets run, and fail with it
             return {}
         if self.remeasures_noisy:
@@ -227,20 +222,9 @@ class Session(OpenProject):
             self.exit_code = max(self.exit_code, code)
             raise
         finally:
-            self._settle(target)
             with self._idle:
                 self._busy -= 1
                 self._idle.notify_all()
-
-    def may_run(self, target: str) -> bool:
-        """Return True for a target still to be built by this run."""
-        is_done = target in self.finished or (target in self._fresh and not self.always)
-        return not is_done and (not self.requested or target in self.requested)
-
-    def _settle(self, target: str) -> None:
-        """Tell the dispatcher about a target without further jobs."""
-        if self.dispatcher is not None and not self.may_run(target):
-            self.dispatcher.settle(self.actions[target])
 
     def _run(self, target: str) -> Outcome:
         """Run a target; repeat a flaky one of a nightly run once."""
@@ -273,7 +257,7 @@ class Session(OpenProject):
 
         project = self.project
         folders = project.root, project.build, project.state
-        return read_only_checker(*folders, self.trust, self.executors)
+        return read_only_checker(*folders, self.trust)
 
     def result(self, target: str) -> dict[str, Any]:
         """Return the result file of a target, {} if unreadable.

@@ -23,9 +23,8 @@ from buildsys.cli.commands.build import Requested, Run
 from buildsys.cli.commands.doit_commands import DoitCommand, List
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.environment_variables import check_variables
-from buildsys.cli.model_scheduler import Control, Models
 from buildsys.cli.project_root import shown_path, shown_text
-from buildsys.cli.session import CHECKED_TOGETHER, Session, no_garbage_collection
+from buildsys.cli.session import Session, no_garbage_collection
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, UsageError
 from buildsys.manifest.project import load_project
@@ -57,6 +56,7 @@ def load(root: Path) -> tuple[dict[str, Any], Creator]:
 
 def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
     """Return doit's configuration and the task creator for a loaded project."""
+    default_tasks = ["build"]
 
     def create_tasks() -> Iterator[Task]:
         """Build inference engines from model manifests."""
@@ -82,16 +82,14 @@ def doit_config(session: Session) -> tuple[dict[str, Any], Creator]:
                 selection = select(session, Run.requested(session))
         if selection is not None:
             session.requested = frozenset(selection.targets)
-            try:
-                session.check_places(selection.targets)
-            except UsageError as error:
-                raise InvalidCommand(printable(str(error))) from None
+            chosen = names or default_tasks
+            chosen[:] = one_model_after_another(chosen, selection)
             yield from _tasks(session, selection)
         else:
             yield from _all_tasks(session, groups_only=List.groups_only)
 
     config = {
-        "default_tasks": ["build"],
+        "default_tasks": default_tasks,
         "par_type": "thread",  # with processes doit hangs forever if one of them dies
         "backend": "sqlite3",
         "dep_file": str(session.project.state / "doit.db"),
@@ -114,7 +112,6 @@ class Selection(NamedTuple):
     groups: list[str]
     targets: list[str]
     up_to_date: list[str]
-    models: Sequence[str] = ()  # if all targets are those of whole models: their tasks come later
 
 
 def select(session: Session, requested: Requested) -> Selection | None:
@@ -139,8 +136,6 @@ def select(session: Session, requested: Requested) -> Selection | None:
         groups += [name] if name not in members else []
     needed = list(session.needed(single))
     fresh: dict[str, dict[str, str]] = {}
-    if not single and not requested.every_task:
-        session.actions.most_models = CHECKED_TOGETHER
     if not requested.every_task:
         checked = dict.fromkeys((*whole, *map(model_of, needed)))
         fresh = session.up_to_date_models(checked, check=whole)
@@ -152,30 +147,20 @@ def select(session: Session, requested: Requested) -> Selection | None:
     known = dict.fromkeys(target for model in whole for target in fresh.get(model, ()))
     known.update(dict.fromkeys(one for one in needed if model_of(one) in fresh))
     up_to_date = [one for one in known if one not in targets]
-    if single or requested.every_task:
-        return Selection(groups, session.in_order(targets), up_to_date)
-    return Selection(groups, list(targets), up_to_date, [one for one in whole if one not in fresh])
+    return Selection(groups, session.in_order(targets), up_to_date)
+
+
+def one_model_after_another(names: Sequence[str], selection: Selection) -> list[str]:
+    """Replace ``build`` by its models: doit goes breadth first through one group's targets."""
+    models = dict.fromkeys(f"build:{model_of(target)}" for target in selection.targets)
+    if "build" not in names or not models:
+        return list(names)
+    selection.groups.extend(name for name in models if name not in selection.groups)
+    return list(dict.fromkeys((*models, *(name for name in names if name != "build"))))
 
 
 def _tasks(session: Session, selection: Selection) -> Iterator[Task]:
     session.up_to_date_targets = selection.up_to_date
-    if selection.models:
-        session.planned_targets = selection.targets
-
-        def tasks_of(model: str) -> list[Task]:
-            planned = session.actions.of(model)
-            tasks = [_target_task(session, target, planned) for target in planned]
-            return [*tasks, _group_task(session, f"build:{model}", list(planned))]
-
-        Control.models = Models(
-            selection.models,
-            tasks_of,
-            lambda target: session.actions[target].executor,
-            job_of=session.job_of,
-        )
-        for name in selection.groups:
-            yield _group_task(session, name, [])
-        return
     wanted = dict.fromkeys(selection.targets)
     for name in selection.groups:
         yield _group_task(session, name, session.members_among(name, wanted))

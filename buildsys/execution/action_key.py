@@ -22,7 +22,6 @@ from buildsys.execution.environment_parts import (
 from buildsys.execution.machine_needs import lacking
 from buildsys.execution.option_parts import encode, flatten_options
 from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
-from buildsys.execution.remote_environments import RemoteEnvironments
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
@@ -84,7 +83,6 @@ class ActionKey:
 class KeyBuilder:
     """Builds action keys; those of gates need ``baselines``.
 
-    ``elsewhere`` knows the libraries and devices of other machines, ``own_digests`` our own code.
     Files are examined at every call; libraries, devices and our own code once per instance, with
     the first key whose parts are used. ``texts`` caches facts about file contents.
     """
@@ -96,23 +94,16 @@ class KeyBuilder:
         digests: DigestCache,
         texts: TextCache,
         baselines: Baselines | None = None,
-        elsewhere: RemoteEnvironments | None = None,
-        own_digests: DigestCache | None = None,
     ) -> None:
-        self._baselines, self._elsewhere = baselines, elsewhere
+        self._baselines = baselines
         self._project = str(project)
         self._build = str(build)
-        self._digests, self._own_digests = digests, own_digests or digests
+        self._digests = digests
         self._texts = texts
         self._listings = FolderListings()
         self._values = ReadValues(str(project), digests, {str(build)})
         self._environment = EnvironmentParts(str(project), texts)
         self._code: dict[tuple[str, ...], dict[str, str]] = {}
-
-    @property
-    def executors(self) -> str:
-        """The identity of the project's executors."""
-        return self._elsewhere.identity if self._elsewhere else ""
 
     def build(
         self, action: Action, reads: Reads | None = None, *, from_repository: bool = False
@@ -182,8 +173,6 @@ class KeyBuilder:
         return self.with_reads(action, key, reads) if reads else key
 
     def _environment_parts(self, action: Action) -> Parts:
-        if action.executor and self._elsewhere:
-            return dict(self._elsewhere.of_action(action))
         made = dict(self._environment.of_action(action))
         if action.needs != NO_NEEDS and (lacks := lacking(action.needs)):
             made[NEEDS] = lacks
@@ -225,12 +214,10 @@ class KeyBuilder:
         for label in sorted(before.files.keys() | now.files.keys()):
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
-        if action.executor:  # the code of the other machine, which compares keys, built it
-            return ""
         # the modules need not be followed again: with equal contents they import the same
         pinned = self._code_parts(action.code)
         names = [label.partition(":")[2] for label in pinned]
-        found = self._own_digests.digests(map(_module_file, names))
+        found = self._digests.digests(map(_module_file, names))
         present = content_parts("code", {n: _digest(found[_module_file(n)]) for n in names})
         changed = (label for label, value in pinned.items() if present[label] != value)
         return next(changed, "").partition(":")[2]
@@ -336,7 +323,7 @@ class KeyBuilder:
     @cached_property
     def _loaded_code(self) -> tuple[Files, str]:
         """Our own modules and their digest, taken before any worker starts."""
-        files, prefix = self._own_digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
+        files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
         code = [(path[prefix:], _digest(found)) for path, found in files.items()]
         return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
 

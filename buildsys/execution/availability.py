@@ -24,8 +24,6 @@ from buildsys.system.versions import ABSENT, tool_versions
 
 def expected_obstacle(action: Action, project: Path) -> str:
     """Return the known obstacle to ``action`` on this machine and its remedy, or ""."""
-    if action.executor:
-        return ""  # it runs on another machine
     if lacks := lacking(action.needs):
         return with_hint(*obstacle(lacks))
     if action.stage == "command":

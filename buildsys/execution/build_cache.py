@@ -141,16 +141,12 @@ class BuildCache:
             os.utime(self._store.action_path(record.key))
         return True
 
-    def keep(
-        self, action: Action, record: ActionRecord, names: str = "", *, is_shared: bool = False
-    ) -> None:
+    def keep(self, action: Action, record: ActionRecord, names: str = "") -> None:
         """Copy published outputs into the caches.
 
         ``names`` is the key without reads, under which other machines find out what was read.
-        ``is_shared``: the machine that built them has shared them. What this one signs replaces it.
         """
         share = record.status == PASSED and not action.measures
-        share = share and (self._signer is not None or not is_shared)
         with self._tolerant(), self._store.lock(shared=True):
             files = record.files.items()
             kept = [self._store.put(self._build / name, file) for name, file in files]

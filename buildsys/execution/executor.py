@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,9 @@ from buildsys.execution.freshness import (
     explain,
     is_required,
 )
-from buildsys.execution.local_runs import LocalRuns, key_after_run
+from buildsys.execution.local_runs import Folders, LocalRuns
 from buildsys.execution.outcome import Outcome
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
-from buildsys.execution.remote_environments import NO_EXECUTORS, Executors, RemoteEnvironments
 from buildsys.execution.run_records import RunRecords
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
@@ -40,7 +39,6 @@ from buildsys.store.signatures import BUILT_HERE, NO_POLICY, RestoredSigners, si
 from buildsys.store.state_db import StateDb, warn_on_stderr
 
 if TYPE_CHECKING:
-    from buildsys.execution.dispatch import Dispatcher
     from buildsys.execution.provenance import ProvenanceSigner
     from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from buildsys.workers.client.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
-MakeDispatcher = Callable[[RemoteEnvironments, Baselines], "Dispatcher"]
 _REQUESTED = Reason(ASKED_FOR)
 _LISTED_FILES = 4  # of a failed check
 _ATTEMPTS = 2  # if an input is written while the stage runs
@@ -57,22 +54,16 @@ _ATTEMPTS = 2  # if an input is written while the stage runs
 class Executor:
     """Checks targets and brings them up to date. Thread-safe.
 
-    A noisy benchmark is published for people to see and recorded, but not stored. ``threads`` is
-    the number of processor threads per worker, ``jobs`` of stages at a time; 0: any. ``on_event``
-    gets the target with the worker's events, ``{"event": "stale", "reason": text}`` before anything
-    is restored or run, and ``{"event": "waiting", "holder": text, "elsewhere": in another
-    process}``. ``make_recorder`` is called before the first stale target, ``before_stage`` before
-    any stage, ``keys_at`` for a revision that a gate pins, ``dispatch`` before the first target on
-    one of the ``executors`` of project.yaml. ``locks`` is a folder for several projects that must
-    not disturb each other's benchmarks, ``facts`` their database of facts about libraries, ``db``
-    the state of a temporary project.
+    A noisy benchmark is published for people to see and recorded, but not stored. ``jobs`` is the
+    number of stages at a time, 0 for no limit. ``on_event`` gets the target with the worker's
+    events, ``{"event": "stale", "reason": text}`` before anything is restored or run, and
+    ``{"event": "waiting", "holder": text, "elsewhere": in another process}``. ``make_recorder`` is
+    called before the first stale target, ``keys_at`` for a revision that a gate pins.
     """
 
     def __init__(
         self,
-        project_root: Path,
-        build: Path,
-        state: Path,
+        folders: Folders,
         actions: Mapping[str, Action],
         *,
         pool: WorkerPool,
@@ -80,47 +71,34 @@ class Executor:
         remote: SharedCache | None = None,
         signer: ProvenanceSigner | None = None,
         trust: TrustPolicy = NO_POLICY,
-        timing_caches: Path | None = None,
-        threads: int = 0,
         jobs: int = 0,
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Recorder | None] = lambda: None,
-        before_stage: Callable[[], None] = lambda: None,
         keys_at: KeysAtRevision = lambda *_: frozenset(),
-        baselines: Baselines | None = None,
-        locks: Path | None = None,
-        facts: StateDb | None = None,
-        db: StateDb | None = None,
-        executors: Executors = NO_EXECUTORS,
-        dispatch: MakeDispatcher | None = None,
     ) -> None:
-        self._project, self._build, self._actions = project_root, build, actions
-        self._on_event, self._before_stage = on_event, before_stage
-        self._db = db or StateDb(state / "state.db", notify)
-        facts = pool.texts = facts or self._db
+        project, build, state, _ = folders
+        self._project, self._build, self._actions = project, build, actions
+        self._on_event = on_event
+        self._db = pool.texts = StateDb(state / "state.db", notify)
         self._digests, self.ledger = DigestCache(self._db), Ledger(self._db)
         self._stopped = False
-        self._locks, self._shares_locks = Locks(locks or state / "locks"), locks is not None
+        self._locks = Locks(state / "locks")
         background = self._background = Background()
         self._runs = RunRecords(self.ledger, build, background, make_recorder)
-        known = self._digests, self.ledger, background
-        self._publisher = Publisher(build, *known, notify, flushes=db is None)
+        self._publisher = Publisher(build, self._digests, self.ledger, background, notify)
         self._cache = BuildCache(
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
         self._signer, self._signers = signer, RestoredSigners(self._db)
-        self._baselines = baselines or Baselines(self.ledger, project_root, state, keys_at)
+        baselines = Baselines(self.ledger, project, state, keys_at)
+        # more threads than cores spin against each other and make no progress
+        threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else 0
+        slots = threading.Semaphore(jobs) if jobs else nullcontext()
         self.here = LocalRuns(
-            project_root, build, state, pool, store, self._locks, self.ledger, self._baselines,
-            timing_caches, threads, threading.Semaphore(jobs) if jobs else nullcontext(),
-        )  # fmt: skip
-        self._environments = RemoteEnvironments(executors, self._db)
-        self._dispatch = dispatch
-        self._keys = KeyBuilder(
-            project_root, build, self._digests, facts, self._baselines, self._environments,
-            DigestCache(facts),
-        )  # fmt: skip
+            folders, pool, store, self._locks, self.ledger, baselines, threads, slots
+        )
+        self._keys = KeyBuilder(project, build, self._digests, self._db, baselines)
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)
         self._forecaster = FreshnessChecker(*checked, store, trust)
@@ -157,9 +135,6 @@ class Executor:
         """
         action, on_wait = self._actions[target], partial(self._report_wait, target)
         with self._locks.target(target, on_wait) as waited:
-            if action.executor:
-                others = (self._actions[name] for name in (*action.after, *action.order))
-                self._elsewhere.learn(action, others, partial(self._on_event, target))
             found = self._checker.check(action)
             key = found.key
             assert key is not None
@@ -167,8 +142,7 @@ class Executor:
             if found.up_to_date and (waited or not force):
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:
-                    asked = bool(action.executor) and not waited
-                    return Outcome.recorded(record, waited=True, asked=asked)
+                    return Outcome.recorded(record, waited=True)
             stamp_file(str(self._log(action)))  # refuses a FIFO, which its writers would wait for
             reasons = found.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
@@ -178,7 +152,8 @@ class Executor:
                 record = self._restore(action, key, why)
                 if record is not None:
                     return Outcome.recorded(record, restored=True)
-            self._before_stage()
+            if self._signer is not None:
+                self._signer.prepare()
             self._publisher.remove_abandoned()
             run = partial(
                 self.here.run,
@@ -186,9 +161,6 @@ class Executor:
                 on_event=partial(self._on_event, target),
                 refits=action.refits and not force,
             )
-            if action.executor:
-                on_event = partial(self._on_event, target)
-                run = partial(self._elsewhere.build, on_event=on_event, rebuild=force)
             return self._make(action, key, why, run)
 
     def replace_by_failure(
@@ -220,24 +192,15 @@ class Executor:
         """Stop waiting for locks, without recording interrupted targets."""
         self._stopped = True
         self._locks.stopped.set()
-        if "_elsewhere" in vars(self):
-            self._elsewhere.stop()
 
     def close(self) -> None:
         """Stop waiting for locks, finish background work and close the state."""
         self._locks.stopped.set()
-        if "_elsewhere" in vars(self):
-            self._elsewhere.close()
         try:
             self._background.close()
         finally:
             self._runs.close()
             self._db.close()
-
-    @cached_property
-    def _elsewhere(self) -> Dispatcher:
-        assert self._dispatch is not None
-        return self._dispatch(self._environments, self._baselines)
 
     def _restore(self, action: Action, key: ActionKey, why: str) -> ActionRecord | None:
         """Restore the outputs of an earlier build with this key."""
@@ -308,9 +271,9 @@ class Executor:
                 if now.files == key.files:
                     if reply.status == ledger.FAILED:  # never up to date, whatever it read
                         return self._publish(action, key, tree, reply, started, why)
-                    whole, changed = key_after_run(self._keys, action, key, reply)
+                    whole, changed = self._keys.after_run(action, key, reply.reads)
                     if not changed:
-                        self._report_reads(action, whole, tree, started, why, reply)
+                        self._report_reads(action, whole, tree, started, why)
                         if self._signer is not None and reply.status == ledger.PASSED:
                             self._signer.sign_engine(action, whole, tree, started)
                         return self._publish(action, whole, tree, reply, started, why)
@@ -319,7 +282,7 @@ class Executor:
         raise StageError(text, "run it again")
 
     def _report_reads(
-        self, action: Action, key: ActionKey, tree: Path, started: str, why: str, reply: JobReply
+        self, action: Action, key: ActionKey, tree: Path, started: str, why: str
     ) -> None:
         """Add reads outside the key to the warnings of the result.
 
@@ -331,7 +294,7 @@ class Executor:
             run = HistoryEntry(action.target, key.digest, "error", started, 0.0, str(error), why)
             self._runs.add(action, key, run)
             raise error
-        if reads and reply.elsewhere is None:  # else added there, before the result was signed
+        if reads:
             add_warnings(tree / action.outputs[RESULT].path, reads)
 
     def _publish(
@@ -349,13 +312,12 @@ class Executor:
         sealed = self._publisher.digest_outputs(tree)
         self._publisher.publish(target, tree, sealed, last=main, optional=declared)
         figures = {**reply.figures, "peak_rss_mib": reply.peak_rss_mib}
-        machine = reply.elsewhere.machine if reply.elsewhere else {}
         # without a record it is not up to date; that of a steady measurement is kept
         was_steady = status == ledger.NOISY and self._has_passed(target, key)
         if status == ledger.FAILED or was_steady:
             ended = status, started, reply.seconds, reply.reason, why
             run = HistoryEntry(target, key.digest, *ended)
-            self._runs.add(action, key, run, sealed, figures, machine)
+            self._runs.add(action, key, run, sealed, figures)
             if was_steady:
                 return Outcome(target, status, reply.seconds, reply.reason, reply.hint)
             files = [main, *sorted(sealed.keys() - {main})][:_LISTED_FILES]  # and failing tensors
@@ -379,15 +341,11 @@ class Executor:
             log=self._shown(self._log(action)),
         )
         self._signers.add(record, BUILT_HERE)
-        self._runs.add_build(action, key, record, why, figures, machine=machine)
+        self._runs.add_build(action, key, record, why, figures)
         if status == ledger.NOISY:
             return Outcome.recorded(record)
         names = key.without_reads().digest if key.reads else ""
-        keep = partial(self._cache.keep, action, record, names, is_shared=bool(reply.elsewhere))
-        if self._shares_locks:  # who waits for this target looks for it in the shared cache
-            keep()
-        else:
-            self._background.submit(keep)
+        self._background.submit(partial(self._cache.keep, action, record, names))
         if status == ledger.UNAVAILABLE and is_required(action):
             raise StageError(f"{target} is required, but unavailable: {reply.reason}", reply.hint)
         return Outcome.recorded(record)

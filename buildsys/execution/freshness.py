@@ -14,7 +14,6 @@ from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import Baselines
 from buildsys.execution.build_cache import is_restorable, store_folder
 from buildsys.execution.recorded_reads import TOO_MANY, describe
-from buildsys.execution.remote_environments import NO_EXECUTORS, Executors, RemoteEnvironments
 from buildsys.execution.stale_reasons import Reason, part_reasons
 from buildsys.plan.action import Action, missing_outputs
 from buildsys.store import ledger
@@ -293,15 +292,13 @@ def read_only_checker(
     build: Path,
     state: Path,
     trust: TrustPolicy = NO_POLICY,
-    executors: Executors = NO_EXECUTORS,
 ) -> FreshnessChecker:
     """Return a checker for queries: it neither creates nor writes the state."""
     from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run
 
     db = ReadOnlyStateDb(state / "state.db")
     digests = DigestCache(db)
-    baselines, elsewhere = Baselines(Ledger(db), project, state), RemoteEnvironments(executors, db)
-    keys = KeyBuilder(project, build, digests, db, baselines, elsewhere)
+    keys = KeyBuilder(project, build, digests, db, Baselines(Ledger(db), project, state))
     return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)), trust)
 
 

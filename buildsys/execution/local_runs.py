@@ -10,17 +10,16 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
-from buildsys.execution.action_key import ActionKey, KeyBuilder
+from buildsys.errors import BuildsysError, CheckFailed, Unavailable
+from buildsys.execution.action_key import ActionKey
 from buildsys.execution.baselines import Baselines
 from buildsys.plan.action import RESULT, Action
 from buildsys.store.ledger import FAILED, UNAVAILABLE, Ledger
 from buildsys.store.locks import Locks, OnWait
 from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
-from buildsys.system.turns import waiting
 
 if TYPE_CHECKING:
     from buildsys.workers.client.pool import JobReply, WorkerPool
@@ -29,19 +28,25 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class LocalRuns:
-    """Runs stages on this machine."""
+class Folders(NamedTuple):
+    """The folders of a project."""
 
     project: Path
     build: Path
     state: Path
+    timing_caches: Path | None = None
+
+
+@dataclass(frozen=True)
+class LocalRuns:
+    """Runs stages on this machine."""
+
+    folders: Folders
     pool: WorkerPool
     store: Store
     locks: Locks
     ledger: Ledger
     baselines: Baselines
-    timing_caches: Path | None
     threads: int  # of the processor per worker; 0: no limit
     # stages at a time; those that wait for a GPU or for the machine do not count
     slots: threading.Semaphore | nullcontext[None]
@@ -68,22 +73,24 @@ class LocalRuns:
 
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         make_folders(path.parent for path in (log, *outputs.values()))
-        devices = not needs_no_device(action, key, self.project)
+        devices = not needs_no_device(action, key, self.folders.project)
         holding = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
-        with waiting(), holding as held, self.slots, ExitStack() as stack:
+        with holding as held, self.slots, ExitStack() as stack:
             known = self.ledger.records(action.target) if refits else ()
             job = stage_job(
                 action,
-                self.project,
-                self.build,
+                self.folders.project,
+                self.folders.build,
                 outputs,
                 threads=self.threads,
-                timing_caches=self.timing_caches,
+                timing_caches=self.folders.timing_caches,
                 held=held,
                 earlier=earlier_builds(action, key.parts, known, self.store),
             )
             if action.baseline is not None:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.state)))
+                folder = Path(
+                    stack.enter_context(tempfile.TemporaryDirectory(dir=self.folders.state))
+                )
                 job = self.add_baseline(job, action, key, folder)
             begun = time.perf_counter()
             run = partial(self.pool.run, log=log, timeout_s=action.timeout_s, on_event=on_event)
@@ -106,21 +113,3 @@ class LocalRuns:
         baseline, files = self.baselines.fetch(action, key.parts, self.store, folder)
         earlier = {f"baseline.{role}": path for role, path in files.items()}
         return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
-
-
-def key_after_run(
-    keys: KeyBuilder, action: Action, key: ActionKey, reply: JobReply
-) -> tuple[ActionKey, str]:
-    """Return a key with a run's reads, and any changed file.
-
-    Raises: StageError: another machine has read other values than this one would.
-    """
-    elsewhere = reply.elsewhere
-    if elsewhere is None:
-        return keys.after_run(action, key, reply.reads)
-    whole = keys.with_reads(action, key, elsewhere.reads)
-    if elsewhere.key not in ("", whole.digest):
-        where = elsewhere.machine.get("name", action.executor)
-        problem = f"{action.target} read other values on {where} than it would read here"
-        raise StageError(problem, "declare what it reads in `reads` of its manifest")
-    return whole, ""

@@ -37,11 +37,6 @@ def lacking(needs: Needs) -> str:
     return " and ".join(lacks)
 
 
-def lacking_on(machine: Machine, needs: Needs) -> str:
-    """Return what another machine lacks, or ""."""
-    return " and ".join(_lacking(machine, needs))
-
-
 def in_gib(size_bytes: float) -> str:
     """Return a size in binary units, as machines have them: 1.5 GiB."""
     return f"{size_bytes / _GIB:.3g} GiB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,7 +17,6 @@ class Outcome(NamedTuple):
     reason: str = ""
     hint: str = ""
     waited: bool = False  # not run: another process or thread built it meanwhile
-    asked: bool = False  # not run: its machines were asked, and are as they were
     restored: bool = False  # not run: its outputs came from the store
     error: str = ""  # type of the failure
 
@@ -28,13 +26,11 @@ class Outcome(NamedTuple):
         record: ActionRecord,
         *,
         waited: bool = False,
-        asked: bool = False,
         restored: bool = False,
     ) -> Outcome:
         """Return the outcome of a recorded build."""
-        status = sys.intern(record.status)  # the database returns a new string per row
-        ended = (record.target, status, record.seconds, record.reason, record.hint)
-        return cls(*ended, waited, asked, restored)
+        ended = (record.target, record.status, record.seconds, record.reason, record.hint)
+        return cls(*ended, waited, restored)
 
 
 def why_stopped(ended: Mapping[str, Outcome]) -> str:

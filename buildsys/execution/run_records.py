@@ -58,11 +58,10 @@ class RunRecords:
         run: HistoryEntry,
         files: Iterable[str] | None = None,
         figures: Mapping[str, Any] = _NONE,
-        machine: Mapping[str, str] = _NONE,
     ) -> None:
         """Add a run without restorable outputs; ``files`` are the target's."""
         self._ledger.add_run(run, files)
-        self._add_to_history(action, key, run, figures, machine=machine)
+        self._add_to_history(action, key, run, figures)
 
     def add_build(
         self,
@@ -73,14 +72,13 @@ class RunRecords:
         figures: Mapping[str, Any],
         *,
         restored: bool = False,
-        machine: Mapping[str, str] = _NONE,
     ) -> None:
         """Add a build, up to date from now on."""
         self._ledger.add(record, restored=restored, why=why, reads=key.reads)
         started, how = (utc_now(), RESTORED) if restored else (record.started, _RAN)
         ended = record.status, started, record.seconds, record.reason, why
         run = HistoryEntry(record.target, key.digest, *ended)
-        self._add_to_history(action, key, run, figures, record.outputs, how=how, machine=machine)
+        self._add_to_history(action, key, run, figures, record.outputs, how=how)
 
     def close(self) -> None:
         """Close the history, if this run has opened it."""
@@ -96,7 +94,6 @@ class RunRecords:
         outputs: Mapping[str, OutputFile | None] = _NONE,
         *,
         how: str = _RAN,
-        machine: Mapping[str, str] = _NONE,
     ) -> None:
         if self._recorder is None:
             return
@@ -107,7 +104,6 @@ class RunRecords:
             figures=figures,
             outputs={role: file.digest for role, file in files.items() if file is not None},
             how=how,
-            machine=machine,
             **run._asdict(),
         )
         is_measured = action.measures and run.status in (PASSED, NOISY)

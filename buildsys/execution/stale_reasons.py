@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from buildsys.execution.action_key import ABSENT
 from buildsys.execution.environment_parts import FILES
-from buildsys.execution.remote_environments import UNKNOWN
 
 NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"
@@ -99,8 +98,6 @@ def part_reasons(old: Mapping[str, str], new: Mapping[str, str]) -> list[Reason]
     # other files say nothing more than another version
     implied = {f"{label}{FILES}" for label in changed if label.startswith("tool:")}
     changed = [label for label in changed if label not in implied]
-    if any(label.startswith(UNKNOWN) for label in new):  # the libraries and devices as well
-        changed = [label for label in changed if not label.startswith(("tool:", "device:", "env:"))]
 
     def rank(label: str) -> tuple[bool, int, str]:
         kind = label.partition(":")[0]

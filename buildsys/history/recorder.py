@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from buildsys.history.builds import Build
@@ -66,16 +65,14 @@ class Recorder:
         *,
         parts: Mapping[str, str],
         figures: Mapping[str, Any],
-        machine: Mapping[str, str] = MappingProxyType({}),
         **more: Any,
     ) -> Build | None:
         """Record a finished target.
 
         ``names`` are target, stage, model and variant, ``parts`` those of its key, ``figures`` the
-        content of its result file, ``machine`` the name and id of another machine that made it,
-        ``more`` other fields of a build. None: nothing can be recorded.
+        content of its result file, ``more`` other fields of a build. None: nothing can be recorded.
         """
-        from buildsys.history.figures import build_figures  # half of the imports of run-action
+        from buildsys.history.figures import build_figures
 
         try:
             environment = _environment(parts)
@@ -85,8 +82,8 @@ class Recorder:
                 id=uuid.uuid4().hex,
                 run=self._run,
                 position=time.time(),
-                machine=machine.get("name", self._machine),
-                machine_id=machine.get("id", self._machine_id),
+                machine=self._machine,
+                machine_id=self._machine_id,
                 environment=digest_of(environment),
                 manifest=digest_of(manifest),
                 figures=build_figures(names["stage"], figures),

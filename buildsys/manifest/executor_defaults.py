@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-ALL: dict[str, Any] = {"jobs": 8, "linger": 10.0, "remember": 86_400.0}
 OF_KIND: dict[str, dict[str, Any]] = {
-    "local": {},
-    "process": {"command": ()},
-    "ray": {"address": "auto", "cpus": 1.0, "wait_for_nodes": 60.0},
+    "ssh": {"command": ("buildsys",)},
+    "ray": {"address": "auto", "cpus": 1.0},
     "slurm": {"command": ("buildsys",)},
     "kubernetes": {"command": ("buildsys",), "deadline": 86_400.0, "keep": 3600.0},
 }
@@ -19,4 +17,4 @@ OF_KIND: dict[str, dict[str, Any]] = {
 
 def defaults_of(kind: str) -> dict[str, Any]:
     """Return the defaults of a kind of executor, except empty ones."""
-    return {**ALL, **OF_KIND[kind]}
+    return OF_KIND[kind]

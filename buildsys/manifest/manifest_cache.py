@@ -1,8 +1,7 @@
 """Cache of resolved manifests, checked by the stamps of their files.
 
-A load from the cache imports neither pydantic nor yaml, and keeps each model as compressed JSON: a
-run may need one of a thousand, and ten thousand texts are 35 MB. A missing, broken or read-only
-cache costs only time.
+A load from the cache imports neither pydantic nor yaml, and keeps each model as JSON text: a run
+may need one of a thousand. A missing, broken or read-only cache costs only time.
 """
 
 from __future__ import annotations
@@ -20,26 +19,14 @@ from typing import Any
 from buildsys.system.backend_registry import our_backends
 from buildsys.system.files import MAX_RESULT_BYTES, Stamp, read_limited, replace_file, stamp
 
-SCHEMA = "buildsys/manifests/4"
-_LEVEL = 1  # of compression: 100 bytes of 3,300 if the sample differs in a few values
-
-
-def pack(text: str, sample: bytes) -> bytes:
-    """Return a text, compressed with ``sample`` as dictionary; equal texts give equal bytes."""
-    packer = zlib.compressobj(_LEVEL, zdict=sample)
-    return packer.compress(text.encode()) + packer.flush()
-
-
-def unpack(packed: bytes, sample: bytes) -> str:
-    """Return the text of ``pack``."""
-    return zlib.decompressobj(zdict=sample).decompress(packed).decode()
+SCHEMA = "buildsys/manifests/5"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The models of one file (name, packed JSON text) and their dependencies."""
+    """The models of one file (name, JSON text) and their dependencies."""
 
-    models: list[tuple[str, bytes]]
+    models: list[tuple[str, str]]
     paths: list[str]
 
 
@@ -50,7 +37,6 @@ class Cache:
     entries: dict[str, Entry] = field(default_factory=dict)
     stamps: dict[str, Stamp | None] = field(default_factory=dict)
     digests: dict[str, tuple[Stamp, str]] = field(default_factory=dict)
-    sample: bytes = b""  # what the packed texts resemble: the first one
 
     def valid_entries(self, root: Path) -> dict[str, Entry]:
         """Return the entries with unchanged stamps."""
@@ -77,12 +63,13 @@ def read_cache(file: Path, configs: str) -> Cache:
             return Cache()
         return Cache(
             {
-                name: Entry([(model, texts[start:end]) for model, start, end in models], paths)
+                name: Entry(
+                    [(model, texts[start:end].decode()) for model, start, end in models], paths
+                )
                 for name, (models, paths) in stored["entries"].items()
             },
             {path: known and Stamp(*known) for path, known in stored["stamps"].items()},
             {path: (Stamp(*known), digest) for path, (known, digest) in stored["digests"].items()},
-            stored["sample"].encode(),
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Cache()
@@ -96,16 +83,16 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
     for name, entry in cache.entries.items():
         models = []
         for model, text in entry.models:
-            start, end = end, end + len(text)
+            content = text.encode()
+            start, end = end, end + len(content)
             models.append((model, start, end))
-            texts.append(text)
+            texts.append(content)
         entries[name] = models, entry.paths
     stored = {
         "written_by": _writer(configs),
         "entries": entries,
         "stamps": cache.stamps,
         "digests": cache.digests,
-        "sample": cache.sample.decode(),
     }
     body = b"".join([json.dumps(stored, separators=(",", ":")).encode(), b"\n", *texts])
     with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors
 from buildsys.manifest.executor_defaults import defaults_of
-from buildsys.manifest.manifest_cache import Cache, Entry, pack, read_cache, unpack, write_cache
+from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
 from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
-_TIMES = ("linger", "remember", "deadline", "keep", "wait_for_nodes")  # of executors
+_TIMES = ("deadline", "keep")  # of executors
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
@@ -35,14 +35,8 @@ class ResolvedModel:
 
     name: str
     file: str
-    _packed: bytes = field(repr=False)
-    _sample: bytes = field(repr=False)
+    text: str = field(repr=False)  # all fields as JSON
     _trace: Callable[[], dict[str, str]] = field(repr=False, compare=False)
-
-    @property
-    def text(self) -> str:
-        """All fields as JSON."""
-        return unpack(self._packed, self._sample)
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -140,16 +134,13 @@ class Project:
     def executors(self) -> dict[str, dict[str, Any]]:
         """Return name -> settings of the executors, in their order.
 
-        Those with a default are always there. ``offers.memory`` is in bytes, times are in seconds.
+        Those with a default are always there. Times are in seconds.
         """
         found: dict[str, dict[str, Any]] = {}
         for name, declared in (self._setting("executors") or {}).items():
             settings = {**defaults_of(declared["kind"]), **declared}
-            offers = dict(settings.get("offers") or {})
-            if offers.get("memory") is not None:
-                offers["memory"] = parse_size(offers["memory"])
             times = {one: parse_duration(settings[one]) for one in _TIMES if one in settings}
-            found[name] = {**settings, "offers": offers, **times}
+            found[name] = {**settings, **times}
         return found
 
     def _setting(self, name: str) -> Any:
@@ -244,7 +235,6 @@ class _Load:
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
     ambiguous: set[str] = field(default_factory=set)  # names of several models
     are_shared_files_broken: bool = False
-    _sample: bytes = b""  # of the packed models
 
     def files(self) -> list[str]:
         """Return the shared files and the manifests."""
@@ -257,7 +247,7 @@ class _Load:
         cache_file = self._project.state / "manifests.json"
         files = self.files()
         cache = read_cache(cache_file, str(configs))
-        valid, self._sample = cache.valid_entries(root), cache.sample
+        valid = cache.valid_entries(root)
         project_file = self.shown(files[0])
         self._accepted = cache.stamps[project_file] if project_file in valid else None
         entries: dict[str, Entry] = {}
@@ -275,7 +265,7 @@ class _Load:
                 write_cache(cache_file, str(configs), updated)
         models: dict[str, ResolvedModel] = {}
         for file, entry in entries.items():
-            for name, packed in entry.models:
+            for name, text in entry.models:
                 if name in models:
                     from buildsys.manifest.problem import Problem
                     from buildsys.manifest.value_tree import ValueOrigin
@@ -283,15 +273,15 @@ class _Load:
                     workspace = self._resolver.workspace
                     workspace.document(root / file)  # positions are those of a file that was read
                     self.ambiguous.add(name)
-                    text = f'model "{name}" is already declared in {models[name].file}'
+                    problem = f'model "{name}" is already declared in {models[name].file}'
                     origin = ValueOrigin(Path(file), ("model",))
-                    errors = workspace.errors([Problem(origin, text, "rename one of them")])
+                    errors = workspace.errors([Problem(origin, problem, "rename one of them")])
                     self.errors += errors
                     for each in (file, models[name].file):
                         self.broken.setdefault(each, []).extend(errors)
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
-                    models[name] = ResolvedModel(name, file, packed, self._sample, trace)
+                    models[name] = ResolvedModel(name, file, text, trace)
         return models
 
     @cached_property
@@ -326,9 +316,7 @@ class _Load:
             workspace.release(file)
         models = []
         for data, _ in found:
-            text = resolver.fields.to_json(data)
-            self._sample = self._sample or text.encode()
-            models.append((data["model"], pack(text, self._sample)))
+            models.append((data["model"], resolver.fields.to_json(data)))
         return Entry(models, sorted(paths))
 
     def _updated_cache(
@@ -353,7 +341,6 @@ class _Load:
             kept,
             {path: stamps[path] if path in stamps else cache.stamps[path] for path in paths},
             {path: known for path, known in digests.items() if self._is_settled(known[0])},
-            self._sample,
         )
 
     def _is_settled(self, found: Stamp | None) -> bool:

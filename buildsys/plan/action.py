@@ -107,7 +107,6 @@ class Action:
     exclusive: bool = False  # runs alone on the machine, as it times a processor
     alone_on_gpu: bool = False  # no other action of this kind uses the GPU meanwhile
     needs: Needs = NO_NEEDS  # in the key if the machine does not meet them
-    executor: str = ""  # of project.yaml, "" for this machine
     timeout_s: float | None = None
     doc: str = field(default="", compare=False)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from buildsys.plan.action import Action
@@ -19,25 +17,16 @@ _FIRST_OF_STAGES, _NO_NETWORK = ',"reads":', '"source":null'
 
 
 class ProjectPlan(Mapping[str, Action]):
-    """Target -> action; each model is planned on first use.
-
-    ``executor_of`` places targets on executors of project.yaml. Of more than ``most_models`` models
-    the first ones are planned again: a plan takes 70 kB.
-    """
+    """Target -> action; each model is planned on first use."""
 
     def __init__(
         self,
         models: Mapping[str, ResolvedModel],
         version_of: VersionOf = unknown_version,
-        executor_of: Callable[[Action], str] | None = None,
     ) -> None:
         self._models = models
         self._version_of = version_of
-        self._executor_of = executor_of
         self._planned: dict[str, dict[str, Action]] = {}
-        self._targets: dict[str, tuple[str, ...]] = {}  # of all models planned so far
-        self._guard = threading.Lock()
-        self.most_models = 2000
 
     def of(self, model: str) -> Mapping[str, Action]:
         """Return the plan of one model, empty for an unknown one."""
@@ -49,24 +38,12 @@ class ProjectPlan(Mapping[str, Action]):
 
             data = json.loads(self._models[model].text)  # which need not stay
             actions = plan_model(data, self._version_of)
-            if executor_of := self._executor_of:
-                actions = tuple(replace(one, executor=executor_of(one)) for one in actions)
-            names = tuple(action.target for action in actions)
-            with self._guard:
-                known = self._targets.get(model)
-                if known == names:  # a run keeps the names of all targets: use these strings
-                    named = zip(actions, known, strict=True)
-                    actions = tuple(replace(action, target=name) for action, name in named)
-                else:
-                    self._targets[model] = names
-                planned = self._planned[model] = {action.target: action for action in actions}
-                while len(self._planned) > self.most_models:
-                    del self._planned[next(iter(self._planned))]
+            planned = self._planned[model] = {action.target: action for action in actions}
         return planned
 
     def targets(self, model: str) -> Sequence[str]:
-        """Return the targets of one model, which is planned once for them."""
-        return self._targets.get(model) or tuple(self.of(model))
+        """Return the targets of one model."""
+        return tuple(self.of(model))
 
     def stages(self) -> list[str]:
         """Return the stages of all models in the order of their targets.

@@ -13,7 +13,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -21,7 +20,6 @@ from typing import NamedTuple, TypeVar
 from buildsys.errors import StageError
 from buildsys.store.state_db import StateDb
 from buildsys.system.files import Stamp
-from buildsys.system.turns import waiting
 
 _CHUNK_BYTES = 1 << 18
 _LARGE_BYTES = 8 << 20  # larger chunks pay from here on, each digested by several cores
@@ -83,9 +81,8 @@ def hash_file(path: str) -> FileDigest:
                 digest = blake3(max_threads=blake3.AUTO if large else 1)
                 chunk_bytes = _LARGE_CHUNK_BYTES if large else min(before.size + 1, _CHUNK_BYTES)
                 view = memoryview(bytearray(chunk_bytes))
-                with waiting() if large else nullcontext():
-                    while count := file.readinto(view):
-                        digest.update(view[:count])
+                while count := file.readinto(view):
+                    digest.update(view[:count])
                 if Stamp.of(os.fstat(file.fileno())) == before:
                     return FileDigest(digest.hexdigest(), before)
     except OSError as error:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.system.file_locks import open_lock, try_lock
-from buildsys.system.turns import waiting
 
 CPU = "cpu"  # the device of benchmarks on the processor
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05)  # then 0.05 for as long as it takes
@@ -193,9 +192,7 @@ class Locks:
                     on_wait(holder)
                     reported.append(holder)
                 report_at = time.monotonic() + _REPORT_AGAIN_S
-            with waiting():
-                is_stopped = self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)])
-            if is_stopped:
+            if self.stopped.wait(_POLL_S[min(polls, len(_POLL_S) - 1)]):
                 raise InterruptedWaitError("interrupted while waiting for another process")
             polls += 1
 

@@ -17,7 +17,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord, OutputFile
 from buildsys.store.record_file import RecordError, encode_record, read_record
 from buildsys.system.file_locks import locked
-from buildsys.system.turns import waiting
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written
 _CHUNK_BYTES = 4 << 20
@@ -228,12 +227,11 @@ def copy_file(source: Path, target: Path, *, cache_pages: bool = True) -> str:
                     digest = blake3()
                     size = os.fstat(reader.fileno()).st_size
                     view = memoryview(bytearray(min(size + 1, _CHUNK_BYTES)))
-                    with waiting() if size >= _CHUNK_BYTES else nullcontext():
-                        while count := reader.readinto(view):
-                            digest.update(view[:count])
-                            written = 0
-                            while written < count:
-                                written += writer.write(view[written:count])
+                    while count := reader.readinto(view):
+                        digest.update(view[:count])
+                        written = 0
+                        while written < count:
+                            written += writer.write(view[written:count])
                     if not cache_pages:
                         os.posix_fadvise(writer.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                     return digest.hexdigest()

@@ -31,7 +31,6 @@ from buildsys.store.ledger import Ledger, OutputFile
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.file_locks import open_lock, try_lock
 from buildsys.system.files import SETTLE_NS, Stamp, fsync
-from buildsys.system.turns import turn, waiting
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -59,8 +58,7 @@ class Background:
         """Run a piece of work after earlier ones; wait if there are many."""
         from concurrent.futures import ThreadPoolExecutor  # 10 ms, too much for a run without work
 
-        with waiting():
-            self._room.acquire()
+        self._room.acquire()
         with self._guard:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "background")
@@ -81,8 +79,7 @@ class Background:
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
-            with turn():
-                work()
+            work()
         except BaseException as error:
             self._failure = self._failure or error
         finally:
@@ -102,10 +99,7 @@ def make_folders(folders: Iterable[Path]) -> None:
 
 
 class Publisher:
-    """Puts the outputs of an action into the build folder.
-
-    Without ``flushes``, for a folder that is soon removed, they need not survive a power cut.
-    """
+    """Puts the outputs of an action into the build folder."""
 
     def __init__(
         self,
@@ -114,10 +108,7 @@ class Publisher:
         ledger: Ledger,
         background: Background,
         notify: Callable[[str], None] = warn_on_stderr,
-        *,
-        flushes: bool = True,
     ) -> None:
-        self._flushes = flushes
         self._build = build
         self._digests = digests
         self._ledger = ledger
@@ -209,7 +200,7 @@ class Publisher:
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
                 cached.append((name, FileDigest(digest, now)))
         self._digests.add(cached)
-        if self._flushes and not restored:
+        if not restored:
             self._background.submit(partial(self._flush, published))
         for name in unwanted:
             self._remove(name)
@@ -257,8 +248,7 @@ class Publisher:
         """Write published files to disk; drop the digests of failures."""
         for path in paths:
             try:
-                with waiting():
-                    fsync(path)
+                fsync(path)
             except FileNotFoundError:  # replaced or removed meanwhile
                 continue
             except OSError as error:

@@ -46,11 +46,6 @@ class RemoteFolder(NamedTuple):
         return not self._protocols.isdisjoint(_LOCAL)
 
     @property
-    def exists(self) -> bool:
-        """True if the folder exists; an object storage has none."""
-        return not self.renames or bool(self.system.isdir(self.root))
-
-    @property
     def _protocols(self) -> set[str]:
         protocols = self.system.protocol  # a name or several
         return {protocols} if isinstance(protocols, str) else set(protocols)
@@ -79,11 +74,6 @@ class RemoteFolder(NamedTuple):
         """
         found = self.system.info(f"{self.root}/{path}").get("size")
         return None if found is None else int(found)
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names of a folder's files. Raises: FileNotFoundError: there is none."""
-        found = self.system.ls(f"{self.root}/{folder}", detail=False)
-        return [str(path).rpartition("/")[2] for path in found]
 
     def has(self, path: str, size: int) -> bool:
         """Return True if a file exists and has this size."""

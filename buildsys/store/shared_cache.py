@@ -2,14 +2,12 @@
 
 Everything read from there is compared with its digest. A place that does not answer within its
 time-out is not used for the rest of the run: it costs that time and one warning, never a build.
-Only a run that exists to fill the cache cannot do without it (`doit run-action`).
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buildsys.errors import TemporaryError, joined
+from buildsys.errors import joined
 from buildsys.store.ledger import PASSED, ActionRecord, OutputFile
 from buildsys.store.object_store import Store, StoreWriteError, action_name, object_name
 from buildsys.store.record_file import (
@@ -27,13 +25,11 @@ from buildsys.store.record_file import (
     encode_record,
 )
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
-from buildsys.system.turns import waiting
 from buildsys.system.urls import mask_secrets, mask_text
 
 READ_ONLY, READ_WRITE = "read-only", "read-write"
 SHARED = "shared"  # the origin of records read here
 _CHUNK_BYTES = 1 << 20
-_ANSWERS, _ORDERS = "answers", "orders"  # of jobs on other machines
 T = TypeVar("T")
 
 
@@ -41,8 +37,7 @@ class SharedCache:
     """A shared cache. Thread-safe; no method raises because of the remote side.
 
     ``timeout_s`` is for everything that one target needs from it, ``known_hosts`` a file with the
-    host keys of SFTP servers besides the user's own. If the cache is ``required``, all methods
-    raise TemporaryError when it cannot be used.
+    host keys of SFTP servers besides the user's own.
     """
 
     def __init__(
@@ -53,13 +48,11 @@ class SharedCache:
         mode: str = READ_ONLY,
         timeout_s: float = 30.0,
         known_hosts: Path | None = None,
-        required: bool = False,
     ) -> None:
         self._url = url
         self._mode = mode
         self._timeout_s = timeout_s
         self._known_hosts = known_hosts
-        self._required = required
         self._name = f"the shared cache {mask_secrets(url)}"
         self._notify = notify
         self._guard = threading.Lock()
@@ -90,52 +83,6 @@ class SharedCache:
             return None
         return replace(record, origin=SHARED)
 
-    def read_object(self, digest: str) -> bytes | None:
-        """Return a small object, None if it is missing. Raises: RecordError: it was altered."""
-        from blake3 import blake3  # not on the path of a run without work
-
-        content = self._read(object_name(digest), digest)
-        if isinstance(content, RecordError):
-            raise content
-        if content is not None and blake3(content).hexdigest() != digest:
-            raise RecordError("does not match its digest")
-        return content
-
-    def take_answer(self, name: str, order: str = "") -> bytes | None:
-        """Return a job's answer, None if there is none yet.
-
-        It is removed, and so is an order by the answer before it.
-        """
-
-        def take(place: RemoteFolder, timed_out: threading.Event) -> bytes | RecordError:
-            content = _read_small(place, timed_out, _note(_ANSWERS, name))
-            with suppress(Exception):  # some machines may only add
-                place.remove(_note(_ANSWERS, name))
-                if order:
-                    place.remove(_note(_ORDERS, order))
-            return content
-
-        content = self._within(take, f"look up the answer {name}")
-        return content if isinstance(content, bytes) else None
-
-    def write_answer(self, name: str, content: bytes) -> None:
-        """Add a job's answer."""
-        self._write_note(_ANSWERS, name, content)
-
-    def answers(self) -> frozenset[str]:
-        """Return the names of all answers."""
-        found = self._within(lambda place, _: place.names(_ANSWERS), "look for answers")
-        return frozenset(name.removesuffix(".json") for name in found or ())
-
-    def read_order(self, answer: str) -> bytes | None:
-        """Return the order after an answer, None if there is none yet."""
-        content = self._read(_note(_ORDERS, answer), f"the order after {answer}")
-        return content if isinstance(content, bytes) else None
-
-    def write_order(self, answer: str, content: bytes) -> None:
-        """Add what a job has to do after an answer."""
-        self._write_note(_ORDERS, answer, content)
-
     def fetch(self, files: Iterable[OutputFile], store: Store) -> bool:
         """Copy objects into the store; return False unless all are valid.
 
@@ -149,8 +96,6 @@ class SharedCache:
         if needed > free:
             problem = f"holds outputs of {needed >> 20} MiB, and {store.folder} has room for"
             problem = f"{self._name} {problem} {free >> 20} MiB"
-            if self._required:
-                raise TemporaryError(problem, "free some space, or use another machine")
             self._notify(f"{problem}; ignored")
             return False
 
@@ -190,25 +135,6 @@ class SharedCache:
 
         self._within(push_all, f"share {record.target}")
 
-    def push_objects(self, files: Iterable[OutputFile], store: Store) -> None:
-        """Add the missing ones of a store's objects, in this order."""
-        if self.is_writable:
-            self._within(
-                lambda place, timed_out: self._push_objects(place, timed_out, files, store),
-                "add files",
-            )
-
-    def check_writable(self) -> None:
-        """Write and remove a small file."""
-        name = f"tmp/{uuid.uuid4().hex}"
-
-        def write(place: RemoteFolder, _: threading.Event) -> None:
-            place.write(name, [b"buildsys"])
-            with suppress(Exception):  # some machines may only add
-                place.remove(name)
-
-        self._within(write, "write a file")
-
     def _push_objects(
         self,
         place: RemoteFolder,
@@ -222,16 +148,12 @@ class SharedCache:
                 with store.object_path(file.digest).open("rb") as reader:
                     place.write(name, _chunks(reader, timed_out, file.size))
 
-    def _write_note(self, folder: str, name: str, content: bytes) -> None:
-        path = _note(folder, name)
-        self._within(lambda place, _: place.write(path, [content]), "write an answer")
-
     def _read(self, path: str, name: str) -> bytes | RecordError | None:
         """Return the content of a small file, None if it is missing."""
         return self._within(partial(_read_small, path=path), f"look up {name}")
 
     def _within(self, work: Callable[[RemoteFolder, threading.Event], T], attempt: str) -> T | None:
-        """Return the result of ``work``; turn off, or raise, after an error or time-out.
+        """Return the result of ``work``; turn off after an error or time-out.
 
         The event is set after a time-out, to end ``work``.
         """
@@ -244,8 +166,6 @@ class SharedCache:
         def run() -> None:
             try:
                 place = self._connect()
-                if self._required and not place.exists:  # perhaps not mounted
-                    raise FileNotFoundError("there is no such folder")
                 with suppress(FileNotFoundError):  # a cache miss
                     results.append(work(place, timed_out))
                 self._idle.append(place)
@@ -256,15 +176,11 @@ class SharedCache:
 
         thread = threading.Thread(target=run, daemon=True, name="shared cache")
         thread.start()
-        with waiting():
-            thread.join(self._timeout_s)
+        thread.join(self._timeout_s)
         late = thread.is_alive()
         if late:
             timed_out.set()
             problems.insert(0, f"did not {attempt} within {self._timeout_s:g} s")
-        if problems and self._required:
-            hint = "check the URL, its credentials and its permissions, or try again later"
-            raise TemporaryError(f"{self._name} {mask_text(problems[0])}", hint)
         if problems:
             with self._guard:
                 first, self._off = not self._off, True
@@ -281,10 +197,6 @@ class SharedCache:
             if self._idle:
                 return self._idle.pop()
         return connect(self._url, known_hosts=self._known_hosts, timeout_s=self._timeout_s)
-
-
-def _note(folder: str, name: str) -> str:
-    return f"{folder}/{name}.json"
 
 
 def _read_small(place: RemoteFolder, timed_out: threading.Event, path: str) -> bytes | RecordError:

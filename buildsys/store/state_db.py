@@ -274,19 +274,6 @@ class StateDb:
         return inode != 0 and inode == self._inode  # 0: it was deleted, perhaps while it was opened
 
 
-class MemoryStateDb(StateDb):
-    """The state of one process, without a file: a disk would take 20 ms to make and remove one."""
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = _connect(":memory:")
-            self._connection.executescript(self._schema.tables)
-        return self._connection
-
-    def _is_current(self) -> bool:
-        return True
-
-
 class ReadOnlyStateDb(StateDb):
     """The state database for read-only commands: never written, moved or created.
 

@@ -479,8 +479,7 @@ class KeyProject:
         vars(session)["_pool"] = self._pool
         executor = session.executor
         executor._db._texts = self._texts
-        for cache in (executor._digests, executor._keys._own_digests):
-            cache._known = self._digests
+        executor._digests._known = self._digests
         return session
 
     def records(self) -> dict[str, dict[str, str]]:

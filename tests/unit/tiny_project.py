@@ -20,6 +20,7 @@ from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
 from buildsys.execution import action_key
 from buildsys.execution.executor import Executor
 from buildsys.execution.freshness import FreshnessChecker, read_only_checker
+from buildsys.execution.local_runs import Folders
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.object_store import Store
@@ -188,7 +189,8 @@ def make_executor(
     pool = InlinePool(root)
     graph = graph if graph is not None else actions()
     options.setdefault("store", Store(root / ".buildsys" / "store"))
-    executor = Executor(root, root / "build", root / ".buildsys", graph, pool=pool, **options)
+    folders = Folders(root, root / "build", root / ".buildsys")
+    executor = Executor(folders, graph, pool=pool, **options)
     share_loaded_code(executor._keys)
     return executor, pool
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from doit import Globals, cmd_run
+from doit import Globals
 from doit.cmd_run import Run as DoitRun
 from doit.dependency import SqliteDB
 from doit.exceptions import InvalidCommand, InvalidDodoFile
@@ -18,10 +18,8 @@ from buildsys.cli.command import INTERRUPTED, option, program_of
 from buildsys.cli.commands.doit_commands import FilteredCommand
 from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.interruption import on_interruption
-from buildsys.cli.model_scheduler import Control, ThreadRunner
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
-from buildsys.execution.placement import HERE
 from buildsys.plan.project_plan import model_of
 from buildsys.store.ledger import utc_now
 from buildsys.system.printable import printable
@@ -34,8 +32,6 @@ JUNIT = option("junit", "write the results as JUnit XML into a file")
 SUMMARY = option("summary", "write a summary in Markdown into a file")
 REMEASURE = option("remeasure", "measure benchmarks and gates again", flag=True)
 _WAITING_THREADS = 16  # besides those of -n
-_KEPT_PLANS = 20  # of models that have ended
-cmd_run.TaskControl, cmd_run.MThreadRunner = Control, ThreadRunner  # doit has no other place
 
 
 class Requested(NamedTuple):
@@ -121,7 +117,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
                 write_unfinished(self._files, self.started, str(error))
             raise
         finally:
-            Run.requested = Control.models = None
+            Run.requested = None
 
     @wraps(DoitRun._execute)  # doit reads the options from its signature
     def _execute(self, **options: Any) -> Any:
@@ -130,15 +126,6 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
         session: Session | None = getattr(reporter, "session", None)
         if session is None:
             return super()._execute(**options)
-        jobs = {HERE: max(1, options["num_process"]), **session.remote_jobs}
-        if session.remote_jobs:
-            options["num_process"] = sum(jobs.values()) + sum(session.remote_jobs.values())
-        if Control.models is not None:
-            Control.models = Control.models._replace(jobs=jobs)
-            session.actions.most_models = Control.models.most_open + _KEPT_PLANS
-            # nothing reads what doit would keep of every target in memory until the end
-            self.dep_manager.save_success = lambda *_: None
-            self.dep_manager.status_is_ignore = lambda *_: False  # else they have tasks
         if self.needs_results:
             ignores = self.dep_manager.status_is_ignore
             self._ignored = {task.name for task in self.task_list if ignores(task)}
@@ -183,7 +170,7 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
         """Return the results of all targets of this run."""
         from buildsys.cli.run_files import collect_results
 
-        targets = dict.fromkeys((*session.up_to_date_targets, *session.planned_targets))
+        targets = dict.fromkeys(session.up_to_date_targets)
         waiting = list(self.control.selected_tasks) if hasattr(self, "control") else []
         while waiting:
             name = waiting.pop()

@@ -18,7 +18,6 @@ SECTIONS = {
     "Building and running": (
         "build", "run", "infer", "nightly", "clean", "forget", "ignore", "repro", "debug",
     ),
-    "Other machines": ("request-action", "run-action", "describe-machine"),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
     "Reports and history": ("best", "pages", "history", "compare"),
     "Deployment": ("publish",),

@@ -25,11 +25,9 @@ from buildsys.cli.console.target_line import target_line
 from buildsys.cli.console.unavailable import engine_of, lines_by_cause, target_names
 from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.session import Session
-from buildsys.errors import StageError, UsageError
+from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
 from buildsys.execution.freshness import FRESH, STALE, Explanation
-from buildsys.execution.machine_needs import lacking
-from buildsys.execution.placement import Placer
 from buildsys.execution.recorded_reads import Reads
 from buildsys.execution.stale_reasons import (
     UNREADABLE,
@@ -47,7 +45,6 @@ from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.system.printable import printable
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
-WHERE_SCHEMA = "buildsys/plan-where/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
 _SHOWN_REASONS = 2
 _SHOWN_UNAVAILABLE = 3
@@ -64,7 +61,6 @@ class Plan(ProjectCommand):
         JSON,
         *filter_options(),
         option("since", "compare with a git revision", default=None),
-        option("where", "where each target would run, and why", type=bool, default=False),
         option("jobs", "number of targets at a time", long="", short="n", default="1"),
     )
 
@@ -77,8 +73,6 @@ class Plan(ProjectCommand):
         jobs = positive_integer("-n", options["jobs"])
         session = Session.read_only(root, () if only else names)
         explained = session.explain(session.select(names, only=only))
-        if options["where"]:
-            return print_places(session, list(explained.values()), as_json=options["json"])
         print_plan(session, list(explained.values()), jobs=jobs, as_json=options["json"])
         return 0
 
@@ -114,29 +108,6 @@ def print_plan(
         why = obstacles[group[0].target]
         closing.append(f"cannot run on this machine: {target_names(group)}: {why}")
     print_rows(rows, closing)
-
-
-def print_places(session: Session, explained: Sequence[Explanation], *, as_json: bool) -> int:
-    """Print the places of the next run; return 3 without one."""
-    placer = session.placer or Placer({}, lacking)
-    steps = [one.target for one in explained if one.state != FRESH]
-    places = {target: placer.place(session.actions[target]) for target in steps}
-    code = UsageError.exit_code if any(place.obstacles for place in places.values()) else 0
-    if as_json:
-        found = [{"target": target, **place._asdict()} for target, place in places.items()]
-        print_json({"schema": WHERE_SCHEMA, "targets": found})
-        return code
-    width = max(map(len, steps), default=0)
-    names = [place.executor or "here" for place in places.values()]
-    column = max(map(len, names), default=0)
-    rows = [
-        Row("nowhere", f"{target:<{width}}", note="; ".join(place.obstacles))
-        if place.obstacles
-        else Row(f"{place.executor or 'here':<{column}}", target, note=place.why)
-        for target, place in places.items()
-    ]
-    print_rows(rows, [] if steps else ["everything is up to date: nothing would run"])
-    return code
 
 
 def _obstacles(session: Session, steps: Sequence[Explanation]) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Reporter:
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """List all targets of this run, in plan order."""
         reached: set[str] = set()
-        waiting = [] if self.session.planned_targets else list(selected_tasks)
+        waiting = list(selected_tasks)
         while waiting:
             name = waiting.pop()
             if name not in reached:
@@ -69,8 +69,6 @@ class Reporter:
         for name, task in tasks.items():
             if name in reached and not task.has_subtask:
                 self._lines[name] = target_line(name)
-        for name in self.session.planned_targets:
-            self._lines[name] = target_line(name)
         for name in self.session.up_to_date_targets:
             self._lines[name] = target_line(name)
             self._note_up_to_date(self._lines[name])
@@ -106,12 +104,10 @@ class Reporter:
             elif finished.waited:
                 line.status = "fresh"
                 line.reason = "built by another run meanwhile"
-                if finished.asked:
-                    line.reason = "its machines have the same libraries and devices"
             else:
                 if finished.restored:
                     line.status = "restored"
-                line.figure = sys.intern(line.with_place(_key_figure(self.session, line)))
+                line.figure = _key_figure(self.session, line)
             self._open_display().ended(line)
             line.forget_activity()
 
@@ -279,8 +275,6 @@ class Reporter:
             line.log_file = self.session.log(target)
             with self._lock:
                 self._open_display().works()
-        elif kind == "placed":
-            line.where = event["where"]
         elif kind == "progress":
             line.message = event["message"]
         elif kind == "count":
@@ -288,7 +282,7 @@ class Reporter:
             line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
         elif kind == "stale":
             with self._lock:
-                line.why = sys.intern(event["reason"])  # equal ones of many targets
+                line.why = event["reason"]
                 if not self._is_without_engine(line):
                     self._open_display().started(line)
         elif kind == "waiting":

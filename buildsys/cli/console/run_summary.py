@@ -174,7 +174,7 @@ def _print_table(
         if status in ("unavailable", "noisy"):
             figure = shown_text(cause.get(line.target) or reason_of(line))
         elif status in ("passed", "restored", "fresh") or status == result.get("status"):
-            figure = line.with_place(key_figure(line.stage, result))
+            figure = key_figure(line.stage, result)
         cells = [Text(printable_line(figure))]
         if has_column:
             cells.append(Text(reason))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,6 @@ class TargetLine:
     message: str = ""  # its last progress message
     counter: str = ""  # samples, tactics or cases so far
     log_file: Path | None = None  # while it runs
-    where: str = ""  # the machine of an executor, with its GPUs
     figure: str = ""  # its key figure
     reason: str = ""  # why it failed, is unavailable or noisy, or did not run
     log: str = ""  # path of its log, if not already in the reason
@@ -41,13 +39,9 @@ class TargetLine:
         """True if this run has built, restored or failed it."""
         return self.status in ENDED and not self.recorded
 
-    def with_place(self, figure: str) -> str:
-        """Return a key figure with its machine."""
-        return ", on ".join(filter(None, (figure, self.where))) if self.where else figure
-
     def forget_activity(self) -> None:
-        """Drop what only a running target shows: there may be a hundred thousand."""
-        self.message = self.counter = self.where = ""
+        """Drop what only a running target shows."""
+        self.message = self.counter = ""
         self.began = 0.0
 
     @property
@@ -67,7 +61,7 @@ class TargetLine:
 
 def target_line(target: str, status: str = "not run") -> TargetLine:
     """Return the line of a target without a state."""
-    stage, model, variant = map(sys.intern, (*target.split(":", 2), "")[:3])
+    stage, model, variant = (*target.split(":", 2), "")[:3]
     return TargetLine(target, model, stage, variant, status)
 
 

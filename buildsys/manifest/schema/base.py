@@ -51,6 +51,7 @@ GPU_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ./-]*$"
 CAPABILITY_PATTERN = r"^[0-9]{1,2}\.[0-9]$"
 OPTION_PATTERN = r"^--?[A-Za-z][^\n]*$"
 ADDRESS_PATTERN = r"^(auto|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5})$"
+HOST_PATTERN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 WEIGHTS_PATTERN = r"^[A-Za-z0-9_]+_Weights\.[A-Za-z0-9_]+$"
 PATTERN_WORDS = {  # the words of error messages
     NAME_PATTERN: "a name of letters, digits and _ . + - that starts with a letter or digit",
@@ -67,7 +68,8 @@ PATTERN_WORDS = {  # the words of error messages
     GPU_PATTERN: "words of a GPU's name such as H100 or RTX 6000",
     CAPABILITY_PATTERN: "a compute capability such as 9.0",
     OPTION_PATTERN: "an option that starts with a hyphen",
-    ADDRESS_PATTERN: "HOST:PORT or auto (not ray://, see docs/scale.md)",
+    HOST_PATTERN: "a host such as gpu1 or ci@gpu1",
+    ADDRESS_PATTERN: "HOST:PORT or auto (not ray://, see docs/remote.md)",
     WEIGHTS_PATTERN: "weights of torchvision such as ResNet50_Weights.IMAGENET1K_V2",
 }
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
@@ -143,8 +145,8 @@ class Spec(BaseModel):
         return {**fields, **lists} if lists else fields
 
 
-class MachineSpec(Spec):
-    """What a machine has, or must have."""
+class NeedsSpec(Spec):
+    """What a machine must have to run a stage."""
 
     gpu: str | None = Field(
         None, pattern=GPU_PATTERN, max_length=100, description="Words of the GPU's name: H100."
@@ -155,11 +157,6 @@ class MachineSpec(Spec):
     count: int | None = Field(None, ge=1, le=64, description="Number of such GPUs; default: 1.")
     memory: Bytes | None = Field(None, gt=0, description="Main memory of the machine.")
     labels: tuple[Name, ...] = Field((), description="Labels of the machine (BUILDSYS_LABELS).")
-
-
-class NeedsSpec(MachineSpec):
-    """What a machine must have to run a stage."""
-
     exclusive: bool = Field(False, description="Nothing else may run on the machine meanwhile.")
     time: Seconds | None = Field(
         None, gt=0, description="Time limit for schedulers that ask for one; default: timeout."

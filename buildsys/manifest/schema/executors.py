@@ -6,59 +6,42 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.executor_defaults import ALL, OF_KIND
+from buildsys.manifest.executor_defaults import OF_KIND
 from buildsys.manifest.schema.base import (
     ADDRESS_PATTERN,
+    HOST_PATTERN,
     OPTION_PATTERN,
     VARIABLE_PATTERN,
-    MachineSpec,
     Name,
     OneOf,
     Seconds,
     Spec,
 )
 
-_PROCESS, _RAY = OF_KIND["process"], OF_KIND["ray"]
+_SSH, _RAY = OF_KIND["ssh"], OF_KIND["ray"]
 _SLURM, _KUBERNETES = OF_KIND["slurm"], OF_KIND["kubernetes"]
 
 
 class ExecutorBase(Spec):
-    """Equal machines for targets."""
+    """A system that runs builds on other machines."""
 
-    offers: MachineSpec | None = Field(None, description="What each of the machines has.")
-    jobs: int = Field(ALL["jobs"], ge=1, le=10_000, description="Number of jobs at a time.")
     env: dict[Annotated[str, Field(pattern=VARIABLE_PATTERN)], str] = Field(
         {}, description="Additional environment variables of the jobs."
     )
     store: str | None = Field(
         None, min_length=1, description="The shared cache as these machines name it."
     )
-    linger: Seconds = Field(
-        ALL["linger"],
-        ge=0,
-        le=3600,
-        description="Time that a job waits for its model's next CPU stage; 0: one job per target.",
+
+
+class SshExecutorSpec(ExecutorBase):
+    """A machine that ssh reaches."""
+
+    kind: Literal["ssh"] = Field(description="A machine that ssh reaches.")
+    host: str = Field(
+        pattern=HOST_PATTERN, description="HOST or USER@HOST, as ~/.ssh/config may name it."
     )
-    remember: Seconds = Field(
-        ALL["remember"],
-        gt=0,
-        description="Time until the machines are asked for their libraries again.",
-    )
-
-
-class LocalExecutorSpec(Spec):
-    """The machine of doit, elsewhere than first in the order."""
-
-    kind: Literal["local"] = Field(description="This machine.")
-
-
-class ProcessExecutorSpec(ExecutorBase):
-    """A command for buildsys: ssh, a container or a process here."""
-
-    kind: Literal["process"] = Field(description="A command on this machine, such as ssh.")
     command: tuple[str, ...] = Field(
-        _PROCESS["command"],
-        description="Command that runs buildsys, such as [ssh, gpu1, buildsys].",
+        _SSH["command"], min_length=1, description="Command that runs buildsys there."
     )
 
 
@@ -120,7 +103,7 @@ class KubernetesExecutorSpec(ExecutorBase):
 
 
 class RayExecutorSpec(ExecutorBase):
-    """A cluster of Ray. What the executor offers selects the nodes."""
+    """A cluster of Ray."""
 
     kind: Literal["ray"] = Field(description="A cluster of Ray.")
     address: str = Field(
@@ -128,21 +111,13 @@ class RayExecutorSpec(ExecutorBase):
         pattern=ADDRESS_PATTERN,
         description="HOST:PORT of the cluster; auto: the one that this machine belongs to.",
     )
-    cpus: float = Field(_RAY["cpus"], gt=0, le=10_000, description="CPUs that a target takes.")
+    cpus: float = Field(_RAY["cpus"], gt=0, le=10_000, description="CPUs that a model takes.")
     resources: dict[Name, Annotated[float, Field(gt=0)]] = Field(
-        {}, description="Custom resources that a target takes."
-    )
-    wait_for_nodes: Seconds = Field(
-        _RAY["wait_for_nodes"],
-        description="Time that a target waits while no node of the cluster can run it.",
+        {}, description="Custom resources that a model takes."
     )
 
 
 Executor = Annotated[
-    LocalExecutorSpec
-    | ProcessExecutorSpec
-    | RayExecutorSpec
-    | SlurmExecutorSpec
-    | KubernetesExecutorSpec,
-    OneOf(("local", "process", "ray", "slurm", "kubernetes"), field="kind"),
+    SshExecutorSpec | RayExecutorSpec | SlurmExecutorSpec | KubernetesExecutorSpec,
+    OneOf(("ssh", "ray", "slurm", "kubernetes"), field="kind"),
 ]

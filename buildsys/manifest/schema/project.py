@@ -80,5 +80,5 @@ class ProjectSpec(Spec):
         {}, description="Additional interpreters by name, for engines."
     )
     executors: dict[Name, Executor] = Field(
-        {}, description="Other machines by name, preferred first, that run targets."
+        {}, description="Systems that run builds on other machines, by name."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """What another machine adds to a reply."""
-
-    machine: Mapping[str, str]  # name, id and GPUs
-    key: str  # with the reads; "" if the result has none
-    reads: Mapping[str, str]  # outside the key, as it is known before a run
-
-
-@dataclass(frozen=True)
 class JobReply:
     """The reply to a job. ``figures`` are without the long lists of the result file."""
 
@@ -41,7 +32,6 @@ class JobReply:
     log: Path
     peak_rss_mib: float = 0.0  # includes pages shared with the server
     reads: list[list[Any]] = field(default_factory=list)  # of user code, as the recorder has them
-    elsewhere: Elsewhere | None = None
 
 
 class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from buildsys.execution.executor import Executor
+from buildsys.execution.local_runs import Folders
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.object_store import Store
 from buildsys.system.devices import equal_gpus
@@ -98,7 +99,11 @@ def test_equal_gpus_and_the_processor_work_at_the_same_time(
     with WorkerPool(project / ".buildsys") as pool:
         store = Store(tmp_path / "store")
         executor = Executor(
-            project, build, project / ".buildsys", graph, pool=pool, store=store, on_event=notice
+            Folders(project, build, project / ".buildsys"),
+            graph,
+            pool=pool,
+            store=store,
+            on_event=notice,
         )
         threads = [threading.Thread(target=executor.run, args=(target,)) for target in graph]
         for thread in threads:

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from test_keys_table import PARTS
 
 from buildsys.execution.executor import Executor
+from buildsys.execution.local_runs import Folders
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan import dependencies
 from buildsys.plan.action import Action
@@ -277,9 +278,8 @@ def build(root: Path, world: World, model: Model | None = None) -> tuple[dict[st
     pool: Any = StandIns()
     state = root / ".buildsys"
     store = Store(state / "store")
-    executor = Executor(root, root / "build", state, actions, pool=pool, store=store)
+    executor = Executor(Folders(root, root / "build", state), actions, pool=pool, store=store)
     executor._keys._code = _code
-    executor._keys._own_digests._known = _digests
     for target, action in actions.items():
         expected = model is None or model.may_run(spec, action, world)
         if not executor.is_fresh(target):

@@ -278,16 +278,6 @@ def test_a_folder_of_outputs_comes_from_a_shared_cache(project: ReadyProject) ->
     assert file.read_text() == "3.0 2 1"
 
 
-def test_a_requested_command_gets_the_files_of_folders(project: ReadyProject) -> None:
-    assert project.doit(BUILD).code == 0
-    (project.root / "elsewhere").mkdir()
-    asked = project.doit("request-action", CHECK, "--store", "elsewhere")
-    assert asked.code == 0, asked.err
-    done = project.doit("run-action", asked.out.split()[-1], "--store", "elsewhere")
-    assert done.code == 0, done.out + done.err
-    assert f"{CHECK} was built" in done.out
-
-
 def test_commands_read_outputs_of_a_network(ready: ReadyProject) -> None:
     path = ready.root / "configs/models/a.yaml"
     path.write_text(

@@ -134,7 +134,6 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[Session, Scri
         broken={},
         signing=lambda: Signing(None, (), (), "refuse"),
         store_limit=lambda: None,
-        executors=dict,
     )
     session = Session(project)  # type: ignore[arg-type]
     executor = ScriptedExecutor(session)

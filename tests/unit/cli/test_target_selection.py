@@ -10,7 +10,7 @@ from cli_doubles import ScriptedExecutor, make_session
 
 from buildsys.cli.commands.build import Requested
 from buildsys.cli.session import Session
-from buildsys.cli.tasks import Selection, select
+from buildsys.cli.tasks import Selection, one_model_after_another, select
 from buildsys.errors import StageError
 from buildsys.plan.project_plan import model_of
 
@@ -40,17 +40,13 @@ def of(session: Session, *models: str) -> list[str]:
 
 def test_everything_is_selected_without_the_models_that_have_nothing_to_do(tmp_path: Path) -> None:
     session, _ = make(tmp_path, "a")
-    assert selected(session, "build") == Selection(
-        ["build"], of(session, "b"), of(session, "a"), ["b"]
-    )
+    assert selected(session, "build") == Selection(["build"], of(session, "b"), of(session, "a"))
 
 
 def test_a_model_with_one_stale_target_is_selected_whole(tmp_path: Path) -> None:
     session, executor = make(tmp_path, "a", "b")
     executor.fresh.discard("report:b")
-    assert selected(session, "build") == Selection(
-        ["build"], of(session, "b"), of(session, "a"), ["b"]
-    )
+    assert selected(session, "build") == Selection(["build"], of(session, "b"), of(session, "a"))
 
 
 def test_a_target_that_is_named_is_a_task_even_if_it_is_fresh(tmp_path: Path) -> None:
@@ -117,4 +113,19 @@ def test_a_problem_during_the_check_leaves_everything_to_the_run(tmp_path: Path)
         raise StageError("cannot use the build state")
 
     executor.find = broken  # type: ignore[method-assign]
-    assert selected(session, "build") == Selection(["build"], of(session, "a", "b"), [], ["a", "b"])
+    assert selected(session, "build") == Selection(["build"], of(session, "a", "b"), [])
+
+
+def test_models_are_built_one_after_another(tmp_path: Path) -> None:
+    session, _ = make(tmp_path)
+    selection = selected(session, "build", "verify:a:ort")
+    names = one_model_after_another(["build", "verify:a:ort"], selection)
+    assert names == ["build:a", "build:b", "verify:a:ort"]
+    assert selection.groups == ["build", "build:a", "build:b"]
+
+
+def test_other_names_keep_their_order(tmp_path: Path) -> None:
+    session, _ = make(tmp_path, "a", "b")
+    assert one_model_after_another(["build"], selected(session, "build")) == ["build"]
+    names = ["build:b", "export"]
+    assert one_model_after_another(names, selected(session, *names)) == names

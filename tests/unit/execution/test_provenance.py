@@ -43,8 +43,7 @@ def build(root: Path, key: Path | None, *targets: str, **options: Any) -> list[s
     """Build targets, with a signer if there is a key; return what ran and the warnings."""
     said: list[str] = []
     signer = ProvenanceSigner(SigningKey(key), said.append, **options) if key else None
-    prepare = signer.prepare if signer else lambda: None
-    executor, pool = make_executor(root, signer=signer, before_stage=prepare)
+    executor, pool = make_executor(root, signer=signer)
     for target in targets or (EXPORT, ENGINE, BENCH, REPORT):
         if not executor.is_fresh(target):
             executor.run(target)

@@ -16,6 +16,7 @@ from tiny_project import BENCH, ENGINE, EXPORT, REPORT
 import buildsys.execution.action_key
 import buildsys.execution.up_to_date_models
 from buildsys.execution.executor import Executor
+from buildsys.execution.local_runs import Folders
 from buildsys.execution.up_to_date_models import (
     COVERED_ELSEWHERE,
     PlannedModel,
@@ -317,9 +318,7 @@ def test_every_part_of_a_key_is_covered(tmp_path: Path) -> None:
     project = load_project(Path(__file__).parents[3])
     actions = [action for model in project.models.values() for action in plan_model(model.data)]
     executor = Executor(  # nothing is run
-        project.root,
-        tmp_path,
-        tmp_path,
+        Folders(project.root, tmp_path, tmp_path),
         {},
         pool=SimpleNamespace(),  # type: ignore[arg-type]
         store=Store(tmp_path / "store"),

@@ -9,15 +9,11 @@ import subprocess
 import sys
 import time
 import tracemalloc
-import zlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from manifest_files import NET, same_state
 
 from buildsys.manifest import project as loading
-from buildsys.manifest.manifest_cache import pack, unpack
 from buildsys.system.files import Stamp
 
 LAZY = """
@@ -227,32 +223,13 @@ def test_folders_moved_by_the_environment(project, monkeypatch, tmp_path):
     assert list(project.load().models) == ["net"]
 
 
-def test_the_cache_is_json_and_compressed_json_after_its_checksum(project):
+def test_the_cache_is_json_after_its_checksum(project):
     project.model()
     project.settle()
     project.load()
     _, header, models = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n", 2)
     assert "configs/models/net.yaml" in json.loads(header)["entries"]
-    sample = json.loads(header)["sample"]
-    assert json.loads(sample)["model"] == "net"
-    assert zlib.decompressobj(zdict=sample.encode()).decompress(models).decode() == sample
-
-
-@given(st.text(), st.text(min_size=1))
-def test_a_packed_text_is_unpacked_with_its_sample(text, sample):
-    assert unpack(pack(text, sample.encode()), sample.encode()) == text
-
-
-def test_models_share_a_dictionary_that_outlives_its_model(project, resolved):
-    for name in "abc":
-        project.model(name=name)
-    _warm(project, resolved)
-    (project.root / "configs/models/a.yaml").unlink()
-    models = project.load().models
-    assert [model.data["model"] for model in models.values()] == ["b", "c"]
-    assert resolved == []
-    *_, packed = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n", 2)
-    assert len(packed) < sum(len(model.text) for model in models.values()) / 10
+    assert json.loads(models)["model"] == "net"
 
 
 def test_a_load_keeps_no_manifest_that_is_resolved(project, monkeypatch):

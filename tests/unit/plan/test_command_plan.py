@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from buildsys.errors import UsageError
-from buildsys.execution.environment_parts import EnvironmentParts
-from buildsys.execution.remote_environments import answer_questions, question_of
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action, FileRef, Needs
@@ -125,19 +122,3 @@ def test_the_environment_of_a_command_survives_its_line_of_json() -> None:
     assert again.probes == action.probes == (("tool", "--version"),)
     assert again.toolchain == action.toolchain
     assert hash((again.probes, again.toolchain))
-
-
-def test_machines_are_asked_for_probes() -> None:
-    command = {**BUILD, "probes": (("sh", "-c", "echo tool 1.0"),)}
-    question = question_of(plan(command)["command:m:build"])
-    (answer,) = answer_questions([question], EnvironmentParts("/", _Texts())).values()
-    assert answer["tool:sh -c 'echo tool 1.0'"] == "tool 1.0"
-    assert len(json.loads(question_of(plan(BUILD)["command:m:build"]))) == 5
-
-
-class _Texts:
-    def get(self, name: str) -> str | None:
-        return None
-
-    def set(self, name: str, text: str) -> None:
-        pass

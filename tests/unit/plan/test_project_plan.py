@@ -111,18 +111,3 @@ def test_a_network_and_its_interface_decide_no_stage(changed: dict[str, Any]) ->
     assert {action.stage for action in plan.of("a").values()} == {
         action.stage for action in plan.of("b").values()
     }
-
-
-def test_plans_of_the_first_models_are_dropped() -> None:
-    plan = ProjectPlan(models("a", "b", "c"))
-    plan.most_models = 2
-    first = plan.of("a")
-    assert plan.of("a") is first
-    assert plan.of("b") and plan.of("c")
-    again = plan.of("a")
-    assert again is not first
-    assert again == first
-    names = plan.targets("a")
-    for known in (first, again, [action.target for action in again.values()]):
-        assert [*map(id, known)] == [*map(id, names)]  # not kept twice
-    assert len(plan._planned) == 2

@@ -1,1 +1,0 @@
-"""Executors: systems for jobs on other machines."""
