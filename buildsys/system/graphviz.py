@@ -21,7 +21,7 @@ def require_dot() -> str:
     program = find_program("dot", None, program_environment(None, os.environ, Path()))
     if program is None:
         hint = "`apt-get install graphviz` or `brew install graphviz` installs it"
-        raise Unavailable("there is no `dot`, the program of graphviz that draws graphs", hint)
+        raise Unavailable("graphviz is not installed, whose program dot draws graphs", hint)
     return program
 
 
@@ -43,9 +43,9 @@ def render_svg(dot: str) -> str:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            problem = f"`dot` did not draw the graph within {_TIMEOUT_S} s"
+            problem = f"graphviz did not draw the graph within {_TIMEOUT_S} s"
             raise StageError(problem, hint) from None
     if done.returncode or not done.stdout:
         message = " ".join(done.stderr.decode(errors="replace").split())
-        raise StageError(f"`dot` cannot draw the graph: {message[:200]}", hint)
+        raise StageError(f"graphviz cannot draw the graph: {message[:200]}", hint)
     return done.stdout.decode(errors="replace")

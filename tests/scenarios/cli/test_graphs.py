@@ -132,7 +132,7 @@ def test_without_graphviz_the_table_is_printed(ready_built: ReadyProject) -> Non
     ran = ready_built.doit(f"inspect:{NET}:export", "--svg", "net.svg")
     assert "MatMul" in ran.out
     assert ran.code == 2
-    assert "there is no `dot`" in ran.err
+    assert "graphviz is not installed" in ran.err
     assert f"`doit netron {NET}:export`" in ran.err
     assert not (ready_built.root / "net.svg").exists()
 

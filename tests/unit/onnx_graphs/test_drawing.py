@@ -158,7 +158,7 @@ def test_the_same_graph_gives_the_same_bytes() -> None:
 
 @needs_dot
 def test_what_graphviz_refuses_is_one_sentence() -> None:
-    with pytest.raises(StageError, match=r"`dot` cannot draw the graph: .*syntax error"):
+    with pytest.raises(StageError, match=r"graphviz cannot draw the graph: .*syntax error"):
         render_svg("digraph {")
 
 
