@@ -309,6 +309,11 @@ def _run_target(session: Session, target: str) -> TaskFailed | TaskError | None:
     return None
 
 
+def _forget(session: Session, target: str) -> None:
+    has_baseline = session.actions[target].baseline is not None
+    session.executor.ledger.forget(target, keep_records=has_baseline)
+
+
 def _connect_database(session: Session) -> None:
     """Let ``doit forget`` and ``doit clean --forget`` reach our ledger.
 
@@ -324,12 +329,12 @@ def _connect_database(session: Session) -> None:
     def forget(name: str) -> None:
         if not session.is_run:
             for target in session.members(name):
-                session.executor.ledger.forget(target)
+                _forget(session, target)
             remove(name)
 
     def forget_all() -> None:
         for target in session.actions:
-            session.executor.ledger.forget(target)
+            _forget(session, target)
         remove_all()
 
     def close_database() -> None:

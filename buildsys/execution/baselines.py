@@ -181,8 +181,6 @@ class Baselines:
         """Return the last accepted engine in the history, whose records were deleted."""
         from buildsys.history.nights import last_accepted_engine
 
-        if self._ledger.is_forgotten(action.target):
-            return NONE
         own = self._own_build(action, parts)
         if own is None:
             return NONE
@@ -202,10 +200,10 @@ class Baselines:
             return {"missing": problem, "hint": _rebuild(action)}
         if digest != NONE:
             problem = f"the record of the baseline (engine {digest[:_SHOWN_DIGITS]}) is gone"
-            return {"missing": problem, "hint": f"`doit forget {action.target}` starts again"}
+            return {"missing": problem, "hint": next_one}
         records = self._ledger.records(action.target)
         changed = _differences(_ENVIRONMENT, records[0].parts, parts) if records else []
-        if not records and not self._ledger.is_forgotten(action.target):  # a clean checkout
+        if not records:  # a clean checkout
             history = self._history
             for build in history.builds(target=action.target, limit=1):
                 changed = _differences(_ENVIRONMENT, history.environment(build), parts)

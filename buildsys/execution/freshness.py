@@ -211,7 +211,8 @@ class FreshnessChecker:
     def _add_reasons(
         self, found: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
     ) -> Freshness:
-        latest = self._ledger.lookup(action.target)
+        is_forgotten = self._ledger.is_forgotten(action.target)
+        latest = None if is_forgotten else self._ledger.lookup(action.target)
         failed = bool(runs) and runs[0].status not in (*_SUCCEEDED, ledger.NOISY)
         # the record of a steady measurement outlasts a noisy one
         noisy = bool(runs) and runs[0].status == ledger.NOISY
@@ -228,7 +229,7 @@ class FreshnessChecker:
         readable = isinstance(parts, dict) and all(isinstance(v, str) for v in parts.values())
         if latest is None or not readable:
             no_record = kinds.NEVER_BUILT
-            if self._ledger.has_records(action.target):
+            if not is_forgotten and self._ledger.has_records(action.target):
                 no_record = kinds.LOST_RECORD
             elif any(run.status in (*_SUCCEEDED, ledger.NOISY) for run in runs):
                 no_record = kinds.FORGOTTEN  # to be built, not restored

@@ -2,11 +2,10 @@
 
 A single run says little: processes differ in memory layout, clocks and neighbors, and any test on
 raw samples takes such differences for regressions. The unit is therefore a round, one fresh process
-per side. A regression is a shift that is both certain (signed-rank bound above 0) and large (above
-half of the tolerance; a larger floor would miss half of all regressions of that size). Without a
-regression, the interval of the change must exclude one: a measurement too noisy for that proves
-nothing, and is continued with more rounds. As each look at the rounds is another chance of a false
-alarm, the early ones need more confidence.
+per side. The interval of the change (signed-rank bounds) decides: entirely above the tolerance it
+is a regression, entirely within the tolerance a pass. Otherwise the rounds prove nothing, and more
+follow; a change of about the tolerance stays undecided. As each look at the rounds is another
+chance of a wrong verdict, the early ones need more confidence.
 
 An earlier build that cannot run any more has left figures of its nights. They differ by the state
 of the machine as well, so the unit is then a night. Its spread is known from the earlier nights
@@ -31,7 +30,6 @@ from buildsys.history.statistics import (
 )
 
 LOOKS = ((10, 0.99), (20, 0.99), (40, CONFIDENCE))  # rounds per side, one-sided confidence
-FLOOR = 0.5  # of the tolerance: the least change that counts
 MOST_Z = 3.5
 _ROUNDING = 1e-9
 LEAST_EARLIER, MOST_EARLIER = 5, 30  # nights to compare with
@@ -51,7 +49,7 @@ class Change:
     low: float | None  # each end of the interval is a one-sided bound
     high: float | None
     is_regression: bool
-    may_hide_one: bool = False  # the interval reaches beyond the tolerance
+    is_undecided: bool = False  # the interval contains the tolerance, or is not known
     confidence: float | None = None  # of the interval, two-sided
     is_unconfirmed: bool = False  # a regression unless the last nights were bad ones
 
@@ -80,10 +78,10 @@ def compare_rounds(
     upper = signed_rank_bound([-log for log in logs], confidence)
     low = None if bound is None else worse_by(bound)
     high = None if upper is None else worse_by(-upper)
-    is_regression = low is not None and low > 0 and change > FLOOR * tolerance
-    may_hide_one = not is_regression and (high is None or high > tolerance)
+    is_regression = low is not None and low > tolerance
+    is_undecided = not is_regression and (high is None or high > tolerance)
     figures = median(before), median(after), change, low, high
-    return Change(*figures, is_regression, may_hide_one, 2 * confidence - 1)
+    return Change(*figures, is_regression, is_undecided, 2 * confidence - 1)
 
 
 def compare_nights(
@@ -105,12 +103,12 @@ def compare_nights(
     error *= math.sqrt(1 / len(before) + 1 / len(after))
     worse_by = _drop if more_is_better else math.expm1
     change, low, high = map(worse_by, (shift, shift - error, shift + error))
-    is_worse = score > MOST_Z and change > FLOOR * tolerance
+    is_worse = score > MOST_Z and change > tolerance
     is_clear = len(before) >= _CLEARLY_MORE and min(after) > max(before)
     is_regression = is_worse and (is_clear or len(after) >= CONFIRMING)
-    may_hide_one = not is_regression and high > tolerance
+    is_undecided = not is_regression and high > tolerance
     is_unconfirmed = is_worse and not is_regression
-    verdict = is_regression, may_hide_one, 2 * CONFIDENCE - 1, is_unconfirmed
+    verdict = is_regression, is_undecided, 2 * CONFIDENCE - 1, is_unconfirmed
     return Change(median(known), median(recent), change, low, high, *verdict)
 
 

@@ -13,6 +13,8 @@ from buildsys.manifest.project import ResolvedModel
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")
 _RESERVED = re.compile(r"(?i)null|true|false|yes|no|on|off|y|n")  # most for YAML 1.1 readers
+# limits of gates are refused without their units
+_UNITS = {"latency": "s", "build_time": "s", "size": "B", "memory": "B"}
 Line = tuple[str, str]  # text, comment
 
 
@@ -50,6 +52,7 @@ def _lines(
             head = f"{indent}{name if plain else json.dumps(name)}:"
             member_path = (*path, name)
             if _is_leaf(member):
+                member = _with_unit(member_path, member)
                 yield f"{head} {_flow(member)}", origins.get(".".join(member_path), "default")
             else:
                 yield head, ""
@@ -63,6 +66,14 @@ def _lines(
         for number, (line, comment) in enumerate(_lines(member, member_path, depth + 1, origins)):
             first = f"{indent}- {line[len(indent) + 2 :]}"
             yield (line if number else first), comment
+
+
+def _with_unit(path: tuple[str, ...], value: Any) -> Any:
+    """Return a limit of a gate with its unit, another value as it is."""
+    unit = _UNITS.get(path[-2]) if path[-1] == "limit" and "gates" in path else None
+    if unit is None or value is None:
+        return value
+    return f"{value:.12f}".rstrip("0").rstrip(".") + unit
 
 
 def _is_leaf(value: Any) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 _DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _MAX_DURATION_S, _MAX_BYTES = 100 * 365.25 * 86400, 2.0**63 - 1024
 _INFINITE = 2**1024  # no float
+_DURATION, _SIZE = "a duration such as 3s, 200ms or 2min", "a size such as 8GiB or 512MiB"
 _SHOWN = 60
 _DECIMALS = 12  # 26ms is 0.026 s, and not 0.026000000000000002
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -22,7 +24,7 @@ def parse_duration(value: object) -> float:
 
     Raises: ValueError: not a duration.
     """
-    what = "a duration such as 3s, 200ms or 2min"
+    what = _DURATION
     seconds = _parse(value, _DURATION_S, what)
     if seconds > _MAX_DURATION_S:  # Python cannot wait longer than 292 years
         raise ValueError(f"expected {what}, of at most 100 years, found {_shown(value)}")
@@ -34,11 +36,29 @@ def parse_size(value: object) -> int:
 
     Raises: ValueError: not a size.
     """
-    what = "a size such as 8GiB or 512MiB"
+    what = _SIZE
     size = _parse(value, _SIZE_BYTES, what)
     if size > _MAX_BYTES:
         raise ValueError(f"expected {what}, below 8 EiB, found {_shown(value)}")
     return round(size)
+
+
+def parse_duration_limit(value: object) -> float:
+    """Return seconds for a duration with its unit.
+
+    Raises: ValueError: not a duration, or a plain number.
+    """
+    _check_unit(value, _DURATION, _DURATION_S)
+    return parse_duration(value)
+
+
+def parse_size_limit(value: object) -> int:
+    """Return bytes for a size with its unit.
+
+    Raises: ValueError: not a size, or a plain number.
+    """
+    _check_unit(value, _SIZE, _SIZE_BYTES)
+    return parse_size(value)
 
 
 def number_or_text(text: str) -> float | str:
@@ -66,6 +86,14 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], what: str) -
         if match and match[2] in units:
             return round(float(match[1]) * units[match[2]], _DECIMALS)
     raise ValueError(f"expected {what}, found {_shown(value)}")
+
+
+def _check_unit(value: object, what: str, units: Iterable[str]) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and _NUMBER.fullmatch(value.strip())):
+        raise ValueError(
+            f"expected {what}, with its unit ({', '.join(units)}), found {_shown(value)}"
+        )
 
 
 def _shown(value: object) -> str:

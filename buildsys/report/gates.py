@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from buildsys.report import formatting as q
 from buildsys.report.results.engine_lines import GateLine
 from buildsys.report.results.gate import GateResult
-from buildsys.report.results.reader import AnyResult, of_type
+from buildsys.report.results.reader import NOISY, AnyResult, of_type
 
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "latency": lambda value: f"{q.significant(value * 1e3)} ms",
@@ -33,7 +33,7 @@ def gate_lines(results: Iterable[AnyResult]) -> tuple[GateLine, ...]:
             status=check.get("status", ""),
             before=check.get("before"),
             after=check.get("after"),
-            change=check.get("change"),
+            change=None if check.get("status") == NOISY else check.get("change"),
             interval=(low, high) if low is not None and high is not None else None,
             text=check.get("text", ""),
             tolerance=check.get("tolerance"),

@@ -21,7 +21,7 @@ from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.operators import OperatorsResult
-from buildsys.report.results.reader import FAILED, PASSED, RESULT_TYPES, parse
+from buildsys.report.results.reader import FAILED, NOISY, PASSED, RESULT_TYPES, parse
 from buildsys.report.results.search import SearchedGraph, SearchResult
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
@@ -130,10 +130,12 @@ def _gate(result: GateResult) -> str:
     texts = []
     for check in result["checks"]:
         status, change = check["status"], check.get("change")
+        if status == NOISY:
+            change = None
         parts = [check["metric"].replace("_", " "), "" if change is None else q.change(change)]
         if status == FAILED or change is None:
             within = "not compared" if check.get("limit") is None else "within its limit"
-            words = {PASSED: within, FAILED: "beyond its limit"}
+            words = {PASSED: within, FAILED: "beyond its limit", NOISY: "undecided"}
             word = words.get(status, status)
             parts.append(word if change is None else f"({word})")
         texts.append(" ".join(filter(None, parts)))

@@ -26,6 +26,10 @@ _to_json = partial(json.dumps, separators=(",", ":"))
 
 _RECORD = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
 _SELECT_RECORD = f"SELECT {_RECORD} FROM records WHERE target = ?"
+_SELECT_OUTPUTS = (
+    "SELECT status, outputs FROM records WHERE target = ? AND key = ?"
+    " AND target NOT IN (SELECT target FROM forgotten)"
+)
 _INSERT_RECORD = (
     f"INSERT OR REPLACE INTO records ({_RECORD}, seq) VALUES ({'?, ' * 11}last_insert_rowid())"
 )
@@ -120,9 +124,8 @@ class Ledger:
         return records
 
     def outputs(self, target: str, key: str) -> tuple[str, Outputs] | None:
-        """Return only status and outputs of a record, faster than ``lookup``."""
-        select = "SELECT status, outputs FROM records WHERE target = ? AND key = ?"
-        rows = self._db.read(select, (target, key))
+        """Return only status and outputs of a record that counts, faster than ``lookup``."""
+        rows = self._db.read(_SELECT_OUTPUTS, (target, key))
         found = _outputs(rows[0][1]) if rows and isinstance(rows[0][0], str) else None
         return None if found is None else (rows[0][0], found)
 
@@ -188,10 +191,17 @@ class Ledger:
         rows = self._db.read("SELECT path FROM owned WHERE target = ?", (target,))
         return {path for (path,) in rows if isinstance(path, str) and _is_inside(path)}
 
-    def forget(self, target: str) -> None:
-        """Drop all records of a target. Its files and history stay."""
+    def forget(self, target: str, *, keep_records: bool = False) -> None:
+        """Make a target stale and drop its records. Its files and history stay.
+
+        With ``keep_records`` they only no longer count: a gate keeps its baseline.
+        """
         drop = ("DELETE FROM records WHERE target = ?", (target,))
-        self._db.write([drop, ("INSERT OR REPLACE INTO forgotten VALUES (?)", (target,))])
+        self._db.write([
+            *([] if keep_records else [drop]),
+            ("DELETE FROM settled_targets WHERE target = ?", (target,)),  # of an up-to-date model
+            ("INSERT OR REPLACE INTO forgotten VALUES (?)", (target,)),
+        ])  # fmt: skip
 
     def is_forgotten(self, target: str) -> bool:
         """Return True for a target not built since it was forgotten."""

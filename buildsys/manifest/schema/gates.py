@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from buildsys.manifest.schema.base import Bytes, Name, Seconds, Spec
-from buildsys.manifest.units import parse_percentage
+from buildsys.manifest.schema.base import Name, Seconds, Spec
+from buildsys.manifest.units import parse_duration_limit, parse_percentage, parse_size_limit
 
 METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
 Percentage = Annotated[
@@ -13,6 +13,9 @@ Percentage = Annotated[
     BeforeValidator(parse_percentage),
     Field(gt=0, le=1, json_schema_extra={"type": ["string", "number"]}),
 ]
+_TEXT = Field(json_schema_extra={"type": "string"})
+LimitSeconds = Annotated[float, BeforeValidator(parse_duration_limit), _TEXT]
+LimitBytes = Annotated[int, BeforeValidator(parse_size_limit), _TEXT]
 _TOLERANCE = "Largest change for the worse against the baseline, such as 5%."
 
 
@@ -25,7 +28,7 @@ class GateLimit(Spec):
 class DurationGate(GateLimit):
     """Limits of a duration."""
 
-    limit: Seconds | None = Field(None, gt=0, description="Longest duration, such as 2ms.")
+    limit: LimitSeconds | None = Field(None, gt=0, description="Longest duration, such as 2ms.")
 
 
 class RateGate(GateLimit):
@@ -37,7 +40,7 @@ class RateGate(GateLimit):
 class SizeGate(GateLimit):
     """Limits of a size."""
 
-    limit: Bytes | None = Field(None, gt=0, description="Largest size, such as 50MB.")
+    limit: LimitBytes | None = Field(None, gt=0, description="Largest size, such as 50MB.")
 
 
 class ErrorGate(GateLimit):

@@ -18,7 +18,6 @@ from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.errors import StageError
 from buildsys.history.gates import (
     CONFIRMING,
-    FLOOR,
     LEAST_EARLIER,
     LOOKS,
     Change,
@@ -282,13 +281,13 @@ def _check(
         "low": change.low, "high": change.high, "confidence": change.confidence,
     }  # fmt: skip
     word = "worse" if change.change >= 0 else "better"
-    bounds, interval, allowed = "", "", f"{q.percent(tolerance)} is allowed"
+    interval, allowed = "an unknown interval", f"{q.percent(tolerance)} is allowed"
     if change.low is not None and change.high is not None:
-        allowed = f"{q.percent(FLOOR * tolerance)}, half the tolerance, is allowed"
-        bounds = f"{q.change(change.low)} to {q.change(change.high)}"
-        interval = f" ({_interval(change)} {bounds})"
+        confidence = round(100 * (change.confidence or 0))
+        interval = f"{confidence} % interval {q.change(change.low)} to {q.change(change.high)}"
+    within = f" ({interval})" if change.confidence is not None else ""
     check["text"] = (
-        f"{title} is {q.percent(abs(change.change))} {word}{interval} than {found.against}:"
+        f"{title} is {q.percent(abs(change.change))} {word}{within} than {found.against}:"
         f" {show(change.before)} before, {show(change.after)} now, {found.method}; {allowed}"
     )
     if change.is_regression:
@@ -296,18 +295,13 @@ def _check(
     elif change.is_unconfirmed:
         check["status"] = NOISY
         check["text"] += f", and {CONFIRMING} nights have to confirm it"
-    elif change.may_hide_one:
+    elif change.is_undecided:
         check["status"] = NOISY
         check["text"] = (
-            f"{title} is too noisy to compare: {bounds} worse"
-            f" ({_interval(change)}) than {found.against}, {found.method};"
-            f" {q.percent(tolerance)} is allowed"
+            f"{title} is undecided: its change from {found.against} has the {interval},"
+            f" {found.method}; {allowed}"
         )
     return check
-
-
-def _interval(change: Change) -> str:
-    return f"{round(100 * (change.confidence or 0))} % interval"
 
 
 def _compare(

@@ -109,8 +109,8 @@ class ScriptedExecutor:
     def stop(self) -> None:
         pass
 
-    def forget(self, target: str) -> None:
-        self.forgotten.append(target)
+    def forget(self, target: str, *, keep_records: bool = False) -> None:
+        self.forgotten.append(f"{target} kept" if keep_records else target)
 
     def close(self) -> None:
         pass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_doubles import Doit, ScriptedExecutor, fail
+from cli_doubles import Doit, ScriptedExecutor, fail, make_session
 
+from buildsys.cli import tasks
 from buildsys.cli.commands.doit_commands import DoitCommand, List
 from buildsys.cli.tasks import SessionTask
 from buildsys.errors import StageError, WorkerDied
@@ -81,11 +83,18 @@ def test_forgetting_reaches_our_records(
     )
 
 
+def test_forgetting_a_gate_keeps_its_records(tmp_path: Path) -> None:
+    session, executor = make_session(tmp_path, gates={"latency": {"tolerance": "5%"}})
+    for target in ("gate:net:ort", "bench:net:ort"):
+        tasks._forget(session, target)
+    assert executor.forgotten == ["gate:net:ort kept", "bench:net:ort"]
+
+
 @pytest.mark.parametrize("arguments", [("forget", "export:net"), ("forget", "--all")])
 def test_forgetting_with_a_locked_build_state_is_one_sentence(
     doit: Doit, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    def locked(executor: ScriptedExecutor, target: str) -> None:
+    def locked(executor: ScriptedExecutor, target: str, **_: bool) -> None:
         raise StageError("cannot use the build state x: database is locked", "try again")
 
     monkeypatch.setattr(ScriptedExecutor, "forget", locked)

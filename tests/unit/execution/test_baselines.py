@@ -127,13 +127,29 @@ def test_the_baseline_is_in_the_key_and_explained(root: Path) -> None:
     record = executor.ledger.lookup(GATE)
     assert record is not None
     assert record.parts["baseline:engine"] != "none"
-    executor.ledger.forget(GATE)
+    executor.ledger.forget(GATE, keep_records=True)
     assert not executor.is_fresh(GATE)
     key = executor.examine(GATE).key
     assert key is not None
-    assert key.parts["baseline:engine"] == "none"  # forgotten, so there is none
+    assert key.parts["baseline:engine"] == record.parts["baseline:engine"]
     assert summarize_reasons(executor.examine(GATE).reasons) == "forgotten by `doit forget`"
     executor.close()
+
+
+def test_forgetting_a_gate_does_not_move_its_baseline(root: Path) -> None:
+    run(root, graph())
+    (root / f"do-{GATE}").write_text("fail")  # the engine of opset 18 is slow
+    with suppress(BuildsysError):
+        run(root, graph(opset=18))
+    for order_of_gate in ("fail", ""):
+        executor, _ = make_executor(root, graph(opset=18))
+        executor.ledger.forget(GATE, keep_records=True)
+        executor.close()
+        (root / f"do-{GATE}").write_text(order_of_gate)
+        with suppress(BuildsysError):
+            assert run(root, graph(opset=18)) == [GATE]
+        assert "opset 17" in SEEN[-1]["content"]
+    assert run(root, graph(opset=18)) == []
 
 
 def test_builds_of_another_environment_are_no_baseline(

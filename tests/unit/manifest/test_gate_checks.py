@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from buildsys.manifest.resolved_yaml import resolved_text
+
 ENGINES = """\
 engines:
   - {name: a, backend: onnxruntime}
@@ -25,6 +27,18 @@ engines:
         ("{latency: {tolerance: 0}}", "gates.latency.tolerance: expected more than 0, found"),
         ("{latency: {limit: fast}}", "gates.latency.limit: expected a duration such as 3s"),
         ("{size: {limit: 5miles}}", "gates.size.limit: expected a size such as 8GiB"),
+        (
+            "{latency: {limit: 5}}",
+            "gates.latency.limit: expected a duration such as 3s, 200ms or 2min, with its unit"
+            " (us, ms, s, min, h, d), found 5",
+        ),
+        ('{build_time: {limit: "5"}}', "gates.build_time.limit: expected a duration such as 3s"),
+        (
+            "{size: {limit: 50}}",
+            "gates.size.limit: expected a size such as 8GiB or 512MiB, with its unit"
+            " (B, kB, MB, GB, KiB, MiB, GiB), found 50",
+        ),
+        ("{memory: {limit: 0.5}}", "gates.memory.limit: expected a size such as 8GiB or 512MiB,"),
         ("{latancy: {tolerance: 5%}}", "gates.latancy: unknown field; did you mean latency?"),
         ("{rounds: 3, size: {limit: 1MB}}", "gates.rounds: "),
         ("{}", "gates: no gate: nothing is limited; add one, such as latency: {tolerance: 5%}"),
@@ -64,3 +78,14 @@ def test_right_gates_are_read_in_si_units(project):
     gates = project.load().models["net"].data["gates"]
     assert gates["latency"] == {"tolerance": 0.05, "limit": 0.002}
     assert gates["size"] == {"tolerance": None, "limit": 50_000_000}
+
+
+def test_the_limits_of_a_resolved_manifest_have_units(project):
+    gates = "{latency: {limit: 2us}, build_time: {limit: 3min}, size: {limit: 50kB}}"
+    project.model(f"engines: [{{name: a, backend: onnxruntime, gates: {gates}}}]\n")
+    model = project.load().models["net"]
+    text = resolved_text(model)
+    for limit in ('"0.000002s"', '"180s"', '"50000B"'):
+        assert f"limit: {limit}" in text
+    (project.root / "configs/models/net.yaml").write_text(text)
+    assert project.load().models["net"].data == model.data
