@@ -11,10 +11,11 @@ import pytest
 from engine_jobs import engine_options, request
 
 from buildsys.backends.interface import BuildRequest, Definition
-from buildsys.backends.tensorrt import definition, library
+from buildsys.backends.tensorrt import builder_config, definition, library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt.network_weights import read_network, weights_digests
 from buildsys.backends.tensorrt.parse import new_builder
+from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_tensors, tensor_of
 
@@ -190,3 +191,14 @@ def test_networks_of_other_weights_have_one_skeleton(tmp_path: Path) -> None:
     before, after = weights_digests(weights), weights_digests(changed)
     assert [name for name, digest in after.items() if before[name] != digest] == ["conv KERNEL"]
     assert read_network(LIBRARY, other.network)[0] != skeleton
+
+
+def test_a_build_for_refits_records_the_digests_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(builder_config._FLAG_FIELDS, "refit")  # its builder flag needs a GPU
+    asked = requested(tmp_path, weights=weights_file(tmp_path))
+    facts = build_or_refit(LIBRARY, replace(asked, options={**asked.options, "refit": True}))
+    assert asked.engine.is_file()
+    assert facts["refit_basis"]["weights"].keys() == {"conv BIAS", "conv KERNEL"}
+    assert "not_refitted" not in facts

@@ -1,9 +1,10 @@
-"""Local functions of a graph, for parsers with and without them."""
+"""Graphs for parsers of several versions: local functions, refused nodes."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -76,3 +77,29 @@ def test_inlining_needs_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(Unavailable, match=r"onnx, which is not installed.* pip install onnx"):
         parse(made.library, new_builder(made.library), file)
+
+
+def test_all_refused_nodes_of_a_parser_that_names_none(tmp_path: Path) -> None:
+    """TensorRT 8.6 reports the first node only, by its index."""
+    made, node = RecordingTensorRt(TRT_8), helper.make_node
+    nodes = [
+        node("Relu", ["x"], ["a"], name="/relu"),
+        node("Selu", ["a"], ["b"], name="/selu"),
+        node("Odd", ["b"], ["c"], name="/odd", domain="own", plugin_version="2"),
+        node("Even", ["c"], ["y"], name="/even", domain="own"),
+        node("Selu", ["c"], ["z"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
+    model = helper.make_model(helper.make_graph(nodes, "g", *[[port] for port in ports]))
+    onnx.save(model, tmp_path / "m.onnx")
+    made.operators = {"Relu", "Selu"}
+    made.creators = [SimpleNamespace(name="Odd", plugin_version="2", plugin_namespace="own")]
+    made.refusals = [(1, 'Assertion failed: alpha > 0 && "Selu needs  a positive\nalpha"')]
+    parsed = parse(made.library, new_builder(made.library), tmp_path / "m.onnx")
+    unknown = "the parser does not know this operator, and there is no plugin for it"
+    assert [(r.index, r.name, r.operator, r.output, r.reason) for r in parsed.refused] == [
+        (1, "/selu", "Selu", "b", "Selu needs a positive alpha"),
+        (3, "/even", "Even", "y", unknown),
+    ]
+    assert not parsed.accepted
+    assert {refusal.until for refusal in parsed.refused} == {17}

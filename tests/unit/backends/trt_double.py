@@ -193,7 +193,27 @@ class _Parser(Listed):
 
     def parse_from_file(self, file: str) -> bool:
         self._made.parsed = Path(file).read_bytes()
-        return True
+        self.num_errors = len(self._made.refusals)
+        return not self._made.refusals
+
+    def get_error(self, number: int) -> _ParserError:
+        error = _ParserError(self._made)
+        error._index, error._text = self._made.refusals[number]
+        return error
+
+    def supports_operator(self, name: str) -> bool:
+        return name in self._made.operators
+
+
+class _ParserError(Listed):
+    owner = "ParserError"
+    _index, _text = -1, ""
+
+    def node(self) -> int:
+        return self._index
+
+    def desc(self) -> str:
+        return self._text
 
 
 class _Builder(Listed):
@@ -326,6 +346,8 @@ class RecordingTensorRt:
         self.logged_error = ""
         self.built = b"engine"
         self.creators: list[Any] = []  # of registered plugins
+        self.refusals: list[tuple[int, str]] = []  # index of the node, text of the parser
+        self.operators: set[str] = set()  # that the parser knows
         self.network_flags = -1
         self.config: Any = None
         self.logger: Any = None
