@@ -9,7 +9,6 @@ from PIL import Image
 
 from buildsys.errors import StageError
 from buildsys.models.golden_inputs import golden_input
-from buildsys.onnx_graphs import npz_file
 from buildsys.onnx_graphs.tensors import Array
 
 
@@ -248,15 +247,6 @@ def test_a_long_thin_image_is_not_enlarged_without_end(tmp_path: Path) -> None:
     }
     with pytest.raises(StageError, match="resized to 256 x 25600000, it is larger than any image"):
         values("float32", data, shape=(1, 8, 8, 1), project=tmp_path)
-
-
-def test_an_array_that_would_unpack_to_much_more_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(npz_file, "_UNLIMITED_BYTES", 1 << 20)
-    np.savez_compressed(tmp_path / "x.npz", x=np.zeros((2, 1 << 20), np.float32))
-    with pytest.raises(StageError, match=r"x\.npz cannot be read as an \.npz file: array x would"):
-        values("float32", {"npz": "x.npz", "key": "x"}, project=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""Arrays of .npz files: whole, or one ValueError that costs little memory."""
+"""Arrays of .npz files: whole, or one ValueError."""
 
 from __future__ import annotations
 
 import io
 import struct
-import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildsys.onnx_graphs import npz_file
 from buildsys.onnx_graphs.npz_file import NpzFile
-
-SMALL = 4 << 20  # bytes that a refusal may allocate
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -58,43 +54,19 @@ def member(content: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
     return stream.getvalue()
 
 
-def patched(archive: bytes, field: int, value: int) -> bytes:
-    """Return an archive with another 4-byte field in its central directory."""
-    start = archive.index(b"PK\x01\x02") + field
-    return archive[:start] + struct.pack("<I", value) + archive[start + 4 :]
-
-
-def overlapping() -> bytes:
-    """Return an archive whose hundred arrays share their bytes."""
-    archive = member(header("(250000,)", "'|u1'") + bytes(250_000))
-    start, end = archive.index(b"PK\x01\x02"), archive.index(b"PK\x05\x06")
-    entries = b"".join(
-        archive[start:end].replace(b"x.npy", b"%c.npy" % (33 + number)) for number in range(90)
-    )
-    tail = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 90, 90, len(entries), start, 0)
-    return archive[:start] + entries + tail
-
-
 HONEST = member(header("(1,)") + bytes(4))
 HOSTILE: dict[str, bytes] = {
     "a claimed shape": member(header("(1000000000000,)") + bytes(4)),
     "a claimed shape beyond 64 bits": member(header("(1" + "0" * 30 + ",)") + bytes(4)),
-    "a claimed shape without elements": member(header("(0, 1000000000000)") + bytes(4)),
     "a negative shape": member(header("(-1, -1)") + bytes(4)),
-    "a claimed header": member(b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100)),
-    "a packed header": member(
-        b"\x93NUMPY\x02\x00\x00\x00\x00\x10" + bytes(1 << 24), zipfile.ZIP_DEFLATED
-    ),
     "a nested header": member(header("(" * 4000 + ")" * 4000)),
     "an expression as shape": member(header("__import__('os').getpid()")),
     "another version": member(header("(1,)", version=9) + bytes(4)),
     "no header": member(b""),
     "no array": member(b"PK" * 10),
     "a short array": member(header("(5,)") + bytes(4)),
-    "a long array": member(header("(1,)") + bytes(5)),
     "Python objects": member(header("(1,)", "'|O'") + bytes(8)),
     "a strange type": member(header("(1,)", "'<q99'") + bytes(8)),
-    "another compression": member(header("(1,)") + bytes(4), zipfile.ZIP_LZMA),
     "an unknown compression": HONEST.replace(
         b"PK\x01\x02\x14\x03\x14\x00\x00\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x00\x00\x63\x00"
     ),
@@ -102,12 +74,10 @@ HOSTILE: dict[str, bytes] = {
         b"PK\x01\x02\x14\x03\x14\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01\x00"
     ),
     "a damaged array": HONEST.replace(b"shape", b"shade", 1),
-    "a claimed size": patched(HONEST, 24, 1 << 30),
     "a truncated file": HONEST[:-30],
     "an empty file": b"",
     "a single array": header("(1,)") + bytes(4),
     "a pickle": b"\x80\x04N.",
-    "overlapping arrays": overlapping(),
     "a damaged stream": (lambda packed: packed[:90] + b"\xff" * 20 + packed[110:])(
         member(
             header("(4000,)", "'|u1'") + np.random.default_rng(0).bytes(4000), zipfile.ZIP_DEFLATED
@@ -120,29 +90,9 @@ HOSTILE: dict[str, bytes] = {
 def test_a_hostile_file_is_one_error(tmp_path: Path, name: str) -> None:
     file = tmp_path / "x.npz"
     file.write_bytes(HOSTILE[name])
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match=r"^.+$") as caught:
-            NpzFile(file)["x"]
-        assert tracemalloc.get_traced_memory()[1] < SMALL
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
+        NpzFile(file)["x"]
     assert "\n" not in str(caught.value)
-
-
-def test_a_bomb_is_refused_before_it_unpacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 17 MiB in 20 KB; also with a claim of 4 GiB."""
-    monkeypatch.setattr(npz_file, "_UNLIMITED_BYTES", 16 << 20)
-    content = member(header("(17825792,)", "'|u1'") + bytes(17 << 20), zipfile.ZIP_DEFLATED)
-    for archive in (content, patched(content, 24, 0xFFFFFFF0)):
-        (tmp_path / "x.npz").write_bytes(archive)
-        tracemalloc.start()
-        with pytest.raises(ValueError, match=r"would unpack from .* MiB; save .* numpy\.savez"):
-            NpzFile(tmp_path / "x.npz")["x"]
-        assert tracemalloc.get_traced_memory()[1] < SMALL
-        tracemalloc.stop()
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:

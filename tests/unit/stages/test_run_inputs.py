@@ -167,7 +167,7 @@ def test_other_mistakes_are_one_sentence_each(folder: Path) -> None:
         (ONE, ["two.npz"], "two.npz has the array zzz, no input; inputs: image"),
         (ONE, ["image=red.png", "image=image.npy"], "the input image is given as an image and as"),
         (ONE, ["image=text.npz"], "text.npz cannot be read: File is not a zip file; save numbers"),
-        (ONE, ["image=text.npy"], "text.npy cannot be read: text.npy is not an array; save num"),
+        (ONE, ["image=text.npy"], "text.npy cannot be read: it is not an array of numpy; save "),
     ):
         with pytest.raises(StageError) as error:
             read(declared, *files)
