@@ -175,6 +175,7 @@ def build_copy(project: Project, actions: Sequence[Action], root: Path, seed: st
             process.wait()
         finally:
             process.terminate()  # after an interruption; it ends its workers
+            process.wait()
     if not results.is_file():
         problem = f"the build in {root} ended with exit code {process.returncode}"
         raise StageError(problem, "run `buildsys build` for its error")
@@ -295,7 +296,6 @@ def _describe(first: Path, second: Path, position: int) -> str:
         if not first.name.endswith((".onnx", ".onnx.data")):
             return ""
         pair = {"first": str(first), "second": str(second), "first_byte": position}
-        field = ask_inspection("first_differences", {"pairs": [pair]})["differences"][0]
+        return str(ask_inspection("first_difference", pair)["sentence"])
     except (StageError, OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return ""  # the position must do
-    return field["sentence"] if field else ""

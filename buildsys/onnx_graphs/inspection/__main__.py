@@ -42,12 +42,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 drawing = draw(body, request["title"], *ends)
                 size = {"nodes": drawing.nodes, "boxes": drawing.boxes}
                 return {"svg": render_svg(drawing.dot), **size}
-            case "first_differences":
-                pairs = (
-                    (Path(pair["first"]), Path(pair["second"]), pair["first_byte"])
-                    for pair in request["pairs"]
-                )
-                return {"differences": [first_difference(*pair) for pair in pairs]}
+            case "first_difference":
+                files = Path(request["first"]), Path(request["second"])
+                return {"sentence": first_difference(*files, request["first_byte"])}
             case unknown:
                 raise ValueError(f"unknown question {unknown!r}")
     except (StageError, UsageError) as error:
