@@ -1,8 +1,7 @@
 """Private keys, and signatures of shared action records.
 
 The signature of a record is the envelope of a statement with the digest of the record's canonical
-bytes: target, key with all parts, outputs with digests and sizes, status, figures. Records of
-earlier versions are signed without a statement, over these bytes.
+bytes: target, key with all parts, outputs with digests and sizes, status, figures.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from buildsys.errors import StageError
 from buildsys.store.ledger import ActionRecord
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 BUILT_HERE = "built here"
 REFUSE, WARN, ACCEPT = "refuse", "warn", "accept"
-_RECORD_TYPE = "application/vnd.buildsys.action-record+json"
 RECORD = "record"  # the byproduct of a statement about a record
 _MAX_KEY_BYTES = 64 << 10
 _OTHERS = 0o027  # may read, or write it together with the group
@@ -57,16 +55,8 @@ class SigningKey:
 
         Raises: StageError: the key cannot be used.
         """
-        signed = self.sign_payload(PAYLOAD_TYPE, payload)
-        return {signed["key"]: signed["value"]}
-
-    def sign_payload(self, payload_type: str, payload: bytes) -> dict[str, str]:
-        """Return the signature of some bytes.
-
-        Raises: StageError: the key cannot be used.
-        """
-        signature = self._key.sign(encoded(payload_type, payload))
-        return {"key": self.public_key, "value": base64.b64encode(signature).decode("ascii")}
+        signature = self._key.sign(encoded(PAYLOAD_TYPE, payload))
+        return {self.public_key: base64.b64encode(signature).decode("ascii")}
 
     @property
     def public_key(self) -> str:
@@ -138,25 +128,15 @@ class TrustPolicy:
 
     def signer(self, record: ActionRecord) -> str:
         """Return a record's trusted signer. Raises: SignatureError: it has none."""
-        content, signature = signed_bytes(record), record.signature
-        if signature is None or "payload" not in signature:
-            return self.payload_signer(signature, _RECORD_TYPE, content)
-        statement, signer = open_envelope(signature, self.keys)
-        if byproduct_digest(statement, RECORD) != hashlib.sha256(content).hexdigest():
+        if record.signature is None:
+            raise SignatureError(UNSIGNED, "is not signed")
+        if "payload" not in record.signature:
+            raise SignatureError(UNTRUSTED, "is signed in the form of an earlier version")
+        statement, signer = open_envelope(record.signature, self.keys)
+        digest = hashlib.sha256(signed_bytes(record)).hexdigest()
+        if byproduct_digest(statement, RECORD) != digest:
             raise SignatureError(BROKEN, "was altered after it was signed")
         return signer
-
-    def payload_signer(
-        self, signature: Mapping[str, Any] | None, payload_type: str, payload: bytes
-    ) -> str:
-        """Return the trusted signer of some bytes.
-
-        Raises: SignatureError: there is none.
-        """
-        signatures = []
-        if signature is not None:
-            signatures = [(str(signature.get("key", "")), signature.get("value", ""))]
-        return self.keys.verify(signatures, payload_type, payload)
 
     def tolerates(self, problem: SignatureError) -> bool:
         """Return True for results usable with a warning."""
