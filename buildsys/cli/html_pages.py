@@ -33,7 +33,7 @@ from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.environment import INDEX, load_templates
+from buildsys.report.html.environment import INDEX, MODEL, environment
 from buildsys.report.html.index_page import IndexRow, index_row, render_index
 from buildsys.report.html.model_page import (
     EngineHistory,
@@ -60,16 +60,13 @@ _MOST_BUILDS = 100
 _LAST_BUILDS = 64  # of a model, for the causes of its last run
 _SHOWN_REASONS = 2
 _SHOWN_DIFFERENCES = 3
-_PAGES_PER_PROCESS = 50  # fewer take no longer than the start of a process
 _LARGEST_PICTURE = 60_000  # bytes inside a page
-
-
-_session: Session | None = None  # of a process that writes a part of the pages
 
 
 def prepare() -> None:
     """Load templates and types: they take longer than a page."""
-    load_templates()
+    for name in (MODEL, INDEX):
+        environment().get_template(name)
     load_types()
 
 
@@ -93,62 +90,30 @@ def update_pages(session: Session, models: Iterable[str]) -> str:
     return f"pages: {shown_path(index)}" if index else ""
 
 
-def write_pages(session: Session, models: Iterable[str], *, processes: int = 1) -> Path | None:
+def write_pages(session: Session, models: Iterable[str]) -> Path | None:
     """Write pages and index; return the index, None without pages.
 
-    More than one of ``processes`` is for a program without threads and open databases.
     Raises: BuildsysError, OSError: a page cannot be written.
     """
-    project = session.project
+    project, folder = session.project, session.project.build / FOLDER
     # their texts, as parsed manifests of thousands of models would stay: 60 kB each
-    chosen = [
-        one for one in models if "html" in json.loads(project.models[one].text)["report"]["formats"]
-    ]
+    formats = {name: json.loads(project.models[name].text)["report"]["formats"] for name in models}
     # a run has warned of an unreadable history when it recorded its targets
     notify: Callable[[str], None] = (lambda _: None) if session.is_run else warn_on_stderr
     project.state.mkdir(parents=True, exist_ok=True)
-    count = min(processes, len(chosen) // _PAGES_PER_PROCESS)
-    if count > 1:
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-
-        prepare()
-        parts = [chosen[number::count] for number in range(count)]
-        with ProcessPoolExecutor(count, get_context("fork"), _take, (session,)) as pool:
-            rows = [row for part in pool.map(_write_part, parts) for row in part]
-    else:
-        rows = list(_write_models(session, chosen, notify))
-    # a manifest that does not load hides its models
-    known = None if project.broken else project.models.keys()
-    new = {row.model: row for row in rows}
-    return _write_index(project, new, lambda model: known is None or model in known)
-
-
-def _take(session: Session) -> None:
-    global _session
-    _session = session
-
-
-def _write_part(models: Sequence[str]) -> list[IndexRow]:
-    """Write pages in a process of the pool, which has the session."""
-    assert _session is not None
-    return list(_write_models(_session, models, lambda _: None))
-
-
-def _write_models(
-    session: Session, models: Iterable[str], notify: Callable[[str], None]
-) -> Iterator[IndexRow]:
-    """Write the pages of ``models``; yield their rows of the index."""
-    project, folder = session.project, session.project.build / FOLDER
+    rows = {}
     # closed before the run closes the state: the last reader would leave the write-ahead log
     with (
         closing(ReadOnlyStateDb(project.state / "state.db")) as state,
         closing(History.read_only(history_file(project.state), notify)) as history,
     ):
-        for model in models:
+        for model in (name for name in formats if "html" in formats[name]):
             page = _page(session, model, Ledger(state), history)
             replace_file(folder / page_name(model), render_model(page).encode())
-            yield index_row(page)
+            rows[model] = index_row(page)
+    # a manifest that does not load hides its models
+    valid = None if project.broken else project.models.keys()
+    return _write_index(project, rows, lambda model: valid is None or model in valid)
 
 
 def remove_pages(session: Session, models: Collection[str], *, dry_run: bool) -> Iterator[Path]:
@@ -231,7 +196,6 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
         report=report,
         generated=utc_now(),
         pipeline=tuple(rows(report)),
-        samples_ms=_samples(actions, build),
         history=tuple(_engine_histories(history, model, engines)),
         history_is_readable=not history.problem,
         # those of another run may show another graph
@@ -239,27 +203,6 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
         tags=tuple(map(str, data.get("tags") or ())),
         owner=str(data.get("owner") or ""),
     )
-
-
-def _samples(
-    actions: Mapping[str, Action], build: Path
-) -> dict[tuple[str, str, str], Sequence[float]]:
-    """Return the raw samples of all benchmarks."""
-    found: dict[tuple[str, str, str], Sequence[float]] = {}
-    for action in actions.values():
-        if action.stage != "bench":
-            continue
-        try:
-            file = build / action.outputs["result"].path
-            cases = json.loads(read_limited(file, MAX_RESULT_BYTES))["cases"]
-            for case, figures in cases.items():
-                for name, contender in figures["contenders"].items():
-                    samples = contender["samples_ms"]
-                    if set(map(type, samples)) <= {int, float}:
-                        found[action.variant, case, name] = samples
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # no result, or a damaged one: the table has no distribution
-    return found
 
 
 def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPicture]:

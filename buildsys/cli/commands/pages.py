@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +27,6 @@ class Pages(ProjectCommand):
         selected = session.select(names, only=ModelFilter.of(options))
         chosen = set(map(model_of, selected))
         models = [name for name in session.project.models if name in chosen]
-        index = write_pages(session, models, processes=len(os.sched_getaffinity(0)))
+        index = write_pages(session, models)
         print_lines([f"pages: {shown_path(index)}" if index else "no model has a page"])
         return 0

@@ -73,9 +73,14 @@ def changes(
 
     The builds of each target are the newest first; only those that passed are compared.
     """
-    yield from _latency(engine, [one for one in timed if one.trusted_latency is not None])
-    yield from _size(engine, [one for one in built if one.status == PASSED])
-    yield from _error(engine, [one for one in verified if one.status == PASSED])
+    yield from _latency(engine, [build for build in timed if build.trusted_latency is not None])
+    figures = ("size", built, "bytes", q.size), ("error", verified, "relative", q.error)
+    for what, builds, figure, show in figures:
+        pair = _last_two([build for build in builds if build.status == PASSED], figure)
+        if pair is not None:
+            old, new = map(show, pair)
+            text = f"unchanged: {new}" if old == new else f"{old} → {new}"
+            yield _change(f"{what} of {engine}", pair, text)
     newest = max((*built[:1], *verified[:1], *timed[:1]), key=lambda one: one.started, default=None)
     if newest is not None and max(map(len, (built, verified, timed))) > 1:
         if newest.why:
@@ -95,22 +100,6 @@ def _latency(engine: str, builds: Sequence[PastBuild]) -> Iterator[Change]:
         is_same = one[0] <= two[1] and two[0] <= one[1]
     text = f"{q.significant(old)} → {q.significant(new)} ms"
     yield _change(f"p50 of {engine}", pair, f"no significant change: {text}" if is_same else text)
-
-
-def _size(engine: str, builds: Sequence[PastBuild]) -> Iterator[Change]:
-    pair = _last_two(builds, "bytes")
-    if pair is not None:
-        old, new = map(q.size, pair)
-        text = f"unchanged: {new}" if old == new else f"{old} → {new}"
-        yield _change(f"size of {engine}", pair, text)
-
-
-def _error(engine: str, builds: Sequence[PastBuild]) -> Iterator[Change]:
-    pair = _last_two(builds, "relative")
-    if pair is not None:
-        old, new = map(q.error, pair)
-        text = f"unchanged: {new}" if old == new else f"{old} → {new}"
-        yield _change(f"error of {engine}", pair, text)
 
 
 def _last_two(builds: Sequence[PastBuild], figure: str) -> tuple[float, float] | None:

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from buildsys.report.html.charts import Chart
-from buildsys.report.html.svg import escaped
+from buildsys.report.html.charts import Chart, escaped
 from buildsys.report.html.tables import Table
 
 _CODE = re.compile(r"`([^`\n]+?)(?:`|(?=\.\.\.$))")  # the last one may be cut off

@@ -7,26 +7,18 @@ a CI system. Everything works without scripts; they add sorting, filters, zoom a
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from buildsys.report.html import charts, latency, tables
+from buildsys.report.html import figures, tables
 from buildsys.report.html.changes import Change, PastBuild, changes
-from buildsys.report.html.charts import Chart, ErrorRow, TrendPoint
+from buildsys.report.html.charts import sparkline
 from buildsys.report.html.environment import MODEL, environment
-from buildsys.report.html.latency import Samples
-from buildsys.report.html.pareto import pareto
-from buildsys.report.html.svg import sparkline
 from buildsys.report.recommendation import headline
-from buildsys.report.results.reader import ABSENT, FAILED, NOISY, PASSED, STALE
-from buildsys.report.results.report import Check, Report, TargetLine
-
-_MOST_ERROR_ROWS = 12
-_TABLE_BUILDS = 30  # rows below a trend
-_MOST_BUILDS = 100
+from buildsys.report.results.reader import ABSENT, FAILED, PASSED, STALE
+from buildsys.report.results.report import Report, TargetLine
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,6 @@ class ModelPage:
     report: Report
     generated: str  # ISO 8601, UTC
     pipeline: tuple[PipelineRow, ...] = ()
-    samples_ms: Samples = field(default_factory=dict)
     history: tuple[EngineHistory, ...] = ()
     history_is_readable: bool = True
     pictures: tuple[GraphPicture, ...] = ()
@@ -101,14 +92,12 @@ def render_model(page: ModelPage) -> str:
         pipeline=[(row, (row.line.seconds or 0.0) / total if total else 0.0)
                   for row in page.pipeline],
         total=total,
-        checks=[(check, _error_chart(check)) for check in report.checks],
         headline=headline(report, shipped),
-        pareto=pareto(report.ranking) if report.ranking else None,
+        pareto=figures.pareto(report.ranking),
         ranking=tables.ranking(report),
-        latency=latency.distributions(report, page.samples_ms),
-        contenders=latency.contenders(report),
-        by_batch=latency.by_batch(report),
-        trends=[(one, chart) for one in page.history if (chart := _trend(one))],
+        contenders=figures.contenders(report),
+        by_batch=list(figures.by_batch(report)),
+        trends=[(one, chart) for one in page.history if (chart := figures.trend(one.timed))],
         gate_tables=_filled(tables.gates(report)),
         command_tables=_filled(tables.commands(report)),
         gpu_tables=_filled(tables.gpu_timings(report), tables.gpu_states(report)),
@@ -137,53 +126,8 @@ def _problems(
     return [(*key, rows) for key, rows in ordered]
 
 
-def _error_chart(check: Check) -> Chart | None:
-    """Draw a check's errors: absolute if only these are limited, otherwise relative."""
-    limit = check.limits.get("rtol")
-    name, measure = "relative", "relative error"
-    if limit is None and "atol" in check.limits:
-        name, measure, limit = "max_abs", "absolute error", check.limits["atol"]
-    several = len({line.subject for line in check.comparisons}) > 1
-    rows: dict[str, dict[str, float]] = {}
-    for line in check.comparisons:
-        value = getattr(line, name)
-        if value is not None and not line.uninformative:
-            title = f"{line.output}, {line.subject}" if several else line.output
-            rows.setdefault(title, {})[line.case] = value
-
-    def worst(row: str) -> tuple[bool, float]:
-        found = max(rows[row].values(), key=lambda v: (math.isnan(v), v))
-        return not math.isnan(found), -found
-
-    shown = sorted(rows, key=worst)[:_MOST_ERROR_ROWS]
-    return charts.errors([ErrorRow(row, rows[row]) for row in rows if row in shown], limit, measure)
-
-
 def _latencies(builds: Iterable[PastBuild]) -> list[float | None]:
     return [one.trusted_latency for one in builds][::-1]
-
-
-def _trend(one: EngineHistory) -> Chart | None:
-    points = [
-        TrendPoint(
-            value=build.number("latency_p50_ms") if build.status != FAILED else None,
-            interval=build.interval("latency_interval_ms"),
-            label=_build_label(build),
-            mark=build.mark,
-            noisy=build.is_noisy,
-        )
-        for build in reversed(one.timed[:_MOST_BUILDS])
-    ]
-    chart = charts.trend(points, "ms", most_rows=_TABLE_BUILDS)
-    if chart is None or len(points) <= _TABLE_BUILDS:
-        return chart
-    note = f"The last {_TABLE_BUILDS} of {len(points)} builds; `doit history` lists all."
-    return replace(chart, notes=(note,))
-
-
-def _build_label(build: PastBuild) -> str:
-    parts = [build.started[:16].replace("T", " "), build.commit]
-    return " ".join(filter(None, [*parts, NOISY if build.is_noisy else ""]))
 
 
 def _changes(page: ModelPage, engine: str) -> list[Change]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
-
-from tiny_results import Results
 
 from buildsys.report.html.model_page import ModelPage, PipelineRow
 from buildsys.report.results.report import Report
@@ -14,16 +11,10 @@ _VOID = {"meta", "link", "input", "img", "br"}
 _UNSHOWN = {"style"}
 
 
-def page_of(report: Report, results: Results) -> ModelPage:
-    """Return the page of a report with the samples of its results."""
-    samples = {}
-    for target, path in results.inputs.items():
-        if target.startswith("bench:") and path.is_file():
-            for case, figures in json.loads(path.read_text()).get("cases", {}).items():
-                for name, contender in figures["contenders"].items():
-                    samples[target.split(":")[2], case, name] = contender["samples_ms"]
+def page_of(report: Report) -> ModelPage:
+    """Return the page of a report."""
     rows = tuple(PipelineRow(line, "from the cache") for line in report.summary)
-    return ModelPage(report, "2026-11-22T13:30:00Z", rows, samples)
+    return ModelPage(report, "2026-11-22T13:30:00Z", rows)
 
 
 class Page(HTMLParser):
@@ -62,7 +53,7 @@ class Page(HTMLParser):
             self.row_widths[-1].append(0)
         if tag in ("td", "th"):
             self.rows[-1].append("")
-            self.row_widths[-1][-1] += 1
+            self.row_widths[-1][-1] += int(dict(attrs).get("colspan") or 1)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))

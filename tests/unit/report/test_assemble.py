@@ -250,7 +250,7 @@ def test_a_gate_without_baseline_is_unavailable_as_in_the_console(results: Resul
     assert report.verdict.text == expected
     assert f"- `{target}` — unavailable: there is no earlier build." in render(report)
     pill = '<span class="pill unavailable">unavailable</span>'
-    assert render_model(page_of(report, results)).count(pill) == 2
+    assert render_model(page_of(report)).count(pill) == 2
 
 
 def test_few_samples_are_pointed_out(results: Results) -> None:
@@ -317,7 +317,7 @@ def test_engine_provenance_lists_libraries_and_settings(results: Results) -> Non
         "build": "prepare 100 ms, build 4.00 s, read back 100 ms",
         "timing cache": f"{'d' * 16}…, started with shared timings, 1.50 kB added",
     }
-    page = Page(render_model(page_of(report_on(results), results)))
+    page = Page(render_model(page_of(report_on(results))))
     assert "precision of the layers 90.0 % float16, 10.0 % float32" in page.text
 
 
@@ -352,7 +352,7 @@ def test_verify_is_reported_per_profile(results: Results) -> None:
         ("rtx-fp16, profile 1", "opt", "batch 8"),
         ("rtx-fp16, profile 1", "batch=12", "batch 12"),
     ]
-    rows = [row[:2] for row in Page(render_model(page_of(report_on(results), results))).rows]
+    rows = [row[:2] for row in Page(render_model(page_of(report_on(results)))).rows]
     assert ["rtx-fp16, profile 1", "opt (batch 8)"] in rows
     assert ["rtx-fp16, profile 1", "batch=12"] in rows
 

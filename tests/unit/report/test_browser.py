@@ -83,7 +83,7 @@ def folder(results: Results) -> Path:
         links = [os.path.relpath(path, folder) for path in files if path.is_file()]
         rows.append(PipelineRow(line, "from the cache", *links))
     page = dataclasses.replace(
-        page_of(report, results),
+        page_of(report),
         pipeline=tuple(rows),
         history=(EngineHistory("ort-cpu", timed=tuple(past)),),
         pictures=(GraphPicture("Picture of the graph", f"data:image/svg+xml,{quote(picture)}"),),

@@ -30,7 +30,7 @@ def test_no_name_adds_markup_or_control_characters_to_a_report(results: Results)
 
 def test_no_name_adds_an_element_or_attribute_to_a_page(results: Results) -> None:
     results.failed("validate:tiny", "off", hint="choose\nfirst\nsecond")
-    page = page_of(assemble("tiny", results.manifest, results.inputs, {}), results)
+    page = page_of(assemble("tiny", results.manifest, results.inputs, {}))
     plain, attacked = Page(render_model(page)), Page(render_model(with_hostile_names(page)))
     known = {(tag, frozenset(attributes)) for tag, attributes in plain.elements}
     known.add(("title", frozenset()))  # the full text of a shortened one

@@ -34,7 +34,7 @@ GENERATED = "2026-11-22T13:30:00Z"
 
 def page(results: Results, **more: Any) -> ModelPage:
     report = assemble("tiny", results.manifest, results.inputs, {})
-    return dataclasses.replace(page_of(report, results), **more)
+    return dataclasses.replace(page_of(report), **more)
 
 
 def shown(one: ModelPage) -> Page:
@@ -71,7 +71,7 @@ def test_every_contender_is_listed_and_the_fastest_marked(results: Results) -> N
     contenders = {"torch": contender(4.2), "engine": contender(2.1), "torch_compile": contender(1)}
     results.passed("bench:tiny:ort-cpu", cases={"opt": {**case, "contenders": contenders}})
     del results.inputs["bench:tiny:rtx-fp16"]
-    rows = {row[1]: row for row in shown(page(results)).rows if len(row) == 9}
+    rows = {row[0].strip(): row for row in shown(page(results)).rows if len(row) == 9}
     assert rows.keys() >= {"ort-cpu", "torch", "torch.compile fastest"}
     assert (rows["torch"][-1], rows["ort-cpu"][-1]) == ("2.00\N{MULTIPLICATION SIGN}", "")
 
@@ -102,7 +102,7 @@ def test_a_failed_build_in_the_history_is_not_compared(results: Results) -> None
 def test_earlier_builds_of_a_stale_target_are_not_compared(results: Results) -> None:
     problems = {"bench:tiny:ort-cpu": TargetProblem("not run: the run ended early")}
     report = assemble_after_failure("tiny", results.manifest, results.inputs, problems, "")
-    made = dataclasses.replace(page_of(report, results), history=(builds(2.2, 2.0),))
+    made = dataclasses.replace(page_of(report), history=(builds(2.2, 2.0),))
     text = shown(made).text
     assert "p50 of ort-cpu" not in text
     assert "Targets that are not up to date are not compared." in text
@@ -161,7 +161,7 @@ def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
 def test_a_page_after_a_failed_run_explains_itself(results: Results) -> None:
     problems = {"export:tiny": TargetProblem("no such file", failed=True)}
     report = assemble_after_failure("tiny", results.manifest, results.inputs, problems, "Old page")
-    assert "Old page." in shown(page_of(report, results)).text
+    assert "Old page." in shown(page_of(report)).text
 
 
 def test_models_without_results_or_engines_have_a_page(results: Results) -> None:
@@ -176,9 +176,9 @@ def test_models_without_results_or_engines_have_a_page(results: Results) -> None
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_missing_numbers_leave_a_whole_page(results: Results, missing: float | None) -> None:
     report = assemble("tiny", results.manifest, results.inputs, {})
-    one = page_of(_without_numbers(report, missing), results)
+    one = page_of(_without_numbers(report, missing))
     history = builds(2.0, 2.1)
-    found = shown(dataclasses.replace(one, history=(history,), samples_ms={}))
+    found = shown(dataclasses.replace(one, history=(history,)))
     assert all(len(set(widths)) == 1 for widths in found.row_widths)
 
 
@@ -298,7 +298,7 @@ def test_reports_of_older_versions_are_read(results: Results, tmp_path: Path) ->
     found = read_report(path)
     assert isinstance(found, Report)
     assert found.recommendation is None
-    shown(page_of(found, results))
+    shown(page_of(found))
 
 
 def test_a_noisy_latency_is_in_no_sparkline(results: Results) -> None:

@@ -36,7 +36,7 @@ def markdown_of(results: Results, folder: Path) -> str:
 
 def html_of(results: Results) -> Page:
     report = assemble("tiny", results.manifest, results.inputs, {})
-    return Page(render_model(page_of(report, results)))
+    return Page(render_model(page_of(report)))
 
 
 def spread(results: Results) -> None:
@@ -267,7 +267,7 @@ def test_each_graph_of_the_chain_has_a_line(results: Results) -> None:
         "simplify:tiny": {**figures, "macs": unknown},
     }
     report = assemble("tiny", results.manifest, results.inputs, graphs)
-    page = Page(render_model(page_of(report, results)))
+    page = Page(render_model(page_of(report)))
     text, lines = page.text, page.rows
     formula = f"4.09 G {TIMES} batch + 5"
     assert [

@@ -1,0 +1,322 @@
+"""The charts of a model's page: ranking, errors, latencies, batch sizes and builds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from buildsys.report import formatting as q
+from buildsys.report.formatting import case_order
+from buildsys.report.html.axes import Axis
+from buildsys.report.html.changes import PastBuild
+from buildsys.report.html.charts import Chart, Mark, Series, draw, tick_text
+from buildsys.report.ranking import contender_name
+from buildsys.report.results.bench import ENGINE, ENGINE_CUDA_GRAPH
+from buildsys.report.results.engine_lines import TimingLine
+from buildsys.report.results.ranking import Ranking
+from buildsys.report.results.reader import FAILED, NOISY
+from buildsys.report.results.report import Check, Report
+
+_MOST_ERROR_ROWS = 12
+_TABLE_BUILDS = 30  # rows below a trend
+_LARGEST = 16.0  # radius in pixels
+_ENGINE_COLORS = 3
+_BASELINE_KINDS = {
+    "torch": "b0",
+    "torch_compile": "b1",
+    "torch_cuda_graph": "b2",
+    "onnxruntime": "b3",
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine or a baseline in one case."""
+
+    line: TimingLine
+    name: str
+    strip: Markup  # its median, the interval and the 99th percentile
+    is_fastest: bool
+    ratio: str  # of its median to the engine's of the same benchmark, if both are steady
+
+
+@dataclass(frozen=True)
+class ErrorStrip:
+    """The errors of one output in all cases."""
+
+    name: str
+    worst: str
+    strip: Markup
+    of_limit: str
+
+
+def pareto(ranking: Ranking | None) -> Chart | None:
+    """Draw error against latency of the ranked engines.
+
+    None with fewer than two points: there is nothing to weigh.
+    """
+    points = [
+        engine
+        for engine in (ranking.ranked if ranking else ())
+        if _is_positive(engine.p50_ms) and engine.error is not None and math.isfinite(engine.error)
+    ]
+    if ranking is None or len(points) < 2:
+        return None
+    largest = max(engine.size_bytes or 0 for engine in points) or 1
+    marks: dict[bool, list[Mark]] = {False: [], True: []}
+    for engine in sorted(points, key=lambda engine: (engine.p50_ms or 0.0, engine.error or 0.0)):
+        figures = f"{q.significant(engine.p50_ms)} ms, error {q.error(engine.error)}"
+        marks[engine.is_optimal].append(
+            Mark(
+                engine.p50_ms or 0.0,
+                engine.error or 0.0,
+                f"{engine.engine}: {figures}, {q.size(engine.size_bytes)}",
+                x_interval=engine.p50_interval_ms,
+                label=engine.engine,
+                radius=max(4.0, _LARGEST * math.sqrt((engine.size_bytes or 0) / largest)),
+            )
+        )
+    ends = [
+        end for point in points for end in (point.p50_ms, *(point.p50_interval_ms or ())) if end
+    ]
+    svg = draw(
+        [Series("b0", marks[False], is_line=False), Series("k0 dashed", marks[True])],
+        Axis.around(ends, is_log=True, margin=0.12),
+        Axis.around([point.error or 0.0 for point in points], is_log=True, margin=0.2),
+        f"Error against latency in case {ranking.case}",
+        height=280,
+        units=("ms", ""),
+    )
+    worse = "another is at least as good in every figure"
+    return Chart(svg, legend=(("k0", "Pareto-optimal"), ("b0", worse)))
+
+
+def error_strips(check: Check) -> list[ErrorStrip]:
+    """Draw the errors of the worst outputs against their limit, [] if all are 0.
+
+    The errors are absolute if only these are limited, otherwise relative.
+    """
+    limit, figure = check.limits.get("rtol"), "relative"
+    if limit is None and "atol" in check.limits:
+        limit, figure = check.limits["atol"], "max_abs"
+    several = len({line.subject for line in check.comparisons}) > 1
+    errors: dict[str, dict[str, float]] = {}  # output -> case -> error
+    for line in check.comparisons:
+        value = getattr(line, figure)
+        if value is not None and not line.uninformative:
+            title = f"{line.output}, {line.subject}" if several else line.output
+            errors.setdefault(title, {})[line.case] = value
+    values = [value for cases in errors.values() for value in cases.values()]
+    if not any(values):
+        return []
+    ends = [value for value in (*values, limit) if value and math.isfinite(value)]
+    axis = Axis.around([*ends, *(limit * n for n in (0.5, 2) if limit)], is_log=True, margin=0.04)
+    worst_first = sorted(
+        errors.items(), key=lambda item: -_badness(max(item[1].values(), key=_badness))
+    )
+    names = {name for name, _ in worst_first[:_MOST_ERROR_ROWS]}
+    return [
+        _error_strip(name, cases, axis, limit) for name, cases in errors.items() if name in names
+    ]
+
+
+def _error_strip(
+    name: str, cases: Mapping[str, float], axis: Axis, limit: float | None
+) -> ErrorStrip:
+    case, worst = max(cases.items(), key=lambda item: _badness(item[1]))
+    marks = [
+        Mark(
+            value,
+            None,
+            f"{case}: {q.error(value)}",
+            style="over" if _badness(value) > (limit or math.inf) else "",
+        )
+        for case, value in cases.items()
+    ]
+    share = (
+        ""
+        if not limit or not math.isfinite(worst)
+        else f"{q.significant(100 * worst / limit, 2)} %"
+    )
+    lines = [(limit, "limit", f"limit {q.error(limit)}")] if limit else []
+    text = f"{q.error(worst)}{f' ({case})' if len(cases) > 1 else ''}"
+    label = f"errors of {name}, the largest {text}"
+    strip = draw([Series("k0", marks, is_line=False)], axis, None, label, lines=lines)
+    return ErrorStrip(name, text, strip, share)
+
+
+def contenders(report: Report) -> list[tuple[str, str, list[Contender]]]:
+    """List every contender by case and sizes, the recommendation's case first."""
+    first = report.recommendation.case if report.recommendation else ""
+    names, colors = _names(report), _colors(report)
+    groups = []
+    for case in sorted(
+        {line.case for line in report.bench}, key=lambda c: (c != first, case_order(c))
+    ):
+        lines = [line for line in report.bench if line.case == case]
+        steady = [line.p50_ms or 0.0 for line in lines if not line.noisy]
+        least_ms = min(filter(_is_positive, steady), default=None)
+        ends = [
+            end
+            for line in lines
+            for end in (line.p50_ms, line.p99_ms, *(line.p50_interval_ms or ()))
+        ]
+        axis = Axis.around([end for end in ends if end], is_log=True)
+        own = {line.engine: line for line in reversed(lines)}  # the first one is the engine itself
+        rows = [
+            Contender(
+                line,
+                names[line.engine, line.contender],
+                _latency_strip(line, colors[line.engine, line.contender], axis),
+                not line.noisy and line.p50_ms == least_ms,
+                _ratio(line, own[line.engine]),
+            )
+            for line in lines
+        ]
+        groups.append((case, lines[0].dims, rows))
+    return groups
+
+
+def _ratio(line: TimingLine, own: TimingLine) -> str:
+    if line is own or own.noisy or line.noisy:
+        return ""
+    if not (_is_positive(own.p50_ms) and _is_positive(line.p50_ms)):
+        return ""
+    return f"{(line.p50_ms or 0.0) / (own.p50_ms or 1.0):.2f}{q.TIMES}"
+
+
+def _latency_strip(line: TimingLine, kind: str, axis: Axis) -> Markup:
+    p50_ms, p99_ms = line.p50_ms, line.p99_ms
+    if not _is_positive(p50_ms):
+        return Markup("")
+    texts = [q.latency(value, noisy=line.noisy) for value in (p50_ms, p99_ms)]
+    marks = [Mark(p50_ms or 0.0, None, f"p50 {texts[0]} ms", x_interval=line.p50_interval_ms)]
+    if _is_positive(p99_ms):
+        marks.append(Mark(p99_ms or 0.0, None, f"p99 {texts[1]} ms", radius=2))
+    label = f"p50 {texts[0]} ms, p99 {texts[1]} ms"
+    return draw([Series(f"{kind} faint" if line.noisy else kind, marks)], axis, None, label)
+
+
+def by_batch(report: Report) -> Iterator[tuple[str, Chart]]:
+    """Yield steady latencies and throughputs by batch size, if there are several sizes."""
+    names, colors = _names(report), _colors(report)
+    for title, figure in (("p50 (ms)", "p50_ms"), ("items per second", "throughput_per_s")):
+        lines = [
+            line
+            for line in report.bench
+            if line.batch and not line.noisy and _is_positive(getattr(line, figure))
+        ]
+        sizes = sorted({float(line.batch or 0) for line in lines})
+        if len(sizes) < 2:
+            return
+        series, rows = [], []
+        for key, name in names.items():
+            own = sorted(
+                (line for line in lines if (line.engine, line.contender) == key),
+                key=lambda line: line.batch or 0,
+            )
+            marks = []
+            for line in own:
+                value = getattr(line, figure)
+                interval = line.p50_interval_ms if figure == "p50_ms" else None
+                batch = float(line.batch or 0)
+                text = f"{name}, batch size {line.batch}: {q.significant(value)}"
+                marks.append(Mark(batch, value, text, y_interval=interval))
+                rows.append((name, tick_text(batch), q.significant(value), q.interval(interval)))
+            series.append(Series(colors[key], marks))
+        axis = Axis.around(sizes, is_log=True, margin=0.04)
+        up = Axis.around([getattr(line, figure) for line in lines], is_log=True, margin=0.1)
+        ticks = sizes if len(sizes) <= 8 else None
+        svg = draw(series, axis, up, f"{title} against batch size", height=220, x_ticks=ticks)
+        legend = tuple((colors[key], name) for key, name in names.items())
+        columns = ("contender", "batch size>", f"{title}>", "95 % interval>")
+        yield title, Chart(svg, columns, tuple(rows), legend)
+
+
+def trend(builds: Sequence[PastBuild]) -> Chart | None:
+    """Draw the latency of builds (newest first), with intervals, failures and environments.
+
+    None with fewer than two latencies.
+    """
+    latencies = [
+        build.number("latency_p50_ms") if build.status != FAILED else None
+        for build in reversed(builds)
+    ]
+    known = [value for value in latencies if value]
+    if len(known) < 2:
+        return None
+    marks, rows, lines = [], [], []
+    for number, (build, value) in enumerate(zip(reversed(builds), latencies, strict=True)):
+        interval = build.interval("latency_interval_ms")
+        parts = [build.started[:16].replace("T", " "), build.commit, NOISY * build.is_noisy]
+        label, text = " ".join(filter(None, parts)), q.latency(value, noisy=build.is_noisy)
+        title = f"{label}: {'failed' if value is None else f'{text} ms'}"
+        style = "over" if value is None else "faint" if build.is_noisy else ""
+        marks.append(
+            Mark(
+                number,
+                value,
+                title,
+                y_interval=interval if value else None,
+                style=style,
+                radius=2.5 if value else 4.0,
+            )
+        )
+        rows.append((label, text, q.interval(interval, noisy=build.is_noisy), build.mark))
+        if build.mark:
+            lines.append((number - 0.5, "mark", build.mark))
+    ends = [*known, *(end for mark in marks for end in mark.y_interval or () if end > 0)]
+    label = f"Median latency of the last {len(builds)} builds"
+    axis, up = Axis.around([0, len(builds) - 1], margin=0.02), Axis.around(ends, margin=0.15)
+    svg = draw(
+        [Series("k0", marks)],
+        axis,
+        up,
+        label,
+        height=130,
+        units=("", "ms"),
+        x_ticks=(),
+        lines=lines,
+    )
+    columns = ("build", "p50 (ms)>", "95 % interval>", "changed before it")
+    note = f"The last {_TABLE_BUILDS} of {len(builds)} builds; `doit history` lists all."
+    notes = (note,) if len(builds) > _TABLE_BUILDS else ()
+    return Chart(svg, columns, tuple(rows[: -_TABLE_BUILDS - 1 : -1]), notes=notes)
+
+
+def _badness(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _colors(report: Report) -> dict[tuple[str, str], str]:
+    """Choose each contender's CSS class: engines by number, baselines by name."""
+    engines = [engine.name for engine in report.engines]
+    colors = {}
+    for line in report.bench:
+        if line.contender in (ENGINE, ENGINE_CUDA_GRAPH):
+            number = engines.index(line.engine) if line.engine in engines else 0
+            kind = f"k{number % _ENGINE_COLORS}"
+            kind += " dashed" if line.contender == ENGINE_CUDA_GRAPH else ""
+        else:
+            kind = _BASELINE_KINDS.get(line.contender, "b0")
+        colors[line.engine, line.contender] = kind
+    return colors
+
+
+def _names(report: Report) -> dict[tuple[str, str], str]:
+    """Name each contender, unique among all benchmarks."""
+    several = len({line.engine for line in report.bench}) > 1
+    names = {}
+    for line in report.bench:
+        name = contender_name(line.engine, line.contender)
+        if several and line.contender not in (ENGINE, ENGINE_CUDA_GRAPH):
+            name += f" (with {line.engine})"
+        names[line.engine, line.contender] = name
+    return names
+
+
+def _is_positive(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0
