@@ -28,6 +28,7 @@ from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
 
 Message = dict[str, Any]
+INTERRUPTED = 130  # exit code of a stage in the foreground after Ctrl-C
 _PATHS = ("inputs", "outputs", "advisory")  # fields with paths by role
 _LOCAL = ("progress", "count", "fail")
 _ERRORS = {kind.__name__: kind for kind in (StageError, CheckFailed, Unavailable, WorkerDied)}

@@ -1,7 +1,8 @@
 """The folder of this user's shared servers: their sockets, records and lock.
 
-Each server has a socket and a JSON record; one lock serves them all. Whoever connects to a server,
-starts one or retires one holds the lock, so nobody connects to a server that is ending.
+Each server has a socket and a JSON record; one lock serves them all. It is held to connect to a
+server, to start one and to retire one, so that nobody connects to a server that is ending. The
+folder belongs to this user alone, and so does the other end of every connection.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import os
 import socket
 import stat
-import struct
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,30 +102,17 @@ def locked(folder: Path, limit_s: float = _LOCK_LIMIT_S) -> Iterator[None]:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """Return a connection to the server at ``path``.
-
-    None unless this user's server listens.
-    """
+    """Return a connection to the server at ``path``, None if none listens."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # a stopped server accepts nothing once its queue is full
         channel.settimeout(_CONNECT_LIMIT_S)
         channel.connect(str(path))
         channel.settimeout(None)
-        if _is_ours(channel):
-            return channel
-    except OSError:
-        pass  # nobody listens
-    channel.close()
-    return None
-
-
-def _is_ours(channel: socket.socket) -> bool:
-    """Return True if this user's process is at the other end."""
-    size = struct.calcsize("3i")
-    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, uid, _ = struct.unpack("3i", credentials)
-    return bool(uid == os.geteuid())
+    except OSError:  # nobody listens
+        channel.close()
+        return None
+    return channel
 
 
 def record_path(path: Path) -> Path:
@@ -134,10 +121,7 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> ServerRecord | None:
-    """Return the record of the server at ``path``.
-
-    None without a valid one.
-    """
+    """Return the record of the server at ``path``, None without a valid one."""
     try:
         return ServerRecord(**json.loads(read_limited(record_path(path), MAX_RESULT_BYTES)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -159,9 +143,7 @@ def retire_others(path: Path, log: Path) -> None:
     """Retire the other servers of this kind and project."""
     for other in path.parent.glob("*.sock"):
         record = read_record(other)
-        if other == path or record is None or record.log != str(log):
-            continue
-        if not retire(other):
+        if other != path and record is not None and record.log == str(log) and not retire(other):
             remove(other)
 
 
@@ -186,22 +168,15 @@ class Listener:
         self.socket = listener
         self._path = path
         self._stamp = stamp(path)
-        self.record = record_path(path)
 
     def accept(self) -> list[socket.socket]:
-        """Return new connections of this user; close those of others."""
+        """Return the new connections."""
         accepted = []
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             while True:
-                try:
-                    channel, _ = self.socket.accept()
-                except ConnectionAbortedError:
-                    continue
+                channel, _ = self.socket.accept()
                 channel.setblocking(True)
-                if _is_ours(channel):
-                    accepted.append(channel)
-                else:
-                    channel.close()
+                accepted.append(channel)
         return accepted
 
     def mark_ready(self) -> None:

@@ -57,9 +57,6 @@ _DYNAMO = (
     "onnxscript.function_libs.torch_lib.ops",
     "buildsys.backends.operator_support.parsed_torchlib",
 )
-_FUNCTIONS = ("onnxscript",)  # of local functions; with sympy, 0.8 s
-_BENCH = ("numpy.ma",)  # imported by the first quantile
-_REPORT = ("buildsys.manifest.schema.engine_base",)  # with pydantic, for the defaults of engines
 
 
 def toolchain_of(job: Job) -> Toolchain | None:
@@ -68,49 +65,33 @@ def toolchain_of(job: Job) -> Toolchain | None:
 
 
 def server_kind_of(job: Job) -> ServerKind:
-    """Return the kind of server for ``job``.
-
-    A stage given as a module path gets a bare one.
-    """
-    toolchain = toolchain_of(job)
+    """Choose the kind of server for ``job``: a bare one for the module of another package."""
+    toolchain, stage, options = toolchain_of(job), job.stage, job.options
     if toolchain is not None:
         return ServerKind(f"toolchain-{toolchain.name}", preload=_TOOLCHAIN_PRELOAD)
-    if job.stage == _LABELS:
-        return TORCH
-    if job.stage == _COMMAND or ("." in job.stage and job.stage != _STRESS):
+    if stage == _COMMAND or ("." in stage and stage not in (_STRESS, _LABELS)):
         return BARE
-    if job.stage == "bench":
-        return TORCH if "network" in job.options else LIGHT
-    if job.stage == "convert":
-        tool = job.options.get("quantize", job.options).get("tool")
-        return TORCH if tool in _TORCH_CONVERTERS else LIGHT
-    if job.stage in ("engine", "verify"):
-        libraries = describe_backend(job.options["engine"]["backend"]).libraries
-        return TORCH if "torch" in libraries else LIGHT
-    needs_torch = job.stage in _TORCH_STAGES and not job.options["source"].keys() & _WITHOUT_TORCH
+    if stage == "convert":
+        needs_torch = options.get("quantize", options).get("tool") in _TORCH_CONVERTERS
+    elif stage in ("engine", "verify"):
+        needs_torch = "torch" in describe_backend(options["engine"]["backend"]).libraries
+    elif stage in _TORCH_STAGES:
+        needs_torch = not options["source"].keys() & _WITHOUT_TORCH
+    else:
+        needs_torch = stage == _LABELS or (stage == "bench" and "network" in options)
     return TORCH if needs_torch else LIGHT
 
 
 def late_preload(job: Job) -> tuple[str, ...]:
-    """Return modules to import into the server at the first such job.
+    """List modules to import into the server at the first such job.
 
-    Importing the module of a stage takes 10 to 50 ms.
+    Importing the module of a stage or of a backend takes 10 to 50 ms.
     """
     stage = () if "." in job.stage else (f"buildsys.stages.{job.stage}.stage",)
     dynamo = job.stage == "program" or (
         job.stage == "export" and job.options.get("export", {}).get("exporter") == "dynamo"
     )
-    functions = _FUNCTIONS if job.stage == "operators" and job.options.get("functions") else ()
-    bench = _BENCH if job.stage == "bench" else ()
-    report = _REPORT if job.stage == "report" and _shows_defaults(job) else ()
-    dynamos = _DYNAMO if dynamo else ()
-    return (*stage, *_backend_module(job), *dynamos, *functions, *bench, *report)
-
-
-def _shows_defaults(job: Job) -> bool:
-    """Return True if an engine's default options are known to pydantic only."""
-    engines = job.options["manifest"].get("engines", ())
-    return any(describe_backend(engine["backend"]).defaults is None for engine in engines)
+    return (*stage, *_backend_module(job), *(_DYNAMO if dynamo else ()))
 
 
 def _backend_module(job: Job) -> tuple[str, ...]:

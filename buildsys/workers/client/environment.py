@@ -6,7 +6,6 @@ module deep inside a large library, as keys do; ``doit workers --stop`` is for t
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -46,11 +45,7 @@ _PER_CALL = (
     "XDG_SESSION_ID",
 )  # fmt: skip
 _SCHEMA = "buildsys/server/1"
-_STATUS = (
-    "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list",
-    "Mems_allowed_list",
-)  # fmt: skip
-_SYSTEM_FILES = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup", "/proc/self/oom_score_adj")
+_STATUS = ("Umask", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list")
 _LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
 
@@ -139,7 +134,7 @@ def fingerprint(
         "kind": [kind.name, kind.preload, kind.without],
         # a virtual environment has several names for one interpreter
         "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
-        "folder": [str(folder), _folder_mark(folder)],
+        "folder": str(folder),
         "code": [(path, stamp(path)) for path in server_modules()],
         "modules": {
             entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry))
@@ -184,31 +179,12 @@ def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
 def _inherited_state() -> dict[str, Any]:
     """Return the inherited state of child processes, except environment variables."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    status = dict(line.split(":", 1) for line in lines if ":" in line)
     limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
-    namespaces = sorted(os.listdir("/proc/self/ns"))  # noqa: PTH208 - only the names matter
-    files = map(Path, _SYSTEM_FILES)
-    root = Path("/").stat()
+    namespaces = sorted(Path("/proc/self/ns").iterdir())
     return {
-        "status": {name: status.get(name) for name in _STATUS},
+        "status": [line for line in lines if line.startswith(_STATUS)],
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
         "scheduling": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
-        "files": [file.read_text() if file.exists() else None for file in files],
-        "namespaces": [str(Path("/proc/self/ns", name).readlink()) for name in namespaces],
-        "root": [str(Path("/proc/self/root").readlink()), root.st_dev, root.st_ino],
+        "group": Path("/proc/self/cgroup").read_text(),
+        "namespaces": [str(namespace.readlink()) for namespace in namespaces],
     }
-
-
-def _folder_mark(folder: Path) -> str:
-    """Return a random mark.
-
-    A later folder of this name may get the same inode.
-    """
-    file = folder / ".mark"
-    if not file.exists():
-        new = folder / f".mark.{os.getpid()}"
-        new.write_text(os.urandom(16).hex())
-        with contextlib.suppress(FileExistsError):  # another run was faster
-            file.hardlink_to(new)
-        new.unlink()
-    return file.read_text()

@@ -1,4 +1,4 @@
-"""Start of worker servers, or connection to shared ones."""
+"""Start of worker servers and foreground stages, or connection to running servers."""
 
 from __future__ import annotations
 
@@ -25,121 +25,141 @@ from buildsys.workers.client.server_handle import ServerHandle
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message
 from buildsys.workers.result_file import write_result
-from buildsys.workers.server_kinds import ServerKind
+from buildsys.workers.server_kinds import ServerKind, server_kind_of, toolchain_of
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
 
 
-def start_server(
-    kind: ServerKind,
-    *,
-    python: str,
-    folder: Path,
-    toolchain: Toolchain | None = None,
-    texts: TextCache | None = None,
-) -> ServerHandle:
-    """Return a server for jobs of one kind, preferably a running one.
-
-    ``folder`` receives its log. ``python`` is the interpreter of ``toolchain`` if that is given.
-    ``texts`` caches facts about its libraries.
-    Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    interpreter = None if toolchain is None else check_interpreter(toolchain).require()
-    path = None if interpreter is None else interpreter.path
-    environment = server_environment(folder, os.environ, toolchain, path)
-    lasting, per_job = split_environment(environment)
-    launch = _Launch(kind, python, folder / f"{kind.name}.log", lasting, per_job, interpreter)
-    idle_s = registry.idle_limit_s(os.environ)
-    shared = registry.server_folder(os.environ) if idle_s > 0 else None
-    # sharing requires the module path of the interpreter, which only a check or this process knows
-    if shared is not None and (interpreter is not None or python == sys.executable):
-        # a full disk or a lock that is never released: an own server needs neither
-        with contextlib.suppress(OSError):
-            return launch.find_or_start_shared(shared, idle_s, texts)
-    control, remote = socket.socketpair()
-    try:
-        process = launch.spawn({"control": remote.fileno(), "parent": os.getpid()}, remote)
-    except OSError:
-        control.close()
-        raise
-    finally:
-        remote.close()
-    return ServerHandle(control, process, log=launch.log, environment=per_job, shared=False)
-
-
 @dataclass(frozen=True)
-class _Launch:
-    """Everything a server is started from."""
+class Launch:
+    """Everything a worker process is started from. ``folder`` is its current one."""
 
     kind: ServerKind
     python: str
-    log: Path
-    lasting: Mapping[str, str]  # environment variables of the server
-    per_job: Mapping[str, str]  # those sent with each job
+    folder: Path
+    environment: Mapping[str, str]
     interpreter: Interpreter | None  # None: that of this process
 
-    def find_or_start_shared(
-        self, folder: Path, idle_s: float, texts: TextCache | None
-    ) -> ServerHandle:
-        """Connect to the server with the same fingerprint, or start it."""
-        digest = fingerprint(
-            self.kind,
-            python=self.python,
-            environment=self.lasting,
-            folder=self.log.parent,
-            interpreter=self.interpreter,
-            texts=texts,
-        )
-        address = registry.address(folder, digest)
-        with registry.locked(folder):
+    @classmethod
+    def of(cls, kind: ServerKind, toolchain: Toolchain | None, folder: Path) -> Launch:
+        """Prepare ``folder`` for worker processes of one kind."""
+        folder.mkdir(parents=True, exist_ok=True)
+        interpreter = None if toolchain is None else check_interpreter(toolchain).require()
+        path = None if interpreter is None else interpreter.path
+        environment = server_environment(folder, os.environ, toolchain, path)
+        python = sys.executable if toolchain is None else str(toolchain.python)
+        return cls(kind, python, folder, environment, interpreter)
+
+    @property
+    def log(self) -> Path:
+        """Return the log of a server."""
+        return self.folder / f"{self.kind.name}.log"
+
+    def connect_or_start(self, address: Path, idle_s: float) -> ServerHandle:
+        """Connect to the server at ``address``, or start it there."""
+        per_job = split_environment(self.environment)[1]
+        with registry.locked(address.parent):
             record = registry.read_record(address)
             control = registry.connect(address) if record is not None else None
             if record is not None and control is not None:
                 return ServerHandle(
-                    control, record.process, log=self.log, environment=self.per_job, shared=True,
-                    ready=record.ready,
-                )  # fmt: skip
+                    control, record.process, log=self.log, environment=per_job, ready=record.ready
+                )
             registry.remove(address)  # of a server that was killed
             registry.retire_others(address, self.log)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(str(address))
                 listener.listen(_BACKLOG)
                 start = {"listener": listener.fileno(), "path": str(address), "idle_s": idle_s}
-                process = self.spawn(start, listener)
+                control, process = self._spawn(start, [listener.fileno()])
             ticks = Process.of(process.pid).started
             record = registry.ServerRecord(
                 process.pid, ticks, self.kind.name, self.python, str(self.log)
             )
             try:
                 registry.write_record(address, record)
-                control = registry.connect(address)
-                if control is None:
-                    raise ConnectionRefusedError(f"cannot connect to {address}")
             except OSError:  # no other run would ever find it
+                control.close()
                 process.kill()
                 process.wait()
                 raise
-        return ServerHandle(control, process, log=self.log, environment=self.per_job, shared=True)
+        return ServerHandle(control, process, log=self.log, environment=per_job)
 
-    def spawn(self, start: Message, channel: socket.socket) -> subprocess.Popen[bytes]:
-        start = {**start, "preload": self.kind.preload, "without": self.kind.without}
+    def start(self) -> ServerHandle:
+        """Start a server that only this process knows."""
+        control, process = self._spawn({}, [])
+        per_job = split_environment(self.environment)[1]
+        return ServerHandle(control, process, log=self.log, environment=per_job)
+
+    def _spawn(
+        self, start: Message, descriptors: list[int]
+    ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Start a server. Return a connection to it, and its process."""
+        control, remote = socket.socketpair()
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:
-            return subprocess.Popen(
-                [self.python, "-m", "buildsys.workers.server.server", json.dumps(start)],
+            process = subprocess.Popen(
+                self.command({**start, "control": remote.fileno()}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # `-m` imports from here first, and a project may contain its own onnx.py
-                cwd=self.log.parent,
-                env=dict(self.lasting),
-                pass_fds=[channel.fileno()],
-                # Ctrl-C must not reach a server that other runs use
-                start_new_session="listener" in start,
+                cwd=self.folder,
+                env=split_environment(self.environment)[0],
+                pass_fds=[remote.fileno(), *descriptors],
+                start_new_session=True,  # Ctrl-C must not reach a server that other runs use
             )
+        except OSError:
+            control.close()
+            raise
         finally:
+            remote.close()
             os.close(output)
+        return control, process
+
+    def command(self, start: Message) -> list[str]:
+        """Return the command line of a worker process.
+
+        It runs in ``folder``: `-m` imports from the current one first, and a project may contain
+        its own ``onnx.py``.
+        """
+        start = {**start, "preload": self.kind.preload, "without": self.kind.without}
+        return [self.python, "-m", "buildsys.workers.server.server", json.dumps(start)]
+
+
+def start_server(
+    kind: ServerKind, toolchain: Toolchain | None, folder: Path, texts: TextCache | None = None
+) -> ServerHandle:
+    """Return a server for jobs of one kind, preferably a running one.
+
+    ``folder`` receives its log. ``texts`` caches facts about the libraries that it loads.
+    Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
+    """
+    launch = Launch.of(kind, toolchain, folder)
+    idle_s = registry.idle_limit_s(os.environ)
+    servers = registry.server_folder(os.environ) if idle_s > 0 else None
+    if servers is not None:
+        digest = fingerprint(
+            kind,
+            python=launch.python,
+            environment=split_environment(launch.environment)[0],
+            folder=folder,
+            interpreter=launch.interpreter,
+            texts=texts,
+        )
+        # a full disk, or a lock that is never released: an unlisted server needs neither
+        with contextlib.suppress(OSError):
+            return launch.connect_or_start(registry.address(servers, digest), idle_s)
+    return launch.start()
+
+
+def start_in_foreground(job: Job, folder: Path, request: Path) -> subprocess.Popen[bytes]:
+    """Start the process of ``job`` on this terminal; ``request`` has the rest."""
+    launch = Launch.of(server_kind_of(job), toolchain_of(job), folder)
+    return subprocess.Popen(
+        launch.command({"request": str(request), "parent": os.getpid()}),
+        cwd=folder,
+        env={**launch.environment, **job.environment},
+    )
 
 
 def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavailable | None:
@@ -150,8 +170,7 @@ def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavail
     """
     check = check_interpreter(toolchain)
     try:
-        interpreter = check.require()
-        if not interpreter.finds("numpy"):
+        if not check.require().finds("numpy"):
             problem = f"the toolchain {toolchain.name} has no numpy"
             raise Unavailable(problem, f"{toolchain.pip} numpy")
     except StageError as error:

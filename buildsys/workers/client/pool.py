@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,12 +41,9 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     ``texts`` caches facts about libraries; a pool with it uses no server of one without.
     """
 
-    def __init__(
-        self, state: Path, texts: TextCache | None = None, *, python: str = sys.executable
-    ) -> None:
+    def __init__(self, state: Path, texts: TextCache | None = None) -> None:
         self.texts = texts
         self.state = state
-        self._python = python
         self._servers: dict[tuple[object, ...], ServerHandle] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -134,19 +130,12 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             # slow to import; a run with nothing to do never gets here
             from buildsys.workers.client.launch import start_server
 
-            python = self._python if toolchain is None else str(toolchain.python)
             try:
-                server = start_server(
-                    kind,
-                    python=python,
-                    folder=self.state / "workers",
-                    toolchain=toolchain,
-                    texts=self.texts,
-                )
+                server = start_server(kind, toolchain, self.state / "workers", self.texts)
             except OSError as error:
                 file = f": {error.filename}" if error.filename else ""
                 raise StageError(
-                    f"cannot start a worker server with {python}: {error.strerror}{file}",
+                    f"cannot start a worker server: {error.strerror}{file}",
                     "check that it can be executed, and the free memory and disk",
                 ) from None
             self._servers[key] = server

@@ -54,7 +54,6 @@ class JobChannels:
         self._status, remote_status = socket.socketpair()
         # a copy that closing the pool cannot take away; readable means that the server is gone
         self._control = control.dup()
-        self._child: int | None = None  # readable once the child has ended
         self._child_ended = False
         with remote_status:
             # listen() notices a server that is gone
@@ -66,8 +65,6 @@ class JobChannels:
     def close(self) -> None:
         """Close the channels. The server then kills a running child."""
         os.close(self._events)
-        if self._child is not None:
-            os.close(self._child)
         self._status.close()
         self._control.close()
 
@@ -93,9 +90,6 @@ class JobChannels:
                         piece = self._status.recv(1 << 16)
                     status = status_lines.feed(piece) if piece else None
                 started = self.pid is not None
-                if self._child is not None and self._child in ready:
-                    selector.unregister(self._child)
-                    self._child_ended = True
                 answer = self._read_events(event_lines, on_event, selector)
                 if answer is not None or status:
                     return answer or next(iter(status or ()), None)
@@ -104,20 +98,9 @@ class JobChannels:
                 if not started and self.pid is not None:
                     limit_s = None if timeout_s is None else timeout_s + _LIMIT_SLACK_S
                     deadline = None if limit_s is None else time.monotonic() + limit_s
-                    self._watch_child(selector)
                 if self._child_ended:  # the server reports that next
                     soon = time.monotonic() + _LIMIT_SLACK_S
                     deadline = soon if deadline is None else min(deadline, soon)
-
-    def _watch_child(self, selector: selectors.BaseSelector) -> None:
-        """Notice the child's end even if a stopped server still holds its events pipe."""
-        try:
-            self._child = os.pidfd_open(self.pid or 0)
-            selector.register(self._child, selectors.EVENT_READ)
-        except ProcessLookupError:
-            self._child_ended = True
-        except (AttributeError, OSError):  # a system, kernel or sandbox without pidfds
-            return
 
     def _read_events(
         self, lines: LineBuffer, on_event: OnEvent, selector: selectors.BaseSelector
@@ -141,10 +124,9 @@ class JobChannels:
 
 
 class ServerHandle:
-    """A thread-safe connection to a running server. Each job has its own channels.
+    """A thread-safe connection to a running server, which may serve further processes.
 
-    An own server serves this process alone and ends with it; a shared one serves several
-    processes, at the same time and later.
+    Each job has its own channels.
     """
 
     def __init__(
@@ -154,7 +136,6 @@ class ServerHandle:
         *,
         log: Path,
         environment: Mapping[str, str],
-        shared: bool,
         ready: bool = False,
     ) -> None:
         self.log = log
@@ -162,7 +143,6 @@ class ServerHandle:
         self._control = control
         self._server = server
         self._environment = environment  # variables sent with each job
-        self._shared = shared
         self._start_limit_s = _READY_LIMIT_S if ready else _START_LIMIT_S
         self._sending = threading.Lock()
         self._given_up = False  # its process may need a moment to end
@@ -221,17 +201,13 @@ class ServerHandle:
     def hang_up(self) -> None:
         """Make the server end this process's jobs, without waiting for it."""
         with contextlib.suppress(OSError):  # it may have ended already
-            self._control.shutdown(socket.SHUT_WR if self._shared else socket.SHUT_RDWR)
-        if not self._shared:
-            self._server.send_signal(signal.SIGTERM)
+            self._control.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End this process's jobs on the server. An own server ends, too."""
+        """End this process's jobs on the server."""
         self.hang_up()
         running = [job.pid for job in list(self._jobs) if job.pid is not None]
-        if not self._shared:
-            self._end_server()
-        elif running:  # the server hangs up after it has killed them
+        if running:  # the server hangs up after it has killed them
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
             if not poll.poll(_CLOSE_LIMIT_S * 1000):
@@ -246,19 +222,17 @@ class ServerHandle:
 
     def _end_server(self) -> str:
         """Return the exit cause of the server. Kill it if it hangs."""
-        if isinstance(self._server, Process):
-            if self._server.wait(_CLOSE_LIMIT_S):
-                return "ended unexpectedly"
+        ending = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if isinstance(self._server, subprocess.Popen):
+                ending = describe_exit(self._server.wait(_CLOSE_LIMIT_S))
+            elif self._server.wait(_CLOSE_LIMIT_S):
+                ending = "ended unexpectedly"
+        if not ending:
             self._server.send_signal(signal.SIGKILL)
-            self._server.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
-            return describe_exit(None)
-        try:
-            return describe_exit(self._server.wait(_CLOSE_LIMIT_S))
-        except subprocess.TimeoutExpired:
-            self._server.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(_CLOSE_LIMIT_S)
-        return describe_exit(None)
+                self._server.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
+        return ending or describe_exit(None)
 
     def _server_died(self, job: Job, log: Path, pid: int | None) -> WorkerDied:
         self._given_up = True

@@ -1,4 +1,4 @@
-"""Shared worker servers, listed and stopped for ``doit workers``."""
+"""Worker servers of this user, listed and stopped for ``doit workers``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from buildsys.workers.registry import (
     ServerRecord,
     locked,
     read_record,
-    record_path,
     remove,
     retire,
     server_folder,
@@ -32,86 +31,75 @@ class RunningServer:
     address: Path
     record: ServerRecord
     age_s: float
-    idle_s: float | None  # None: it is working or loading
+    state: str  # idle | working | loading
     memory_mib: float
 
 
 def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
-    """Return this user's running servers, and remove the records of others."""
+    """List this user's running servers, and remove the records of others."""
     folder = server_folder(environment)
     if folder is None:
         return []
-    found = []
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder))
-        except OSError as error:
-            problem = f"cannot look for worker servers in {folder}: {error.strerror}"
-            raise StageError(problem, "check the permissions of the folder") from None
-        for path in sorted(folder.glob("*.sock")):
-            record = read_record(path)
-            if record is None or not record.process.is_running:
-                remove(path)
-                continue
-            process = Path("/proc", str(record.pid))
-            try:
-                uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-                pages = int((process / "statm").read_text().split()[1])
-                idle_s = max(0.0, time.time() - record_path(path).stat().st_mtime)
-            except OSError:  # it has just ended
-                found.append(RunningServer(path, record, 0.0, 0.0, 0.0))
-                continue
-            age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
-            busy = bool(children_of(record.pid)) or not record.ready
-            memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-            idle = None if busy else idle_s
-            found.append(RunningServer(path, record, age_s, idle, memory_mib))
-    return found
+    servers = []
+    try:
+        with locked(folder):
+            for path in sorted(folder.glob("*.sock")):
+                record = read_record(path)
+                if record is None or not record.process.is_running:
+                    remove(path)
+                    continue
+                with contextlib.suppress(OSError):  # it has just ended
+                    servers.append(_examine(path, record))
+    except OSError as error:
+        problem = f"cannot look for worker servers in {folder}: {error.strerror}"
+        raise StageError(problem, "check the permissions of the folder") from None
+    return servers
+
+
+def _examine(path: Path, record: ServerRecord) -> RunningServer:
+    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    pages = int(Path("/proc", str(record.pid), "statm").read_text().split()[1])
+    age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
+    state = "working" if children_of(record.pid) else "idle"
+    memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return RunningServer(path, record, age_s, state if record.ready else "loading", memory_mib)
 
 
 def retire_servers(environment: Mapping[str, str]) -> list[RunningServer]:
-    """End idle servers of this user at once, others after their runs.
-
-    Returns them as they were before.
-    """
-    running = list_servers(environment)
-    for server in running:
+    """End idle servers of this user at once, others after their runs; list them."""
+    servers = list_servers(environment)
+    for server in servers:
         retire(server.address)
     deadline = time.monotonic() + _STOP_LIMIT_S
-    for server in running:
-        if server.idle_s is not None:  # a run that it serves may be between two jobs
+    for server in servers:
+        if server.state == "idle":  # a run that it serves may be between two jobs
             server.record.process.wait(deadline - time.monotonic())
-    return running
+    return servers
 
 
 def stop_servers(environment: Mapping[str, str]) -> list[RunningServer]:
-    """End all servers of this user with their jobs, and return them."""
-    running = list_servers(environment)
-    for server in running:
+    """End all servers of this user with their jobs; list them."""
+    servers = list_servers(environment)
+    for server in servers:
         server.record.process.send_signal(signal.SIGTERM)
-    for server in running:
+    for server in servers:
         if not server.record.process.wait(_STOP_LIMIT_S):  # it is loading a library
             server.record.process.send_signal(signal.SIGKILL)
             server.record.process.wait(_STOP_LIMIT_S)
-    return running
+    return servers
 
 
-def format_running(running: Sequence[RunningServer]) -> list[str]:
-    """Return a table of servers, the youngest last."""
-    if not running:
+def format_running(servers: Sequence[RunningServer]) -> list[str]:
+    """Format a table of servers, the youngest last."""
+    if not servers:
         return ["no worker servers"]
-
-    def duration(seconds: float) -> str:
-        return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-    rows = [("pid", "kind", "age", "idle", "memory", "python", "project")]
-    for server in sorted(running, key=lambda server: -server.age_s):
-        record = server.record
-        busy = "working" if record.ready else "loading"
-        idle = busy if server.idle_s is None else duration(server.idle_s)
-        age, memory = duration(server.age_s), f"{server.memory_mib:.0f} MiB"
+    rows = [("pid", "kind", "age", "state", "memory", "python", "project")]
+    for server in sorted(servers, key=lambda server: -server.age_s):
+        record, age_s = server.record, server.age_s
+        age = f"{age_s:.0f} s" if age_s < 100 else f"{age_s / 60:.0f} min"
+        memory = f"{server.memory_mib:.0f} MiB"
         rows.append(
-            (str(record.pid), record.kind, age, idle, memory, record.python, record.project)
+            (str(record.pid), record.kind, age, server.state, memory, record.python, record.project)
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -120,10 +108,10 @@ def format_running(running: Sequence[RunningServer]) -> list[str]:
     ]
 
 
-def format_stopped(stopped: Sequence[RunningServer]) -> list[str]:
-    """Return one line per server, ended or still at work."""
+def format_stopped(servers: Sequence[RunningServer]) -> list[str]:
+    """Format one line per server, ended or still at work."""
     lines = []
-    for server in stopped:
+    for server in servers:
         record = server.record
         line = f"{record.pid} ({record.kind}, {record.project})"
         still = f"{line} ends with the run that it serves; `doit workers --now` ends it at once"

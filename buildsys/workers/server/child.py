@@ -29,7 +29,7 @@ from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.system.memory_limit import OUT_OF_MEMORY
 from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import Job, StageResult
-from buildsys.workers.protocol import Message, encode, error_to_json
+from buildsys.workers.protocol import INTERRUPTED, Message, encode, error_to_json
 from buildsys.workers.result_file import without_long_lists, write_result
 from buildsys.workers.server.read_recorder import ReadRecorder
 
@@ -93,8 +93,11 @@ def flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
-    """Run ``job`` with its output in ``log_file``, report on ``events``, end."""
+def run_child(job: Job, log_file: Path | None, events: int, *, debugger: bool = False) -> NoReturn:
+    """Run ``job`` with its output in ``log_file``, report on ``events``, end.
+
+    Without a log, the output is on the terminal, where ``debugger`` opens pdb after an exception.
+    """
     sending = threading.Lock()  # a stage may report progress from several threads
 
     def send(message: Message) -> None:
@@ -104,7 +107,7 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
                 rest = rest[os.write(events, rest) :]
 
     def progress(message: str) -> None:
-        log(message)
+        log(message if log_file is not None else f"… {message}")
         send({"event": "progress", "message": _shortened(message)})
 
     counted_at = 0.0
@@ -124,7 +127,8 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
 
     send({"event": "started", "pid": os.getpid()})
     try:
-        _redirect_output(job, log_file)
+        if log_file is not None:
+            _redirect_output(job, log_file)
         with contextlib.suppress(OSError):  # only a preference, and specific to Linux
             # if memory runs out, the system should kill this process, not the orchestrator
             Path("/proc/self/oom_score_adj").write_text("500")
@@ -135,9 +139,11 @@ def run_child(job: Job, log_file: Path, events: int) -> NoReturn:
         send({"event": "error", "error": error_to_json(StageError(problem, hint))})
         os._exit(0)
     clock = time.perf_counter()
-    answer = _run_job(replace(job, progress=progress, count=count, fail=fail), log_file)
+    job = replace(job, progress=progress, count=count, fail=fail)
+    answer = _run_job(job, log_file, debugger=debugger)
     flush()
-    limit_log(log_file)
+    if log_file is not None:
+        limit_log(log_file)
     send(answer)
     os._exit(0)
 
@@ -156,16 +162,18 @@ def run_stage(job: Job) -> StageResult:
     return answer
 
 
-def _run_job(job: Job, log_file: Path) -> Message:
+def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
     """Run the stage, write its result file, return the final message."""
     started, clock = datetime.now(timezone.utc), time.perf_counter()
     umask = os.umask(0o077)
     os.umask(umask)
-    recorder = _start_recorder(job)
+    recorder = None if log_file is None else _start_recorder(job)
     result: StageResult | None = None
     error: BuildsysError | None = None
     try:
         answer = run_stage(job)
+        if debugger and answer.status != "passed":
+            log("the stage returned this result without an exception: nothing to debug")
         reason, hint = _shortened(answer.reason), _shortened(answer.hint, _LONGEST_HINT)
         if (reason, hint) != (answer.reason, answer.hint):
             log(f"{answer.reason}\n{answer.hint}")
@@ -176,6 +184,8 @@ def _run_job(job: Job, log_file: Path) -> Message:
             os._exit(1 if stop.code is None else stop.code)
         error = _as_expected(stop, job, log_file)
     except BaseException as caught:  # user code may raise KeyboardInterrupt, or its own class
+        if log_file is None:
+            _show_error(caught, debugger=debugger)
         error = _as_expected(caught, job, log_file)
         if isinstance(error, CheckFailed | Unavailable):  # a result; a stage that broke has none
             status = "failed" if isinstance(error, CheckFailed) else "unavailable"
@@ -225,21 +235,40 @@ def _shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
     return f"{head} … ({left_out:,} characters left out, the log has all) … {tail}"
 
 
-def _as_expected(error: BaseException, job: Job, log_file: Path) -> BuildsysError:
-    """Return ``error`` as an expected one. Write details to the log."""
+def _show_error(error: BaseException, *, debugger: bool) -> None:
+    """Print the traceback of a stage in the foreground. End it after Ctrl-C."""
+    flush()
+    traceback.print_exception(error)
+    if debugger:
+        import pdb
+
+        origin = error  # later exceptions of a chain often hide the first one
+        while cause := origin.__cause__ or (
+            None if origin.__suppress_context__ else origin.__context__
+        ):
+            origin = cause
+        pdb.post_mortem(origin.__traceback__)
+    if isinstance(error, KeyboardInterrupt):
+        flush()
+        os._exit(INTERRUPTED)
+
+
+def _as_expected(error: BaseException, job: Job, log_file: Path | None) -> BuildsysError:
+    """Convert ``error`` to an expected one. Write details to the log."""
     if isinstance(error, BuildsysError):
         log(str(error))
-        if error.__cause__ is not None or error.__context__ is not None:
+        if log_file is not None and (error.__cause__ or error.__context__):
             traceback.print_exception(type(error), error, error.__traceback__)
         if not isinstance(error, StageError):
             return StageError(_shortened(str(error)))
         error.problem = _shortened(error.problem)
         error.hint = _shortened(error.hint, _LONGEST_HINT)
         return error
-    traceback.print_exception(type(error), error, error.__traceback__)
+    if log_file is not None:
+        traceback.print_exception(type(error), error, error.__traceback__)
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     line = _shortened((summary.splitlines() or [""])[0])
-    hint = f"full log: {job.display_path(log_file)}"
+    hint = f"full log: {job.display_path(log_file)}" if log_file else "see the traceback above"
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
     if isinstance(error, SystemExit):

@@ -1,7 +1,8 @@
-"""The program of a worker server: ``python -m buildsys.workers.server.server JSON``.
+"""The program of worker processes: ``python -m buildsys.workers.server.server JSON``.
 
-It imports libraries once, then forks a child for each job. Single-threaded on purpose: a fork
-copies one thread only. Standard library only, apart from those libraries.
+A server imports libraries once, then forks a child for each job. Single-threaded on purpose: a fork
+copies one thread only. A stage in the foreground runs in this process itself. Standard library
+only, apart from those libraries.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import io
 import json
 import os
 import selectors
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys.errors import StageError
+from buildsys.system.files import stamp
 from buildsys.system.processes import (
     adopt_orphans,
     children_of,
@@ -76,16 +79,13 @@ class _RunningJob:
 class Server:
     """A server with one forked child per job.
 
-    With ``start["listener"]`` it serves all that connect, and ends ``idle_s`` after the last one
-    disconnected. Otherwise it serves its ``parent`` over one connection and ends with it.
+    It serves the process that started it and, with ``start["listener"]``, all that connect there.
+    It ends ``idle_s`` after the last one disconnected.
     """
 
     def __init__(self, start: Message) -> None:
-        self._parent = parent = start.get("parent")
         self._listener: Listener | None = None
-        if "listener" in start:
-            channel = socket.socket(fileno=start["listener"])
-            self._listener = Listener(channel, Path(start["path"]))
+        self._code = _code()
         self._idle_s: float = start.get("idle_s", 0.0)
         self._end_at = time.monotonic() + self._idle_s  # unless a connection is open then
         self._retiring = False  # accepts no new connections and ends after the last one
@@ -104,13 +104,11 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup socket ends the wait
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
-        # the signal also arrives when only the *thread* that started this server ends
-        signal.signal(signal.SIGUSR1, lambda *_: parent in (None, os.getppid()) or self._stop())
-        if self._listener is not None:
-            self._selector.register(self._listener.socket, selectors.EVENT_READ, self._listener)
-        else:
-            die_with_parent(start["parent"], signal.SIGUSR1)
-            self._add_connection(socket.socket(fileno=start["control"]))
+        self._add_connection(socket.socket(fileno=start["control"]))
+        if "listener" in start:
+            channel = socket.socket(fileno=start["listener"])
+            self._listener = Listener(channel, Path(start["path"]))
+            self._selector.register(channel, selectors.EVENT_READ, self._listener)
 
     def serve(self, problem: str) -> NoReturn:
         """Run jobs until nobody can send one. A ``problem`` refuses every job."""
@@ -125,8 +123,7 @@ class Server:
                 if isinstance(key.data, _Connection):
                     self._receive(key.data)
                 elif isinstance(key.data, Listener):
-                    for channel in key.data.accept():
-                        self._add_connection(channel)
+                    self._accept(key.data)
                 elif isinstance(key.data, _RunningJob):  # its result is no longer wanted
                     self._selector.unregister(key.data.status)
                     signal_group(key.data.pid, signal.SIGKILL)
@@ -135,6 +132,18 @@ class Server:
                         self._wakeup.recv(4096)
             self._reap_children()
             self._end_if_idle()
+
+    def _accept(self, listener: Listener) -> None:
+        """Add the new connections, or close them if the code of this server is gone."""
+        accepted = listener.accept()
+        if _code() != self._code:
+            listener.unlink()  # at once: the next attempt of these clients starts another server
+            self._retiring = True
+            for channel in accepted:
+                channel.close()
+            return
+        for channel in accepted:
+            self._add_connection(channel)
 
     def _add_connection(self, control: socket.socket) -> None:
         connection = _Connection(control)
@@ -164,8 +173,6 @@ class Server:
 
     def _drop(self, connection: _Connection) -> None:
         """End a connection and its jobs."""
-        if self._parent is not None:
-            self._stop()
         for job in self._jobs.values():
             if job.connection is connection:
                 signal_group(job.pid, signal.SIGKILL)
@@ -175,7 +182,7 @@ class Server:
             os.close(descriptor)
         connection.descriptors.clear()
         self._end_at = time.monotonic() + self._idle_s
-        self._note_use(connection)
+        self._close_unused(connection)
 
     def _start_job(self, message: Message, connection: _Connection) -> None:
         # whatever can be wrong with a message is found before its descriptors are taken
@@ -209,7 +216,6 @@ class Server:
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._jobs[pid] = job = _RunningJob(pid, connection, status, log_file, stop_at)
         self._selector.register(status, selectors.EVENT_READ, job)
-        self._note_use(connection)
 
     def _run_in_child(self, message: Message, status: socket.socket, events: int) -> NoReturn:
         # close the server's descriptors: a copy would hide the end of the original
@@ -254,7 +260,7 @@ class Server:
             with contextlib.suppress(KeyError):  # that of a cancelled job is not registered
                 self._selector.unregister(job.status)
             _send_status(job.status, ending)
-            self._note_use(job.connection)
+            self._close_unused(job.connection)
 
     def _kill_orphans(self) -> bool:
         """Kill the processes left by ended jobs. Return True if there were any.
@@ -267,14 +273,11 @@ class Server:
             kill_process(pid)
         return bool(left)
 
-    def _note_use(self, connection: _Connection) -> None:
-        """Record this server's use; close a dropped connection after its jobs."""
+    def _close_unused(self, connection: _Connection) -> None:
+        """Close a dropped connection after its jobs: its orchestrator waits for that."""
         in_use = any(job.connection is connection for job in self._jobs.values())
         if connection not in self._connections and not in_use:
-            connection.control.close()  # its orchestrator waits for that
-        if self._listener is not None:
-            with contextlib.suppress(OSError):  # the time of the last job, for display only
-                os.utime(self._listener.record)
+            connection.control.close()
 
     def _enforce_limits(self) -> float | None:
         """Stop jobs at their limits; return the time to the next."""
@@ -293,8 +296,8 @@ class Server:
         if self._listener is not None and (self._retiring or not self._connections):
             soon = now + _RETRY_S
             deadlines.append(soon if self._retiring else max(self._end_at, soon))
-        known = [deadline for deadline in deadlines if deadline is not None]
-        return max(0.0, min(known) - now) if known else None
+        limits = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(limits) - now) if limits else None
 
     def _end_if_idle(self) -> None:
         """End an idle server, unless a client connects at the last moment."""
@@ -329,6 +332,11 @@ class Server:
             time.sleep(0.001)
         flush()
         os._exit(0)  # the teardown of torch takes a second
+
+
+def _code() -> list[object]:
+    """Stamp the files that tell whether the code of this process still exists."""
+    return [stamp(path) for path in (__file__, sys.executable)]
 
 
 def _send_status(status: socket.socket, message: Message) -> None:
@@ -376,20 +384,36 @@ def _load(name: str) -> str:
 
 
 def main() -> NoReturn:
-    """Serve the parent of this process, or all clients."""
+    """Serve clients, or run one stage in the foreground."""
     faulthandler.enable()
     # OpenBLAS, the only library here that starts threads at import, handles forks itself
     warnings.filterwarnings(
         "ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning
     )
     start = json.loads(sys.argv[1])
-    adopt_orphans()
     here = str(Path.cwd())
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+    if "request" in start:
+        run_in_foreground(start)
+    adopt_orphans()
     os.chdir("/")  # the project may be moved or deleted
     server = Server(start)
     gc.disable()  # a collection would write to the pages shared with the children
     server.serve(preload(start["preload"], start["without"]))
+
+
+def run_in_foreground(start: Message) -> NoReturn:
+    """Run the stage of ``start["request"]`` in this process, with its output on the terminal."""
+    die_with_parent(start["parent"], signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent ignores it
+    request = json.loads(Path(start["request"]).read_bytes())
+    events = os.open(request["events"], os.O_WRONLY | os.O_CREAT)
+    with contextlib.redirect_stdout(io.StringIO()):  # the log of a server
+        problem = preload(start["preload"], start["without"])
+    if problem:
+        os.write(events, encode({"event": "error", "error": error_to_json(StageError(problem))}))
+        os._exit(0)
+    run_child(job_from_json(request["job"]), None, events, debugger=request["debugger"])
 
 
 if __name__ == "__main__":

@@ -64,13 +64,6 @@ def test_only_dynamo_exports_load_dynamo() -> None:
     assert all(importlib.util.find_spec(name) for name in rest if name.startswith("buildsys"))
 
 
-def test_only_local_functions_load_onnxscript() -> None:
-    stage = "buildsys.stages.operators.stage"
-    functions = {"functions": {"functions": {"d::F": "ops.py:f"}}}
-    assert late_preload(_job("operators", **functions)) == (stage, "onnxscript")
-    assert late_preload(_job("operators", libraries={"kernel": {}})) == (stage,)
-
-
 def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:
     assert late_preload(_job("simplify", simplify={})) == ("buildsys.stages.simplify.stage",)
 
@@ -79,8 +72,7 @@ def test_a_backend_is_loaded_where_its_libraries_are() -> None:
     engine = {"backend": "onnxruntime"}
     backend = "buildsys.backends.onnxruntime.backend"
     assert late_preload(_job("verify", engine=engine)) == ("buildsys.stages.verify.stage", backend)
-    timed = ("buildsys.stages.bench.stage", backend, "numpy.ma")
-    assert late_preload(_job("bench", engine=engine)) == timed
+    assert late_preload(_job("bench", engine=engine)) == ("buildsys.stages.bench.stage", backend)
     engine = {"backend": "tensorrt_rtx"}
     assert late_preload(_job("verify", engine=engine))[1:] == (
         "buildsys.backends.tensorrt_rtx.backend",
@@ -92,12 +84,6 @@ def test_a_backend_is_loaded_where_its_libraries_are() -> None:
     toolchain = Toolchain("other", Path("/envs/other/bin/python"), {})
     job = replace(_job("engine", engine=engine), toolchain=toolchain)
     assert late_preload(job) == ("buildsys.stages.engine.stage",)
-
-
-def test_a_report_loads_pydantic_for_defaults_that_only_the_schema_knows() -> None:
-    for backends, loaded in ((["onnxruntime"], 0), (["onnxruntime", "tensorrt_rtx"], 1)):
-        job = _job("report", manifest={"engines": [{"backend": name} for name in backends]})
-        assert late_preload(job)[1:] == ("buildsys.manifest.schema.engine_base",) * loaded
 
 
 def test_a_stage_of_another_package_is_loaded_by_its_child() -> None:

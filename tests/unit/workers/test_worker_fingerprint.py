@@ -112,15 +112,6 @@ def test_our_own_code_changes_the_fingerprint(
     assert len({first, second, mark()}) == 3
 
 
-def test_a_recreated_folder_changes_the_fingerprint(
-    mark: Callable[..., str], tmp_path: Path
-) -> None:
-    first = mark()
-    (tmp_path / "workers" / ".mark").unlink()
-    assert mark() != first
-    assert [file.name for file in (tmp_path / "workers").iterdir()] == [".mark"]
-
-
 class Texts(dict[str, str]):
     """A text cache in memory."""
 
