@@ -1,24 +1,26 @@
 """Messages between orchestrator, worker server and child: JSON lines. Standard library only.
 
-Orchestrator and server share one *control* socket per connection. For each job the orchestrator
-sends a request over it, ``{"job", "log", "timeout_s", "preload", "environment", "server_log"}``,
-together with two file descriptors, so that each channel has a single writer:
+Orchestrator and server share one *control* socket per connection; it keeps the server alive. For
+each job the orchestrator sends one end of a new *channel* over it. The request,
+``{"job", "log", "timeout_s", "preload", "environment", "server_log"}``, comes through that channel,
+and so do all answers:
 
-- the write end of the job's *events* pipe, for the child: ``{"event": "started", "pid"}``, any
-  number of ``{"event": "progress", "message"}`` and ``{"event": "count", "done", "total",
-  "unit"}``, then ``{"event": "result", …}`` or ``{"event": "error", "error"}``;
-- one end of the job's *status* socket, for the server: ``{"event": "exit", …}`` after the child
-  ended, or ``{"event": "refused", "error"}`` if none was forked.
+- of the child: ``{"event": "started", "pid"}``, any number of ``{"event": "progress", "message"}``
+  and ``{"event": "count", "done", "total", "unit"}``, then ``{"event": "result", …}`` or
+  ``{"event": "error", "error"}``;
+- of the server: ``{"event": "exit", …}`` after the child ended, or
+  ``{"event": "refused", "error"}`` if none was forked.
 
-End of file on control means that the other process is gone; on status, that the orchestrator no
+End of file on control means that the other process is gone; on a channel, that the orchestrator no
 longer wants the result.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
 
 Message = dict[str, Any]
+JOB, RETIRE = b"j", b"r"  # on control: a job's channel comes along; end after the running jobs
 INTERRUPTED = 130  # exit code of a stage in the foreground after Ctrl-C
 _PATHS = ("inputs", "outputs", "advisory")  # fields with paths by role
 _LOCAL = ("progress", "count", "fail")
@@ -45,17 +48,14 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 @dataclass
 class LineBuffer:
-    """A buffer to split received bytes into messages."""
+    """A buffer to split received bytes into lines."""
 
     longest: float = math.inf  # bytes of one message
     _pieces: list[bytes] = field(default_factory=list)
-    _waiting: int = 0  # bytes of an incomplete message
+    _waiting: int = 0  # bytes of an incomplete line
 
-    def feed(self, piece: bytes) -> list[Message]:
-        """Return the messages completed by ``piece``.
-
-        Raises: ValueError: a message is not JSON or too long.
-        """
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the lines completed by ``piece``. Raises: ValueError: a line is too long."""
         whole, newline, rest = piece.rpartition(b"\n")
         self._waiting = len(rest) if newline else self._waiting + len(piece)
         if self._waiting > self.longest:
@@ -65,7 +65,14 @@ class LineBuffer:
             return []
         lines = b"".join((*self._pieces, whole)).split(b"\n")
         self._pieces = [rest]
-        return [json.loads(line) for line in lines]
+        return lines
+
+
+def decode(lines: Iterable[bytes]) -> Iterator[Message]:
+    """Read messages, without a line that its killed writer left incomplete."""
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def job_to_json(job: Job) -> Message:

@@ -21,7 +21,7 @@ from pathlib import Path
 from buildsys.system import file_locks
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file, stamp
 from buildsys.system.processes import Process, time_limit_s
-from buildsys.workers.protocol import encode
+from buildsys.workers.protocol import RETIRE
 
 IDLE_VARIABLE = "BUILDSYS_WORKER_IDLE"
 _DEFAULT_IDLE_S = 300.0
@@ -49,7 +49,6 @@ class ServerRecord:
     kind: str
     python: str
     log: str
-    ready: bool = False  # True once its libraries are loaded
 
     @property
     def process(self) -> Process:
@@ -156,7 +155,7 @@ def retire(path: Path) -> bool:
     if channel is None:
         return False
     with channel, contextlib.suppress(OSError):
-        channel.sendall(encode({"retire": True}))
+        channel.sendall(RETIRE)
     return True
 
 
@@ -179,25 +178,14 @@ class Listener:
                 accepted.append(channel)
         return accepted
 
-    def mark_ready(self) -> None:
-        """Record the end of the preload."""
-        # on failure, clients only wait longer for a server that hangs
-        with contextlib.suppress(OSError), locked(self._path.parent):
-            record = read_record(self._path)
-            if record is not None and record.pid == os.getpid():
-                write_record(self._path, dataclasses.replace(record, ready=True))
-
     def close(self) -> list[socket.socket]:
         """Retire the address. Return the connections made before.
 
-        Raises: BlockingIOError: another process is connecting or starting a server; try again.
+        A client that connects at this moment finds its connection closed, and tries again.
         """
-        with contextlib.ExitStack() as stack:
-            if self._path.parent.is_dir():
-                stack.enter_context(locked(self._path.parent, 0.0))
-            self.unlink()
-            accepted = self.accept()
-            self.socket.close()
+        self.unlink()
+        accepted = self.accept()
+        self.socket.close()
         return accepted
 
     def unlink(self) -> None:

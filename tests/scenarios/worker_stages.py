@@ -127,11 +127,6 @@ def return_long_reason(job: Job) -> StageResult:
     return StageResult("failed", f"first words {'x' * 5_000_000} last words", "y" * 5_000_000)
 
 
-def hide_outputs(job: Job) -> None:
-    os.umask(0o777)
-    job.outputs["result"].with_name("weights").write_text("values")
-
-
 def print_endlessly(job: Job) -> None:
     print("first words")
     for _ in range(60):

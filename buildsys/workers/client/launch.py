@@ -57,55 +57,48 @@ class Launch:
 
     def connect_or_start(self, address: Path, idle_s: float) -> ServerHandle:
         """Connect to the server at ``address``, or start it there."""
-        per_job = split_environment(self.environment)[1]
         with registry.locked(address.parent):
             record = registry.read_record(address)
             control = registry.connect(address) if record is not None else None
             if record is not None and control is not None:
-                return ServerHandle(
-                    control, record.process, log=self.log, environment=per_job, ready=record.ready
-                )
+                return self._handle(control, record.process)
             registry.remove(address)  # of a server that was killed
             registry.retire_others(address, self.log)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(str(address))
                 listener.listen(_BACKLOG)
-                start = {"listener": listener.fileno(), "path": str(address), "idle_s": idle_s}
-                control, process = self._spawn(start, [listener.fileno()])
-            ticks = Process.of(process.pid).started
-            record = registry.ServerRecord(
-                process.pid, ticks, self.kind.name, self.python, str(self.log)
-            )
+                handle = self.start(listener, path=str(address), idle_s=idle_s)
+            process = Process.of(handle.server.pid)
             try:
-                registry.write_record(address, record)
-            except OSError:  # no other run would ever find it
-                control.close()
-                process.kill()
-                process.wait()
+                registry.write_record(
+                    address,
+                    registry.ServerRecord(
+                        process.pid, process.started, self.kind.name, self.python, str(self.log)
+                    ),
+                )
+            except OSError:
+                handle.close()
                 raise
-        return ServerHandle(control, process, log=self.log, environment=per_job)
+        return handle
 
-    def start(self) -> ServerHandle:
-        """Start a server that only this process knows."""
-        control, process = self._spawn({}, [])
-        per_job = split_environment(self.environment)[1]
-        return ServerHandle(control, process, log=self.log, environment=per_job)
-
-    def _spawn(
-        self, start: Message, descriptors: list[int]
-    ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start a server. Return a connection to it, and its process."""
+    def start(self, listener: socket.socket | None = None, **start: object) -> ServerHandle:
+        """Start a server. Without ``listener``, only this process knows it."""
         control, remote = socket.socketpair()
+        start["control"] = remote.fileno()
+        descriptors = [remote.fileno()]
+        if listener is not None:
+            start["listener"] = listener.fileno()
+            descriptors.append(listener.fileno())
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:
             process = subprocess.Popen(
-                self.command({**start, "control": remote.fileno()}),
+                self.command(start),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self.folder,
                 env=split_environment(self.environment)[0],
-                pass_fds=[remote.fileno(), *descriptors],
+                pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C must not reach a server that other runs use
             )
         except OSError:
@@ -114,7 +107,13 @@ class Launch:
         finally:
             remote.close()
             os.close(output)
-        return control, process
+        return self._handle(control, process)
+
+    def _handle(
+        self, control: socket.socket, server: subprocess.Popen[bytes] | Process
+    ) -> ServerHandle:
+        per_job = split_environment(self.environment)[1]
+        return ServerHandle(control, server, log=self.log, environment=per_job)
 
     def command(self, start: Message) -> list[str]:
         """Return the command line of a worker process.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import re
-import select
 import selectors
 import signal
 import socket
@@ -20,9 +19,11 @@ from buildsys.system.files import read_end
 from buildsys.system.processes import Process, describe_exit, kill_group
 from buildsys.workers.job import Job
 from buildsys.workers.protocol import (
+    JOB,
     JobNotStartedError,
     LineBuffer,
     Message,
+    decode,
     encode,
     error_from_json,
     job_to_json,
@@ -30,11 +31,9 @@ from buildsys.workers.protocol import (
 from buildsys.workers.server_kinds import late_preload
 
 # a server that has not started a job by then never will, e.g. because of a hanging network disk
-_START_LIMIT_S = 600.0
-_READY_LIMIT_S = 60.0  # the same for a server with all its libraries loaded
+_START_LIMIT_S = 300.0
 _CLOSE_LIMIT_S = 1.0
-# The server enforces a job's limit and reports a child's end. After this long it is the server
-# that hangs.
+# The server enforces a job's limit. After this long it is the server that hangs.
 _LIMIT_SLACK_S = 20.0
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)
 _CRASHED_FRAME = re.compile(r'^Current thread .*\n  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
@@ -43,84 +42,59 @@ _LOG_END_BYTES = 64 << 10
 OnEvent = Callable[[Message], None]
 
 
-class JobChannels:
-    """The events pipe, status and control socket of one job."""
+class JobChannel:
+    """The channel of one job."""
 
-    def __init__(self, control: socket.socket, request: bytes) -> None:
-        """Send a job with the far ends of its channels over ``control``."""
+    def __init__(self, control: socket.socket) -> None:
+        """Send the far end of a new channel over ``control``."""
         self.pid: int | None = None  # of the child, once it started
-        self._events, remote_events = os.pipe()
-        os.set_blocking(self._events, False)
-        self._status, remote_status = socket.socketpair()
+        self._channel, remote = socket.socketpair()
         # a copy that closing the pool cannot take away; readable means that the server is gone
         self._control = control.dup()
-        self._child_ended = False
-        with remote_status:
-            # listen() notices a server that is gone
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                sent = socket.send_fds(control, [request], [remote_events, remote_status.fileno()])
-                control.sendall(request[sent:])
-            os.close(remote_events)
+        # listen() notices a server that is gone
+        with remote, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(control, [JOB], [remote.fileno()])
+
+    def hang_up(self) -> None:
+        """Let the server end the job; its last message still arrives."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the channels. The server then kills a running child."""
-        os.close(self._events)
-        self._status.close()
+        """Close the channel. The server then kills a running child."""
+        self._channel.close()
         self._control.close()
 
-    def listen(
-        self, start_limit_s: float, timeout_s: float | None, on_event: OnEvent
-    ) -> Message | None:
-        """Pass on events; return the result, ``error``, ``refused`` or ``exit`` message.
+    def run(self, request: bytes, timeout_s: float | None, on_event: OnEvent) -> Message | None:
+        """Pass on events; return the ``result``, ``error``, ``refused`` or ``exit`` message.
 
         None means that the server is gone or hangs.
         """
-        event_lines, status_lines = LineBuffer(), LineBuffer()
-        deadline: float | None = time.monotonic() + start_limit_s
+        deadline = time.monotonic() + _START_LIMIT_S
+        self._channel.settimeout(_START_LIMIT_S)
         with selectors.DefaultSelector() as selector:
-            for channel in (self._events, self._status, self._control):
-                selector.register(channel, selectors.EVENT_READ)
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._control, selectors.EVENT_READ)
+            lines = LineBuffer()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+                self._channel.sendall(request)
             while True:
-                wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                wait_s = None if math.isinf(deadline) else max(0, deadline - time.monotonic())
                 ready = {key.fileobj for key, _ in selector.select(wait_s)}
-                status: list[Message] | None = []
-                if self._status in ready:
-                    piece = b""
-                    with contextlib.suppress(ConnectionResetError):  # it ended before reading all
-                        piece = self._status.recv(1 << 16)
-                    status = status_lines.feed(piece) if piece else None
-                started = self.pid is not None
-                answer = self._read_events(event_lines, on_event, selector)
-                if answer is not None or status:
-                    return answer or next(iter(status or ()), None)
-                if not ready or self._control in ready or status is None:
+                piece = b""
+                if self._channel in ready:
+                    with contextlib.suppress(ConnectionResetError):
+                        piece = self._channel.recv(1 << 16)
+                if not piece:  # end of file, no answer in time, or the server is gone
                     return None
-                if not started and self.pid is not None:
-                    limit_s = None if timeout_s is None else timeout_s + _LIMIT_SLACK_S
-                    deadline = None if limit_s is None else time.monotonic() + limit_s
-                if self._child_ended:  # the server reports that next
-                    soon = time.monotonic() + _LIMIT_SLACK_S
-                    deadline = soon if deadline is None else min(deadline, soon)
-
-    def _read_events(
-        self, lines: LineBuffer, on_event: OnEvent, selector: selectors.BaseSelector
-    ) -> Message | None:
-        """Pass on the received events. Return the child's answer if it arrived."""
-        while True:
-            try:
-                piece = os.read(self._events, 1 << 16)
-            except BlockingIOError:
-                return None
-            if not piece:
-                with contextlib.suppress(KeyError):
-                    selector.unregister(self._events)
-                self._child_ended = True
-                return None
-            for message in lines.feed(piece):
-                if message["event"] not in ("started", "progress", "count"):
-                    return message
-                self.pid = message.get("pid", self.pid)
-                on_event(message)
+                for message in decode(lines.feed(piece)):
+                    if message["event"] not in ("started", "progress", "count"):
+                        return message
+                    if message["event"] == "started":
+                        self.pid = message["pid"]
+                        limit_s = math.inf if timeout_s is None else timeout_s + _LIMIT_SLACK_S
+                        deadline = time.monotonic() + limit_s
+                    on_event(message)
 
 
 class ServerHandle:
@@ -136,17 +110,15 @@ class ServerHandle:
         *,
         log: Path,
         environment: Mapping[str, str],
-        ready: bool = False,
     ) -> None:
         self.log = log
         self.reused = isinstance(server, Process)  # started by an earlier run
         self._control = control
-        self._server = server
+        self.server = server
         self._environment = environment  # variables sent with each job
-        self._start_limit_s = _READY_LIMIT_S if ready else _START_LIMIT_S
         self._sending = threading.Lock()
         self._given_up = False  # its process may need a moment to end
-        self._jobs: set[JobChannels] = set()
+        self._jobs: set[JobChannel] = set()
 
     @property
     def is_alive(self) -> bool:
@@ -173,19 +145,18 @@ class ServerHandle:
             "server_log": job.display_path(self.log),
             "environment": {**self._environment, **job.environment},
         }
-        line = encode(request)
         with self._sending:
             if self._control.fileno() < 0:  # another thread has closed this handle
                 raise self._server_died(job, log, None)
-            channels = JobChannels(self._control, line)
-            self._jobs.add(channels)
+            channel = JobChannel(self._control)
+            self._jobs.add(channel)
         try:
-            answer = channels.listen(self._start_limit_s, timeout_s, on_event)
+            answer = channel.run(encode(request), timeout_s, on_event)
         finally:
-            self._jobs.discard(channels)
-            channels.close()
+            self._jobs.discard(channel)
+            channel.close()
         if answer is None:
-            raise self._server_died(job, log, channels.pid)
+            raise self._server_died(job, log, channel.pid)
         if answer["event"] == "exit":
             place = _crash_place(log) if answer["code"] in _CRASHES else ""
             problem = f"the worker of {job.target} {describe_exit(answer['code'])}{place}"
@@ -200,38 +171,37 @@ class ServerHandle:
 
     def hang_up(self) -> None:
         """Make the server end this process's jobs, without waiting for it."""
-        with contextlib.suppress(OSError):  # it may have ended already
-            self._control.shutdown(socket.SHUT_WR)
+        for job in list(self._jobs):
+            job.hang_up()
 
     def close(self) -> None:
-        """End this process's jobs on the server."""
+        """End this process's jobs on the server, and the connection to it."""
         self.hang_up()
-        running = [job.pid for job in list(self._jobs) if job.pid is not None]
-        if running:  # the server hangs up after it has killed them
-            poll = select.poll()
-            poll.register(self._control, select.POLLIN)
-            if not poll.poll(_CLOSE_LIMIT_S * 1000):
-                for pid in running:
-                    kill_group(pid)
+        deadline = time.monotonic() + _CLOSE_LIMIT_S
+        while any(job.pid for job in list(self._jobs)) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for job in list(self._jobs):  # the server hangs
+            if job.pid is not None:
+                kill_group(job.pid)
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)  # wakes the threads that listen
         with self._sending:
             self._control.close()
-        if isinstance(self._server, subprocess.Popen) and self._server.poll() is None:
-            self._server.returncode = 0  # Popen would warn about a process that lives on
+        if isinstance(self.server, subprocess.Popen) and self.server.poll() is None:
+            self.server.returncode = 0  # Popen would warn about a process that lives on
 
     def _end_server(self) -> str:
         """Return the exit cause of the server. Kill it if it hangs."""
         ending = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if isinstance(self._server, subprocess.Popen):
-                ending = describe_exit(self._server.wait(_CLOSE_LIMIT_S))
-            elif self._server.wait(_CLOSE_LIMIT_S):
+            if isinstance(self.server, subprocess.Popen):
+                ending = describe_exit(self.server.wait(_CLOSE_LIMIT_S))
+            elif self.server.wait(_CLOSE_LIMIT_S):
                 ending = "ended unexpectedly"
         if not ending:
-            self._server.send_signal(signal.SIGKILL)
+            self.server.send_signal(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
+                self.server.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
         return ending or describe_exit(None)
 
     def _server_died(self, job: Job, log: Path, pid: int | None) -> WorkerDied:

@@ -31,7 +31,7 @@ class RunningServer:
     address: Path
     record: ServerRecord
     age_s: float
-    state: str  # idle | working | loading
+    state: str  # idle | working
     memory_mib: float
 
 
@@ -62,7 +62,7 @@ def _examine(path: Path, record: ServerRecord) -> RunningServer:
     age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
     state = "working" if children_of(record.pid) else "idle"
     memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-    return RunningServer(path, record, age_s, state if record.ready else "loading", memory_mib)
+    return RunningServer(path, record, age_s, state, memory_mib)
 
 
 def retire_servers(environment: Mapping[str, str]) -> list[RunningServer]:

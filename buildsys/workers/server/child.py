@@ -12,14 +12,13 @@ import gc
 import importlib
 import io
 import os
-import re
 import resource
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -36,7 +35,6 @@ from buildsys.workers.server.read_recorder import ReadRecorder
 SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered
 _LONGEST_LOG = 16 << 20  # bytes; its first and last half are kept
-_LEFT_OUT = re.compile(rb"\n# \.\.\. (\d+) bytes of this log")
 _LONGEST_MESSAGE = 2000  # characters in results and on the console
 _LONGEST_HINT = 20_000  # it may list remedies with YAML to copy
 _STATUSES = ("passed", "failed", "unavailable", "noisy")
@@ -165,8 +163,6 @@ def run_stage(job: Job) -> StageResult:
 def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
     """Run the stage, write its result file, return the final message."""
     started, clock = datetime.now(timezone.utc), time.perf_counter()
-    umask = os.umask(0o077)
-    os.umask(umask)
     recorder = None if log_file is None else _start_recorder(job)
     result: StageResult | None = None
     error: BuildsysError | None = None
@@ -178,11 +174,6 @@ def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
         if (reason, hint) != (answer.reason, answer.hint):
             log(f"{answer.reason}\n{answer.hint}")
         result = replace(answer, reason=reason, hint=hint)
-    except SystemExit as stop:
-        if stop.code is None or isinstance(stop.code, int):
-            flush()
-            os._exit(1 if stop.code is None else stop.code)
-        error = _as_expected(stop, job, log_file)
     except BaseException as caught:  # user code may raise KeyboardInterrupt, or its own class
         if log_file is None:
             _show_error(caught, debugger=debugger)
@@ -192,9 +183,7 @@ def _run_job(job: Job, log_file: Path | None, *, debugger: bool) -> Message:
             result = StageResult(status, error.problem, error.hint)
     reads = recorder.stop() if recorder is not None else []
     measured = measure(clock)
-    os.umask(umask)  # code of the model may have changed it
     if result is not None:
-        _make_readable(job.outputs.values(), umask)
         try:
             write_result(job, result, started=started, measured=measured)
         except (OSError, TypeError, ValueError) as caught:
@@ -217,13 +206,6 @@ def _start_recorder(job: Job) -> ReadRecorder | None:
     recorder = ReadRecorder(job.project, tuple(f"{folder}{os.sep}" for folder in folders))
     recorder.start()
     return recorder
-
-
-def _make_readable(outputs: Iterable[Path], umask: int) -> None:
-    """Give outputs the permissions of new files, regardless of their umask."""
-    for path in outputs:
-        with contextlib.suppress(OSError):  # not written
-            path.chmod(path.stat().st_mode | 0o666 & ~umask)
 
 
 def _shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
@@ -310,9 +292,7 @@ def limit_log(log_file: Path) -> None:
         if size <= _LONGEST_LOG + half:  # each cut copies half of the log
             return
         descriptor = file.fileno()
-        earlier = _LEFT_OUT.match(os.pread(descriptor, 100, half))
-        left_out = size - _LONGEST_LOG + (int(earlier[1]) if earlier else 0)
-        piece = b"\n# ... %d bytes of this log are left out ...\n" % left_out
+        piece = b"\n# ... the middle of this log is left out ...\n"
         source, target = size - half, half
         while piece:  # in pieces: memory of a server is memory of all its later jobs
             target += os.pwrite(descriptor, piece, target)

@@ -27,7 +27,6 @@ from project_folder import TIMEOUT_S, wait_until
 from buildsys.errors import StageError, WorkerDied
 from buildsys.workers import server_kinds
 from buildsys.workers.client import server_handle
-from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.server_kinds import ServerKind
 
 
@@ -63,9 +62,9 @@ def test_a_child_has_none_of_its_server_s_descriptors(project: PoolProject) -> N
         file.touch()
         other.result()
     log = str(project.log("list_descriptors"))
-    # the last one belongs to the recorder of reads
+    # the last one belongs to the recorder of reads, the socket is its channel
     own = ["/dev/null", log, log, "/memfd:reads (deleted)"]
-    assert [name for name in descriptors if not name.startswith("pipe:")] == own
+    assert [name for name in descriptors if not name.startswith("socket:")] == own
     assert len(descriptors) == 5
 
 
@@ -179,23 +178,19 @@ def test_a_server_that_never_gets_ready_is_given_up(
     )
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["job hangs", "job is killed"])
 def test_a_hanging_server_does_not_hang_its_jobs(
-    project: PoolProject, monkeypatch: pytest.MonkeyPatch, killed: bool
+    project: PoolProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = project.server_pid()
     # the server would end the job after a minute; the client waits for that for 0.2 s in total
-    limit_s = None if killed else 60
-    monkeypatch.setattr(server_handle, "_LIMIT_SLACK_S", 0.2 if killed else -59.8)
+    monkeypatch.setattr(server_handle, "_LIMIT_SLACK_S", -59.8)
     monkeypatch.setattr(server_handle, "_CLOSE_LIMIT_S", 0.1)
 
     def stop(event: dict[str, Any]) -> None:
         if event["event"] == "progress":
             os.kill(server, signal.SIGSTOP)
-            if killed:  # nobody reports that
-                os.kill(int(event["message"]), signal.SIGKILL)
 
-    error = project.error("hang", timeout_s=limit_s, on_event=stop)
+    error = project.error("hang", timeout_s=60, on_event=stop)
     problem = "the worker server that ran export:hang stopped responding"
     assert str(error) == f"{problem}; full log: build/hang.log"
     assert project.server_pid() != server

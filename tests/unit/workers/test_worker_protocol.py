@@ -16,6 +16,7 @@ from buildsys.errors import (
 from buildsys.workers.job import Job
 from buildsys.workers.protocol import (
     LineBuffer,
+    decode,
     encode,
     error_from_json,
     error_to_json,
@@ -39,7 +40,7 @@ JOB = Job(
 
 
 def test_a_job_survives_conversion_to_json() -> None:
-    (message,) = LineBuffer().feed(encode(job_to_json(JOB)))
+    (message,) = decode(LineBuffer().feed(encode(job_to_json(JOB))))
     assert job_from_json(message) == JOB
     assert {field.name for field in fields(Job)} - message.keys() == {"progress", "count", "fail"}
 
@@ -58,16 +59,21 @@ def test_pieces_of_any_size_are_joined_into_lines(size: int) -> None:
     received = [
         message
         for at in range(0, len(stream), size)
-        for message in buffer.feed(stream[at : at + size])
+        for message in decode(buffer.feed(stream[at : at + size]))
     ]
     assert received == messages
 
 
 def test_an_incomplete_line_is_kept() -> None:
     buffer = LineBuffer()
-    assert buffer.feed(b'{"n":1}\n{"n"') == [{"n": 1}]
+    assert buffer.feed(b'{"n":1}\n{"n"') == [b'{"n":1}']
     assert buffer.feed(b":2") == []
-    assert buffer.feed(b"}\n") == [{"n": 2}]
+    assert buffer.feed(b"}\n") == [b'{"n":2}']
+
+
+def test_an_answer_after_half_a_line_arrives() -> None:
+    stream = b'{"event":"res\n' + encode({"event": "exit"})
+    assert list(decode(LineBuffer().feed(stream))) == [{"event": "exit"}]
 
 
 @pytest.mark.parametrize("kind", [StageError, CheckFailed, Unavailable, WorkerDied])

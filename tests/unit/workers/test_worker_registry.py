@@ -95,13 +95,11 @@ def test_tables_of_servers() -> None:
     assert format_running([]) == format_stopped([]) == ["no worker servers"]
     servers = [
         RunningServer(PATH, RECORD, 5.4, "working", 10.0),
-        RunningServer(PATH, RECORD, 1.4, "loading", 9.0),
         RunningServer(PATH, RECORD, 600.0, "idle", 700.4),
     ]
     assert format_running(servers) == [
         "pid   kind   age     state    memory   python            project",
         "4711  torch  10 min  idle     700 MiB  /usr/bin/python3  /p",
         "4711  torch  5 s     working  10 MiB   /usr/bin/python3  /p",
-        "4711  torch  1 s     loading  9 MiB    /usr/bin/python3  /p",
     ]
-    assert format_stopped(servers[2:]) == ["ended 4711 (torch, /p)"]
+    assert format_stopped(servers[1:]) == ["ended 4711 (torch, /p)"]
