@@ -105,8 +105,5 @@ class EngineError(StageError):
     """A built engine that cannot be loaded, or run as requested."""
 
 
-@dataclass(eq=False)
 class WorkerDied(StageError):
     """A worker process ended without a result."""
-
-    was_killed: bool = False  # from outside, or as memory ran out: not by its own fault

@@ -94,9 +94,9 @@ def address(folder: Path, fingerprint: str) -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, limit_s: float = _LOCK_LIMIT_S) -> Iterator[None]:
-    """Hold the lock of ``folder``. Raises: BlockingIOError: not released within ``limit_s``."""
-    with file_locks.locked(folder / "lock", timeout_s=limit_s, mode=0o600):
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of ``folder``. Raises: BlockingIOError: another process does not release it."""
+    with file_locks.locked(folder / "lock", timeout_s=_LOCK_LIMIT_S, mode=0o600):
         yield
 
 

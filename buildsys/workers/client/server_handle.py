@@ -162,9 +162,7 @@ class ServerHandle:
             problem = f"the worker of {job.target} {describe_exit(answer['code'])}{place}"
             if answer["timed_out"]:
                 problem = f"{job.target} exceeded its limit of {timeout_s:g} s and was stopped"
-            killed = answer["code"] in (-signal.SIGKILL, -signal.SIGTERM)
-            hint = f"full log: {job.display_path(log)}"
-            raise WorkerDied(problem, hint, killed and not answer["timed_out"])
+            raise WorkerDied(problem, f"full log: {job.display_path(log)}")
         if answer["event"] in ("error", "refused"):
             raise error_from_json(answer["error"])
         return answer
@@ -212,7 +210,7 @@ class ServerHandle:
             return JobNotStartedError(f"{problem} before it started the job", hint)
         kill_group(pid)  # the processes that the child had started
         problem = f"the worker server that ran {job.target} {self._end_server()}"
-        return WorkerDied(problem, f"full log: {job.display_path(log)}", was_killed=True)
+        return WorkerDied(problem, f"full log: {job.display_path(log)}")
 
 
 def _crash_place(log: Path) -> str:

@@ -73,10 +73,11 @@ def test_the_longest_address_fits(tmp_path: Path) -> None:
     assert len(str(shortest)) <= 107
 
 
-def test_waiting_for_the_lock_has_a_limit(tmp_path: Path) -> None:
-    with registry.locked(tmp_path), pytest.raises(BlockingIOError), registry.locked(tmp_path, 0.02):
+def test_waiting_for_the_lock_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_LOCK_LIMIT_S", 0.02)
+    with registry.locked(tmp_path), pytest.raises(BlockingIOError), registry.locked(tmp_path):
         pass
-    with registry.locked(tmp_path, 0.0):
+    with registry.locked(tmp_path):
         pass
 
 
