@@ -19,14 +19,14 @@ from typing import Any
 from buildsys.system.backend_registry import our_backends
 from buildsys.system.files import MAX_RESULT_BYTES, Stamp, read_limited, replace_file, stamp
 
-SCHEMA = "buildsys/manifests/5"
+SCHEMA = "buildsys/manifests/6"
 
 
 @dataclass(frozen=True)
 class Entry:
     """The models of one file (name, JSON text) and their dependencies."""
 
-    models: list[tuple[str, str]]
+    models: list[list[str]]
     paths: list[str]
 
 
@@ -57,17 +57,11 @@ def read_cache(file: Path, configs: str) -> Cache:
         checksum, _, body = read_limited(file, MAX_RESULT_BYTES).partition(b"\n")
         if int(checksum, 16) != zlib.crc32(body):
             return Cache()
-        header, _, texts = body.partition(b"\n")  # JSON on one line
-        stored = json.loads(header)
+        stored = json.loads(body)
         if stored["written_by"] != _writer(configs):
             return Cache()
         return Cache(
-            {
-                name: Entry(
-                    [(model, texts[start:end].decode()) for model, start, end in models], paths
-                )
-                for name, (models, paths) in stored["entries"].items()
-            },
+            {name: Entry(*entry) for name, entry in stored["entries"].items()},
             {path: known and Stamp(*known) for path, known in stored["stamps"].items()},
             {path: (Stamp(*known), digest) for path, (known, digest) in stored["digests"].items()},
         )
@@ -77,43 +71,26 @@ def read_cache(file: Path, configs: str) -> Cache:
 
 def write_cache(file: Path, configs: str, cache: Cache) -> None:
     """Replace the cache; without effect if it cannot be written."""
-    texts: list[bytes] = []
-    entries = {}
-    end = 0
-    for name, entry in cache.entries.items():
-        models = []
-        for model, text in entry.models:
-            content = text.encode()
-            start, end = end, end + len(content)
-            models.append((model, start, end))
-            texts.append(content)
-        entries[name] = models, entry.paths
     stored = {
         "written_by": _writer(configs),
-        "entries": entries,
+        "entries": {name: (entry.models, entry.paths) for name, entry in cache.entries.items()},
         "stamps": cache.stamps,
         "digests": cache.digests,
     }
-    body = b"".join([json.dumps(stored, separators=(",", ":")).encode(), b"\n", *texts])
+    body = json.dumps(stored, separators=(",", ":")).encode()
     with contextlib.suppress(OSError):
         replace_file(file, b"%08x\n" % zlib.crc32(body) + body)
 
 
-def _writer(configs: str) -> list[Any]:
+def _writer(configs: str) -> Any:
     """Return the identity of this code and of pydantic."""
     here = Path(__file__).parent
-    code = sorted(
-        entry.path
-        for folder in (here, here / "checks", here / "schema")
-        for entry in os.scandir(folder)
-        if entry.name.endswith(".py")
-    )
-    backends = here.parent / "backends"
+    code = sorted(here.rglob("*.py"))
     for name in our_backends():  # their fields
         modules = ("description", "options", "common_options")
-        code += [f"{backends}/{name}/{module}.py" for module in modules]
+        code += [here.parent / "backends" / name / f"{module}.py" for module in modules]
     found = importlib.util.find_spec("pydantic")  # locates without importing
     version = Path(found.origin).with_name("version.py") if found and found.origin else here
-    paths: list[Path | str] = [*code, here.parent / "errors.py", version]
-    stamps = [list(stamp(path) or ()) for path in paths]
-    return [SCHEMA, configs, list(sys.version_info[:3]), stamps]
+    stamps = [stamp(path) for path in (*code, here.parent / "errors.py", version)]
+    writer = [SCHEMA, configs, sys.version_info[:3], stamps]
+    return json.loads(json.dumps(writer))

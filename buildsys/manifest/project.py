@@ -230,7 +230,6 @@ class _Load:
     _links_into: Path | None
     _wanted: Collection[str] | None = None  # models
     _started_ns: int = field(default_factory=time.time_ns)
-    _accepted: Stamp | None = None  # of project.yaml, if the cache knows that it has no errors
     errors: list[ManifestError] = field(default_factory=list)
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
     ambiguous: set[str] = field(default_factory=set)  # names of several models
@@ -248,8 +247,6 @@ class _Load:
         files = self.files()
         cache = read_cache(cache_file, str(configs))
         valid = cache.valid_entries(root)
-        project_file = self.shown(files[0])
-        self._accepted = cache.stamps[project_file] if project_file in valid else None
         entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             name = self.shown(file)
@@ -291,7 +288,7 @@ class _Load:
         from buildsys.manifest.workspace import Workspace
 
         workspace = Workspace(self._project.root, self._project.configs, self._links_into)
-        return Resolver(workspace, self._accepted)
+        return Resolver(workspace)
 
     def _is_wanted(self, file: str) -> bool:
         if self._wanted is None:
@@ -314,10 +311,8 @@ class _Load:
             return None
         if not shared:  # there may be thousands
             workspace.release(file)
-        models = []
-        for data, _ in found:
-            models.append((data["model"], resolver.fields.to_json(data)))
-        return Entry(models, sorted(paths))
+        texts = [[data["model"], json.dumps(data, separators=(",", ":"))] for data, _ in found]
+        return Entry(texts, sorted(paths))
 
     def _updated_cache(
         self, entries: Mapping[str, Entry], valid: Mapping[str, Entry], cache: Cache

@@ -20,15 +20,15 @@ from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
 from buildsys.manifest.graph_sections import without_inherited, without_inherited_engines
 from buildsys.manifest.layers import Layers, Presets, build_presets, merge, resolve_engines
-from buildsys.manifest.model_fields import ModelFields
+from buildsys.manifest.model_fields import model_fields
 from buildsys.manifest.problem import Problem, expected, problem_at
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.schema_errors import known_fields, schema_problems
 from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain, text_size
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.backend_registry import package_files
-from buildsys.system.files import Stamp
 
 Resolution = tuple[dict[str, Any], ValueNode]  # a model, and the origins of its values
 MAX_CHARACTERS, MAX_MODEL_CHARACTERS = 64 << 20, 4 << 20  # of the models of one file, and of one
@@ -36,18 +36,14 @@ _NOT_SHARED = ("model", "extends", "matrix")  # not allowed in project defaults
 
 
 class Resolver:
-    """Resolve manifests one by one with shared project.yaml and engines.yaml.
+    """Resolve manifests one by one with shared project.yaml and engines.yaml."""
 
-    ``accepted`` is the stamp of a project.yaml known to have no errors.
-    """
-
-    def __init__(self, workspace: Workspace, accepted: Stamp | None = None) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.project_file = workspace.configs / "project.yaml"
         self.engines_file = workspace.configs / "engines.yaml"
-        self.fields = ModelFields()
         self._toolchains: ValueNode | None = None  # None: project.yaml is broken
-        self._defaults, self._project_errors = self._read_project(accepted)
+        self._defaults, self._project_errors = self._read_project()
         self._presets, self._engine_errors = self._read_presets()
 
     def shared(self, file: Path) -> list[ManifestError]:
@@ -107,7 +103,7 @@ class Resolver:
         data: dict[str, Any] = {}
         refused, written = [*unknown], plain(tree)
         try:
-            data = self.fields.resolve(written)
+            data = model_fields(written)
         except ValidationError as error:
             found, refused = schema_problems(error, tree, ModelSpec, unknown)
             problems += found
@@ -145,7 +141,7 @@ class Resolver:
             for file in package_files(backend.value):
                 self.workspace.exists(file)
 
-    def _read_project(self, accepted: Stamp | None) -> tuple[ValueNode, list[ManifestError]]:
+    def _read_project(self) -> tuple[ValueNode, list[ManifestError]]:
         """Return the defaults of project.yaml and its errors; remember its toolchains."""
         empty = ValueNode({}, ValueOrigin(self.workspace.shown(self.project_file), ()))
         if not self.workspace.exists(self.project_file):
@@ -155,9 +151,7 @@ class Resolver:
             document = self.workspace.document(self.project_file)
         except ManifestError as error:
             return empty, [error]
-        problems: list[Problem] = []
-        if self.workspace.stamp(self.project_file) != accepted:
-            problems += _project_problems(document)
+        problems = _project_problems(document)
         problems += toolchain_problems(document.get("toolchains") or empty)
         defaults = document.get("defaults") or empty
         for name in _NOT_SHARED:
@@ -182,8 +176,6 @@ class Resolver:
 
 
 def _project_problems(document: ValueNode) -> list[Problem]:
-    from buildsys.manifest.schema.project import ProjectSpec  # slow, and rarely needed
-
     if not isinstance(document.value, dict):
         return [Problem(document.origin, expected("a map of settings", document.value))]
     return _validate(document, ProjectSpec)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable as Function
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -129,7 +128,7 @@ ALL_CASES: tuple[Case, ...] = ("min", "opt", "max", "odd")
 class Spec(BaseModel):
     """Base of every section: immutable, with unknown fields refused.
 
-    Validators are built on first use, so only the validated model pays, not each section.
+    Validators are built on first use: one for a whole model, not one per section.
     """
 
     model_config = ConfigDict(
@@ -161,24 +160,6 @@ class NeedsSpec(Spec):
     time: Seconds | None = Field(
         None, gt=0, description="Time limit for schedulers that ask for one; default: timeout."
     )
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """Annotation of a type whose module is imported when a manifest has values of it."""
-
-    module: str
-    name: str
-
-    def load(self) -> Any:
-        """Return the type."""
-        return getattr(import_module(self.module), self.name)
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        """Return the schema of the type."""
-        return handler.generate_schema(self.load())
 
 
 def section(alias: str | None = None) -> Any:

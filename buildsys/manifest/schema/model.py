@@ -4,12 +4,9 @@ The JSON Schema for editors is generated from these models, so users read a fiel
 while typing. Nothing here reads a file or imports a library used by a stage.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any
-
 from pydantic import Field
 
 from buildsys.manifest.schema.base import (
-    Deferred,
     DimName,
     Name,
     NeedsSpec,
@@ -20,9 +17,12 @@ from buildsys.manifest.schema.base import (
     TensorName,
     section,
 )
+from buildsys.manifest.schema.commands import CommandSpec
 from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec
+from buildsys.manifest.schema.operators import OperatorSpec
+from buildsys.manifest.schema.registrations import SymbolicSpec, TranslationSpec
 from buildsys.manifest.schema.source import Source
 from buildsys.manifest.schema.stages import (
     BenchSpec,
@@ -38,19 +38,7 @@ from buildsys.manifest.schema.stages import (
     ValidateSpec,
     VerifySpec,
 )
-
-if TYPE_CHECKING:
-    from buildsys.manifest.schema.commands import CommandSpec
-    from buildsys.manifest.schema.operators import OperatorSpec
-    from buildsys.manifest.schema.registrations import SymbolicSpec, TranslationSpec
-    from buildsys.manifest.schema.surgery import SurgeryStep
-else:  # of sections that few manifests have
-    _SCHEMA = __name__.rpartition(".")[0]
-    CommandSpec = Annotated[Any, Deferred(f"{_SCHEMA}.commands", "CommandSpec")]
-    OperatorSpec = Annotated[Any, Deferred(f"{_SCHEMA}.operators", "OperatorSpec")]
-    SymbolicSpec = Annotated[Any, Deferred(f"{_SCHEMA}.registrations", "SymbolicSpec")]
-    TranslationSpec = Annotated[Any, Deferred(f"{_SCHEMA}.registrations", "TranslationSpec")]
-    SurgeryStep = Annotated[Any, Deferred(f"{_SCHEMA}.surgery", "SurgeryStep")]
+from buildsys.manifest.schema.surgery import SurgeryStep
 
 
 class ModelSpec(Spec):

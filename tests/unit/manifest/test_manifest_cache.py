@@ -227,9 +227,9 @@ def test_the_cache_is_json_after_its_checksum(project):
     project.model()
     project.settle()
     project.load()
-    _, header, models = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n", 2)
-    assert "configs/models/net.yaml" in json.loads(header)["entries"]
-    assert json.loads(models)["model"] == "net"
+    _, body = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n")
+    ((name, text),), _ = json.loads(body)["entries"]["configs/models/net.yaml"]
+    assert name == json.loads(text)["model"] == "net"
 
 
 def test_a_load_keeps_no_manifest_that_is_resolved(project, monkeypatch):
