@@ -317,10 +317,9 @@ def page(names: list[str], results: Path, before: str = "") -> str:
         "",
         *textwrap.wrap(f"Versions: {versions}.", 100),
         "",
-        "Seconds are wall times on a busy machine with two cores, without the time to load the",
-        "libraries. The plain script runs the graph at two sizes and compares nothing. The weights",
-        "of torchvision's models but mvit are [drawn](weights.md#random-weights); all others are",
-        "the initial ones.",
+        "Seconds are wall times on a busy machine with two cores. The plain script runs the graph at",
+        "two sizes and compares nothing. The weights of torchvision's models but mvit are",
+        "[drawn](weights.md#random-weights); all others are the initial ones.",
         "",
         "| suite | models | plain runs | pass here | share | plain, median s | here, median s |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -356,20 +355,11 @@ def page(names: list[str], results: Path, before: str = "") -> str:
             problems = each["plain"].get("problems") or {"torchscript": each["plain"]["problem"]}
             cells = (_cell(problems.get(exporter, "")) for exporter in ("torchscript", "dynamo"))
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "## All models",
-        "",
-        "| model | exporter | plain, s | here | here, s |",
-        "|---|---|---:|---|---:|",
-    ]
-    for name, each in found.items():
-        raw, here = each["plain"], each.get("here", {})
-        lines.append(
-            f"| {name} | {raw['exporter'] or 'none'} | {raw['seconds']:.0f}"
-            f" | {_OUTCOME[here.get('passed')]} | {here.get('seconds', 0):.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+    lines += ["", "## All models", ""]
+    for suite in suites:
+        members = [name.partition("/")[2] for name in found if name.startswith(f"{suite}/")]
+        lines += [*textwrap.wrap(f"**{suite}**: {', '.join(members)}.", 100), ""]
+    return "\n".join(lines[:-1]) + "\n"
 
 
 def _totals(title: str, found: dict[str, dict[str, Any]], prefix: str) -> str:
