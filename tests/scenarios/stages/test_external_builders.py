@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from project_folder import REPOSITORY
 from ready_project import ReadyProject
 
 PAGE = REPOSITORY / "docs/external-builders.md"
+SCRIPTS = "plugins/commands"
 TOOLCHAIN = "BUILDSYS_TOOLCHAIN_GENAI"  # an interpreter that has it, such as that of the page
 PYTHON = os.environ.get(TOOLCHAIN) or sys.executable
 NOT_RUN = {
@@ -31,6 +33,7 @@ def genai(ready_place: ReadyProject) -> Any:
         pytest.skip(f"{PYTHON} cannot import {packages}; {TOOLCHAIN} may name another interpreter")
     with ready_place.cleared():
         ready_place.create()
+        shutil.copytree(REPOSITORY / SCRIPTS, ready_place.root / SCRIPTS)
         ready_place.environment[TOOLCHAIN] = PYTHON
         yield ready_place
 
@@ -52,9 +55,7 @@ def test_the_recipe_builds_verifies_and_measures(genai: ReadyProject) -> None:
         assert 0 < low <= measured["value"] <= high
         assert measured["unit"] == unit
     # a wrong model is found: the same graph with other weights
-    script = genai.root / "tools/make_checkpoint.py"
     genai.edit(Path("configs/models/tiny_llama.yaml").as_posix(), "-p fp32", "-p int4")
-    assert script.exists()
     failed = genai.doit("command:tiny_llama:tokens")
     assert failed.code == 1
     assert "more than its limit 0" in failed.out + failed.err
