@@ -319,7 +319,8 @@ def page(names: list[str], results: Path, before: str = "") -> str:
         "",
         "Seconds are wall times on a busy machine with two cores. The plain script runs the graph",
         "at two sizes and compares nothing. The weights of torchvision's models but mvit are",
-        "[drawn](weights.md#random-weights); all others are the initial ones.",
+        "[drawn](weights.md#random-weights); all others are the initial ones. All models are in",
+        "`tests/bench/_breadth_models.py`.",
         "",
         "| suite | models | plain runs | pass here | share | plain, median s | here, median s |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -355,11 +356,7 @@ def page(names: list[str], results: Path, before: str = "") -> str:
             problems = each["plain"].get("problems") or {"torchscript": each["plain"]["problem"]}
             cells = (_cell(problems.get(exporter, "")) for exporter in ("torchscript", "dynamo"))
             lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "## All models", ""]
-    for suite in suites:
-        members = [name.partition("/")[2] for name in found if name.startswith(f"{suite}/")]
-        lines += [*textwrap.wrap(f"**{suite}**: {', '.join(members)}.", 100), ""]
-    return "\n".join(lines[:-1]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _totals(title: str, found: dict[str, dict[str, Any]], prefix: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,10 @@ bench: {json.dumps(QUICK)}
 
 
 def detector(project: ProjectFolder) -> None:
-    """Write the example of the page, without the one of a plugin in Python."""
+    """Write the example of the page."""
     write_files(project, PAGE)
-    (project.root / "configs/models/threshold.yaml").unlink()
+    (project.root / "plugins/models").mkdir(parents=True, exist_ok=True)
+    shutil.copy(REPOSITORY / "plugins/models/nms.py", project.root / "plugins/models")
     manifest = "configs/models/nms.yaml"
     project.edit(manifest, "{name: trt, backend: tensorrt, tf32: false}", engine())
     with (project.root / manifest).open("a") as file:

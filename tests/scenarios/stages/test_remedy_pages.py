@@ -21,8 +21,10 @@ PAGES = sorted(
 def test_the_examples_of_a_page_work(
     page: Path, empty_place: ProjectFolder, operator_table: tuple[Path, Ran]
 ) -> None:
-    for name in ("dodo.py", "pyproject.toml"):
-        shutil.copy(REPOSITORY / name, empty_place.root)
+    for name in ("dodo.py", "pyproject.toml", "plugins/models/nms.py"):
+        file = empty_place.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, file)
     (empty_place.root / "configs/models").mkdir(parents=True)
     shutil.copytree(operator_table[0], empty_place.root / ".buildsys/operators")
     assert run_page(empty_place, page), f"{page.name} has no example"
