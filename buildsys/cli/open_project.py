@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.cli.target_names import TargetNames
-from buildsys.errors import BuildsysError, UsageError
+from buildsys.errors import UsageError
 from buildsys.execution.builder_versions import builder_versions
 from buildsys.plan.project_plan import ProjectPlan
 
@@ -84,7 +84,6 @@ class OpenProject(TargetNames):
             on_event=lambda target, event: self.on_event(target, event),
             notify=notify,
             make_recorder=self._make_recorder,
-            keys_at=self._keys_at_revision,
         )
 
     @cached_property
@@ -114,16 +113,3 @@ class OpenProject(TargetNames):
             lambda: self.checkout or Checkout(),
             lambda model: self.project.models[model].text,
         )
-
-    def _keys_at_revision(self, revision: str, target: str) -> frozenset[str]:
-        """Return the keys of builds with a target's inputs at a revision."""
-        from buildsys.cli.git_revision import builds_of, recorded_builds
-        from buildsys.execution.build_cache import store_folder
-        from buildsys.store.object_store import Store
-
-        records = recorded_builds(self.executor.ledger, Store(store_folder(self.project.state)))
-        try:
-            found = builds_of(self.project, revision, target, records)
-        except (BuildsysError, OSError):  # its manifests are wrong, or there is no space
-            return frozenset()
-        return frozenset(record.key for record in found or ())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
-from buildsys.execution.baselines import Baselines, KeysAtRevision
+from buildsys.execution.baselines import Baselines
 from buildsys.execution.build_cache import BuildCache
 from buildsys.execution.freshness import (
     Explanation,
@@ -58,7 +58,7 @@ class Executor:
     number of stages at a time, 0 for no limit. ``on_event`` gets the target with the worker's
     events, ``{"event": "stale", "reason": text}`` before anything is restored or run, and
     ``{"event": "waiting", "holder": text, "elsewhere": in another process}``. ``make_recorder`` is
-    called before the first stale target, ``keys_at`` for a revision that a gate pins.
+    called before the first stale target.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class Executor:
         on_event: Callable[[str, Event], None] = lambda *_: None,
         notify: Callable[[str], None] = warn_on_stderr,
         make_recorder: Callable[[], Recorder | None] = lambda: None,
-        keys_at: KeysAtRevision = lambda *_: frozenset(),
     ) -> None:
         project, build, state, _ = folders
         self._project, self._build, self._actions = project, build, actions
@@ -91,7 +90,7 @@ class Executor:
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
         self._signer, self._signers = signer, RestoredSigners(self._db)
-        baselines = Baselines(self.ledger, project, state, keys_at)
+        baselines = Baselines(self.ledger, state)
         # more threads than cores spin against each other and make no progress
         threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else 0
         slots = threading.Semaphore(jobs) if jobs else nullcontext()

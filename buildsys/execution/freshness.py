@@ -299,7 +299,7 @@ def read_only_checker(
 
     db = ReadOnlyStateDb(state / "state.db")
     digests = DigestCache(db)
-    keys = KeyBuilder(project, build, digests, db, Baselines(Ledger(db), project, state))
+    keys = KeyBuilder(project, build, digests, db, Baselines(Ledger(db), state))
     return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)), trust)
 
 

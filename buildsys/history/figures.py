@@ -179,7 +179,8 @@ def _verify(result: VerifyResult) -> Figures:
 def _gate(result: GateResult) -> Figures:
     """Return the figures measured by the gate, for the gates of later builds."""
     measured = {k: v for k, v in result.get("figures", {}).items() if math.isfinite(v)}
-    return {"engine": result.get("engine"), **measured}
+    options = result.get("engine_options")
+    return {"engine": result.get("engine"), "engine_options": options, **measured}
 
 
 def _command(result: CommandResult) -> Figures:

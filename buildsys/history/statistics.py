@@ -2,8 +2,7 @@
 
 Sources: M. Hollander, D. A. Wolfe, E. Chicken, "Nonparametric Statistical Methods", 3rd edition:
 section 3.1 (exact distribution of the signed-rank statistic), 3.2 (Hodges-Lehmann estimator),
-3.3 (its confidence bound), 3.6 (interval of the median). B. Iglewicz, D. C. Hoaglin, "How to
-Detect and Handle Outliers" (robust z-score).
+3.3 (its confidence bound), 3.6 (interval of the median).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from functools import cache
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 class Interval(NamedTuple):
@@ -70,23 +68,6 @@ def signed_rank_bound(differences: Sequence[float], confidence: float = CONFIDEN
         below += counts[rank]
         rank += 1
     return averages[rank - 1] if rank else None
-
-
-def robust_sigma(values: Sequence[float]) -> float:
-    """Return a standard deviation robust against outliers: from the median deviation."""
-    center = median(values)
-    return _MAD_TO_SIGMA * median([abs(one - center) for one in values])
-
-
-def robust_z(value: float, earlier: Sequence[float]) -> float:
-    """Return the distance of ``value`` from the earlier median, in robust sigmas.
-
-    Infinite if the earlier values are equal and ``value`` is another one.
-    """
-    center, sigma = median(earlier), robust_sigma(earlier)
-    if sigma == 0:
-        return 0.0 if value == center else math.copysign(math.inf, value - center)
-    return (value - center) / sigma
 
 
 def _ordered(values: Sequence[float]) -> list[float]:

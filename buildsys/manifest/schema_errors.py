@@ -20,6 +20,12 @@ _OTHER_NAMES = {  # names from torch and other tools -> ours
     "output_names": "outputs", "dynamic_shapes": "dims", "name": "model", "type": "dtype",
     "fp16": "precision", "threads": "intra_op_threads", "sha": "sha256", "tolerance": "rtol",
 }  # fmt: skip
+_REMOVED = {  # section and field -> problem and hint
+    ("gates", "revision"): (
+        "gates do not compare with a git revision any more",
+        "remove it to compare with the last build that passed, or set `engine`, or a `limit`",
+    ),
+}
 _FILE_FIELDS = ("extends", "matrix", "dynamic_axes")  # resolved before validation
 _INTERNAL = re.compile(r"\[key\]|<.*>", re.DOTALL)
 _EXPECTED = {
@@ -60,7 +66,9 @@ def schema_problems(
         if kind == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]:
             continue  # pydantic does not count entries that it has already reported
         refused.append(path)
-        if kind == "extra_forbidden":
+        if kind == "extra_forbidden" and (removed := _REMOVED.get(_last_names(path))):
+            problem = problem_at(tree, path, *removed, of_key=True)
+        elif kind == "extra_forbidden":
             known, name = known_fields(root, location[:-1]), str(path[-1])
             other = _OTHER_NAMES.get(name, "")
             hint = f"did you mean {other}?"
@@ -84,6 +92,11 @@ def schema_problems(
     explained = [path for path in refused if refused.count(path) > 1]
     problems += [problem for path, problem in missing if path not in explained]
     return problems, refused
+
+
+def _last_names(path: FieldPath) -> tuple[str, str]:
+    section, field = ("", *map(str, path))[-2:]
+    return section, field
 
 
 def known_fields(root: Any, location: FieldPath) -> list[str]:

@@ -60,7 +60,6 @@ class BaselineRef(NamedTuple):
 
     engine: str  # path of the engine, whose digest identifies a build
     target: str  # the target that built it
-    revision: str = ""  # pinned; else the last build that passed
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.cli.session import Session
 from buildsys.history.gates import LOOKS, compare_rounds
 from buildsys.history.statistics import median
-from buildsys.stages.gate.rounds import Conditions, TimedFile, measure_process
+from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.gate.rounds import OpenEngine, Pace, measure_process
 from buildsys.system.interpreters.toolchain import Toolchain
 
 TOLERANCE = 0.05
@@ -82,29 +84,25 @@ def collect(folder: Path, given: argparse.Namespace) -> Rounds:
         doit_command(*targets), cwd=folder, env=environment(), check=True, stdout=sys.stderr
     )
     session = Session.read_only(folder)
-    sides, conditions = {}, None
+    sides: dict[str, OpenEngine] = {}
+    toolchain = Toolchain("measured", Path(given.python or sys.executable), {})
+    place = {"project": folder, "folder": folder / "build"}
     for model in (BASE, SLOW):
         action = session.actions[f"gate:{model}:e"]
         inputs = {role: folder / "build" / ref.path for role, ref in action.inputs.items()}
         options, gpu = action.options, action.options.get("gpu")
-        sides[model] = TimedFile(inputs["engine"], options["engine"], given.backend)
-        timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
-        conditions = Conditions(
-            toolchain=Toolchain("measured", Path(given.python or sys.executable), {}),
-            case=inputs[f"case.{options['case']}"],
-            timing=timing,
-            warmup_s=options["warmup"],
-            duration_s=given.duration,
-            project=folder,
-            folder=folder / "build",
+        sides[model] = partial(
+            RemoteEngine, toolchain, given.backend, inputs["engine"], options["engine"], (), **place
         )
-    assert conditions is not None
+        timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
+        case = inputs[f"case.{options['case']}"]
+        pace = Pace(case, timing, options["warmup"], given.duration)
     sides[SAME] = sides[BASE]
     found: Rounds = {SAME: [], BASE: [], SLOW: []}
     order, begun = list(found), time.monotonic()
     known = 0
     while known < given.repetitions and time.monotonic() - begun < given.limit:
-        measured = {name: measure_process(sides[name], conditions)["latency"] for name in order}
+        measured = {name: measure_process(sides[name], pace)["latency"] for name in order}
         for name, latency in measured.items():
             found[name].append(latency)
         order.reverse()

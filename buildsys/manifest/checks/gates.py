@@ -23,10 +23,7 @@ def gate_problems(view: ManifestView) -> Problems:
             if isinstance(limits, dict) and not any(v is not None for v in limits.values()):
                 hint = "add a tolerance such as 5%, or a limit"
                 yield view.problem((*path, name), "the gate limits nothing", hint, of_key=True)
-        if gates.get("revision") is not None and gates.get("engine") is not None:
-            text = "a gate has one baseline, either a revision or an engine"
-            yield view.problem((*path, "engine"), text, "remove one of them", of_key=True)
-        elif isinstance(gates.get("engine"), str):
+        if isinstance(gates.get("engine"), str):
             own = [engine for at, engine in engines if path[: len(at)] == at]
             yield from _other_engine(view, path, gates["engine"], own, [e for _, e in engines])
 

@@ -55,9 +55,6 @@ class GatesSpec(Spec):
     The baseline is the last build that did not fail them.
     """
 
-    revision: str | None = Field(
-        None, min_length=1, description="Baseline: the last build of this git revision."
-    )
     engine: Name | None = Field(None, description="Baseline: another engine of this model.")
     latency: DurationGate | None = Field(None, description="Median latency of an inference.")
     throughput: RateGate | None = Field(None, description="Items per second.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
@@ -48,11 +49,6 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
         after.append(graph.target)
         tools.append(ONNXRUNTIME)
         environment.append("onnxruntime")
-    peer_tools: tuple[str, ...] = ()
-    if engine.toolchain:
-        peer_tools = (*engine.toolchain_tools, *engine.run_tools)
-    else:
-        tools += engine.run_tools
     return Action(
         **model.fields("bench", engine.name, engine.spec),
         options=options,
@@ -67,14 +63,22 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
             *engine.backend_code,
             *(model.network_code if torch else ()),
         ),
-        packages=engine.backend_packages,
-        tools=tuple(tools),
-        toolchain=engine.toolchain,
-        peer_tools=peer_tools,
-        devices=tuple(dict.fromkeys(("cpu", "cores", *engine.devices))),
         environment=tuple(dict.fromkeys((*environment, "speed"))),
-        measures=True,
-        exclusive=not engine.on_gpu,
-        alone_on_gpu=engine.on_gpu,
+        **timed_fields(engine, tools),
         doc=f"benchmark the engine {engine.name} of {name}",
     )
+
+
+def timed_fields(engine: EnginePlan, tools: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of an action that times an engine; ``tools`` are those of this process."""
+    runs_elsewhere = bool(engine.toolchain)
+    return {
+        "packages": engine.backend_packages,
+        "tools": (*tools, *(() if runs_elsewhere else engine.run_tools)),
+        "toolchain": engine.toolchain,
+        "peer_tools": (*engine.toolchain_tools, *engine.run_tools) if runs_elsewhere else (),
+        "devices": tuple(dict.fromkeys(("cpu", "cores", *engine.devices))),
+        "measures": True,
+        "exclusive": not engine.on_gpu,
+        "alone_on_gpu": engine.on_gpu,
+    }

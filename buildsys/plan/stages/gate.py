@@ -6,10 +6,10 @@ from typing import Any
 
 from buildsys.plan.action import Action, BaselineRef, FileRef
 from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
-from buildsys.plan.stages.bench import GPU_CLOCK
+from buildsys.plan.stages.bench import GPU_CLOCK, timed_fields
 
 _METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
-TIMED = ("latency", "throughput", "memory")  # measured in separate processes
+_TIMED = ("latency", "throughput", "memory")  # measured in separate processes
 
 
 def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
@@ -21,7 +21,7 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
     options: dict[str, Any] = {"gates": gates, "engine": engine.options, **operators.options}
     inputs = {**engine.files, **operators.inputs}
     after = [f"engine:{name}:{engine.name}"]
-    if any(metric in gates for metric in TIMED):
+    if any(metric in gates for metric in _TIMED):
         bench = model.spec["bench"]
         options |= {"rounds": section["rounds"], "duration": section["duration"]}
         options["warmup"] = bench["warmup"]
@@ -49,16 +49,8 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
             after.append(f"verify:{name}:{other.name}")
     else:
         path = engine.files["engine"].path
-        baseline = BaselineRef(path, f"engine:{name}:{engine.name}", section["revision"] or "")
-        if baseline.revision:
-            options["revision"] = baseline.revision
+        baseline = BaselineRef(path, f"engine:{name}:{engine.name}")
     verify = f"verify:{name}:{engine.name}"
-    peer_tools: tuple[str, ...] = ()
-    tools = ["python", "numpy"]
-    if engine.toolchain:
-        peer_tools = (*engine.toolchain_tools, *engine.run_tools)
-    else:
-        tools += engine.run_tools
     return Action(
         **model.fields("gate", engine.name, engine.spec),
         options=options,
@@ -68,16 +60,9 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
         after=(*after, verify) if "error" in gates else tuple(after),
         order=() if "error" in gates else (verify,),
         code=("buildsys.stages.gate.stage", *engine.backend_code),
-        packages=engine.backend_packages,
-        tools=tuple(tools),
-        toolchain=engine.toolchain,
-        peer_tools=peer_tools,
-        devices=tuple(dict.fromkeys(("cpu", "cores", *engine.devices))),
         environment=tuple(dict.fromkeys((*engine.environment, "speed"))),
         required=section["required"],
         baseline=baseline,
-        measures=True,
-        exclusive=not engine.on_gpu,
-        alone_on_gpu=engine.on_gpu,
+        **timed_fields(engine, ("python", "numpy")),
         doc=f"compare the engine {engine.name} of {name} with its baseline",
     )

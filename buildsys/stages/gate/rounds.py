@@ -13,79 +13,54 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from buildsys.backends.interface import OperatorUse, Options
 from buildsys.backends.measurement.gpu import GpuTiming
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.bench.remote_engine import RemoteEngine
-from buildsys.system.interpreters.toolchain import Toolchain
 
-Figures = dict[str, float]  # latency_s, p99_s, throughput_per_s, memory_bytes
+OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side
+Rounds = dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
 _LEAST_RUNS = 10
 
 
 @dataclass(frozen=True)
-class TimedFile:
-    """An engine file to time in separate processes."""
+class Pace:
+    """What every process runs, and for how long."""
 
-    engine: Path
-    options: Options
-    backend: str
-    uses: tuple[OperatorUse, ...] = ()
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """The conditions of all processes."""
-
-    toolchain: Toolchain
     case: Path
     timing: GpuTiming | None
     warmup_s: float
     duration_s: float
-    project: Path
-    folder: Path  # free of modules
 
 
 def measure_rounds(
-    sides: Mapping[str, TimedFile],
-    conditions: Conditions,
+    sides: Mapping[str, OpenEngine],
+    pace: Pace,
     numbers: range,
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, dict[str, list[float]]]:
-    """Return side -> figure -> values, a process per side and round.
-
-    ``numbers`` are those of the rounds; the order of the sides alternates.
+) -> Rounds:
+    """Measure each side in a process per round; the order of the sides alternates.
 
     Raises: Unavailable, StageError: a side cannot run.
     """
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
+    rounds: Rounds = {name: {} for name in sides}
     for number in numbers:
         progress(f"round {number + 1} of {numbers.stop}")
         for name in list(sides)[:: -1 if number % 2 else 1]:
-            for figure, value in measure_process(sides[name], conditions).items():
-                found[name].setdefault(figure, []).append(value)
-    return found
+            for figure, value in measure_process(sides[name], pace).items():
+                rounds[name].setdefault(figure, []).append(value)
+    return rounds
 
 
-def measure_process(side: TimedFile, conditions: Conditions) -> Figures:
-    """Return the figures of one fresh process with an engine."""
-    engine = RemoteEngine(
-        conditions.toolchain,
-        side.backend,
-        side.engine,
-        side.options,
-        side.uses,
-        project=conditions.project,
-        folder=conditions.folder,
-    )
-    with closing(engine):
-        contender = next(iter(engine.bind(conditions.case, conditions.timing).values()))
-        contender.block(conditions.warmup_s, 1)
-        samples = contender.block(conditions.duration_s, _LEAST_RUNS)
+def measure_process(open_engine: OpenEngine, pace: Pace) -> dict[str, float]:
+    """Measure an engine in a fresh process: seconds, items per second and bytes."""
+    with closing(open_engine()) as engine:
+        contender = next(iter(engine.bind(pace.case, pace.timing).values()))
+        contender.block(pace.warmup_s, 1)
+        samples = contender.block(pace.duration_s, _LEAST_RUNS)
         facts = engine.facts()
         memory = facts.get("memory_taken_bytes") or _peak_memory(engine.processes[0])
     times_ns = sorted(samples.gpu_ns or samples.wall_ns)
-    first = next(iter(load_case(conditions.case).inputs.values()), None)
+    first = next(iter(load_case(pace.case).inputs.values()), None)
     batch = first.shape[0] if first is not None and first.shape else 1
     figures = {
         "latency": median(times_ns) / 1e9,

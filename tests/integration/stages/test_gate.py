@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from engine_jobs import random_x, resolved, save_at, stage_job, write_golden
 from small_graphs import conv_bn
 
 from buildsys.errors import StageError
+from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.gate.rounds import Conditions, TimedFile, measure_rounds
+from buildsys.stages.gate.rounds import Pace, measure_rounds
 from buildsys.system.interpreters.toolchain import Toolchain
 
 
@@ -21,15 +23,18 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
     model = save_at(tmp_path / "model.onnx", conv_bn())
     assert engine.run(stage_job(spec, "engine", tmp_path, model)).status == "passed"
     job = stage_job(spec, "bench", tmp_path)
-    side = TimedFile(job.inputs["engine"], job.options["engine"], "onnxruntime")
     here = Toolchain("here", Path(sys.executable), {})
-    conditions = Conditions(here, job.inputs["case.opt"], None, 0.0, 0.01, tmp_path, tmp_path)
-    found = measure_rounds({"baseline": side, "this build": side}, conditions, range(1))
+
+    def opens(file: Path) -> partial[RemoteEngine]:
+        place = {"project": tmp_path, "folder": tmp_path}
+        return partial(RemoteEngine, here, "onnxruntime", file, job.options["engine"], (), **place)
+
+    pace, side = Pace(job.inputs["case.opt"], None, 0.0, 0.01), opens(job.inputs["engine"])
+    found = measure_rounds({"baseline": side, "this build": side}, pace, range(1))
     for figures in found.values():
         assert set(figures) == {"latency", "p99", "throughput", "memory"}
         assert 0 < figures["latency"][0] <= figures["p99"][0] < 1
         assert figures["throughput"][0] > 2
         assert figures["memory"][0] > 10_000_000
-    broken = TimedFile(tmp_path / "none.onnx", side.options, side.backend)
     with pytest.raises(StageError):
-        measure_rounds({"baseline": broken}, conditions, range(1))
+        measure_rounds({"baseline": opens(tmp_path / "none.onnx")}, pace, range(1))

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_doubles import make_session, passed, write_result
 
-from buildsys.cli import git_revision
 from buildsys.cli.tasks import remove_target_files
-from buildsys.errors import CheckFailed, StageError, UsageError
+from buildsys.errors import CheckFailed, StageError
 from buildsys.plan import stage_table
 from buildsys.plan.action import Action
 from buildsys.plan.stage_table import plan_model
@@ -168,21 +166,3 @@ def test_closing_waits_for_running_targets(tmp_path: Path) -> None:
     session.close()
     assert session.finished["export:net"].status == "passed"
     thread.join()
-
-
-def test_a_pinned_revision_is_looked_up_by_its_manifests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, _ = make_session(tmp_path)
-    record = SimpleNamespace(key="k1")
-    found: list[Any] = [[record], None]
-    monkeypatch.setattr(git_revision, "recorded_builds", lambda *_: None)
-    monkeypatch.setattr(git_revision, "builds_of", lambda *_: found.pop(0))
-    assert session._keys_at_revision("v1", "engine:net:ort") == {"k1"}
-    assert session._keys_at_revision("v1", "engine:net:gone") == frozenset()
-
-    def refuse(*_: object) -> None:
-        raise UsageError("2 errors in the manifests of v1")
-
-    monkeypatch.setattr(git_revision, "builds_of", refuse)
-    assert session._keys_at_revision("v1", "engine:net:ort") == frozenset()

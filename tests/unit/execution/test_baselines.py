@@ -28,7 +28,8 @@ def gate(job: Job) -> dict[str, Any]:
     """Record the baseline that the stage receives."""
     earlier = job.inputs.get("baseline.engine")
     SEEN.append({**(job.baseline or {}), "content": earlier and earlier.read_text()})
-    return {"figures": {"latency": 2.0, "size": float(len(job.inputs["engine"].read_text()))}}
+    figures = {"latency": 2.0, "size": float(len(job.inputs["engine"].read_text()))}
+    return {"figures": figures, "engine_options": {"backend": "onnxruntime"}}
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,6 @@ from buildsys.history.statistics import (
     hodges_lehmann,
     median,
     median_interval,
-    robust_z,
     signed_rank_bound,
 )
 
@@ -104,18 +103,6 @@ def test_a_shift_moves_estimate_and_bound(values: list[float], shift: float) -> 
     assert (before is None) == (after is None)
     if before is not None:
         assert after == pytest.approx(before + shift, abs=1e-6)
-
-
-def test_an_outlier_moves_no_robust_score() -> None:
-    steady = [10.0, 10.1, 9.9, 10.2, 9.8]
-    assert robust_z(10.5, steady) == pytest.approx(0.5 / 0.14826)
-    assert robust_z(10.5, [*steady, 900.0, 9.9]) == pytest.approx(0.5 / 0.14826, rel=0.2)
-
-
-def test_equal_earlier_values_make_any_other_one_infinitely_distant() -> None:
-    assert robust_z(2.0, [2.0, 2.0, 2.0]) == 0
-    assert robust_z(2.1, [2.0, 2.0, 2.0]) == math.inf
-    assert robust_z(1.9, [2.0, 2.0, 2.0]) == -math.inf
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan, 2.0]])

@@ -44,8 +44,9 @@ engines:
         ("{}", "gates: no gate: nothing is limited; add one, such as latency: {tolerance: 5%}"),
         ("{latency: {}}", "gates.latency: the gate limits nothing; add a tolerance such as 5%"),
         (
-            "{revision: v1, engine: a, size: {tolerance: 5%}}",
-            "gates.engine: a gate has one baseline, either a revision or an engine; remove one",
+            "{revision: v1, size: {tolerance: 5%}}",
+            "gates.revision: gates do not compare with a git revision any more; remove it to"
+            " compare with the last build that passed, or set `engine`, or a `limit`",
         ),
         (
             "{engine: bb, size: {tolerance: 5%}}",

@@ -63,8 +63,7 @@ def test_only_the_files_that_a_gate_needs_are_inputs() -> None:
 
 def test_the_last_build_is_searched_and_another_engine_is_an_input() -> None:
     last = plan(gates={"size": {"tolerance": "2%"}})["gate:net:ort"].baseline
-    assert last is not None
-    assert (last.engine, last.target) == ("net/engine/ort/engine.onnx", "engine:net:ort")
+    assert last == BaselineRef("net/engine/ort/engine.onnx", "engine:net:ort")
     planned = plan(gates={"engine": "fast", "size": {"tolerance": "2%"}})
     assert planned["gate:net:ort"].baseline is None
     assert planned["gate:net:ort"].inputs["baseline.engine"].path == "net/engine/fast/engine.onnx"
@@ -150,14 +149,6 @@ def test_a_gate_reads_the_results_of_both_engines() -> None:
     sizes = plan(gates={"size": {"tolerance": "5%"}, "engine": "fast"})["gate:net:ort"]
     assert {*sizes.inputs} == {"engine", "engine.data", "baseline.engine", "baseline.engine.data"}
     assert not {"rounds", "duration", "warmup", "case"} & sizes.options.keys()
-
-
-def test_a_gate_may_name_the_revision_of_its_baseline() -> None:
-    path, target = "net/engine/ort/engine.onnx", "engine:net:ort"
-    for revision in ("v1.0", ""):
-        gate = plan(gates={**TIMED, **({"revision": revision} if revision else {})})["gate:net:ort"]
-        assert gate.baseline == BaselineRef(path, target, revision)
-        assert gate.options.get("revision") == (revision or None)
 
 
 def test_gates_change_the_key_of_no_other_stage() -> None:

@@ -25,7 +25,6 @@ BASELINE = {
     "reason": "",
     "options": {"backend": "onnxruntime", "intra_op_threads": 1},
     "figures": {"latency": 0.002, "size": 1000.0},
-    "earlier": {},
     "identity": {"engine": "3fa2", "started": "2026-11-21T02:00:00Z"},
 }
 LATENCY = {"latency": {"tolerance": 0.05, "limit": None}}
@@ -105,24 +104,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
     return run_gate
 
 
-def test_the_build_of_the_pinned_revision_itself_is_not_measured(run: RunGate) -> None:
-    options = {"backend": "onnxruntime"}
-    same = {**BASELINE, "options": options, "current": "3fa2"}
-    gates = {**LATENCY, "size": {"tolerance": 0.02, "limit": 5000}}
-    result = run(gates, baseline=same, slower=0.5)
-    assert (result.status, result.figures["rounds"]) == ("passed", {})
-    latency, size = result.figures["checks"]
-    assert latency["text"] == f"latency is not compared: this build is {BASELINE['description']}"
-    assert (latency["before"], size["after"]) == (None, 1000)
-    text = "latency not compared, size within its limit"
-    assert key_figure("gate", result.figures) == text
-    gates["latency"] = {"tolerance": 0.05, "limit": 0.001}
-    result = run(gates, baseline=same, slower=0.5)
-    assert (result.status, list(result.figures["rounds"])) == ("failed", ["this build"])
-    other = {**same, "options": {**options, "intra_op_threads": 1}}
-    assert "baseline" in run(LATENCY, baseline=other).figures["rounds"]
-
-
 def test_equal_engines_pass(run: RunGate) -> None:
     result = run(LATENCY, baseline=BASELINE)
     assert (result.status, result.reason) == ("passed", "")
@@ -139,7 +120,7 @@ def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
         " 2026-11-21 02:00 UTC (engine 3fa2c1d4e5f6): 2.00 ms before, 2.12 ms now,"
         " in 10 pairs of processes; 5.0 % is allowed"
     )
-    assert result.hint == "measure again: doit gate:m:ort"
+    assert result.hint.startswith("measure again: doit gate:m:ort; a larger tolerance")
 
 
 @pytest.mark.parametrize("slower", [0.02, 0.04, 0.049])
@@ -226,7 +207,7 @@ def test_every_figure_is_compared_with_a_build_and_with_an_engine(
     assert result.reason.startswith(f"{title} is {share} % worse")
     assert f"than that of {described}: {words}; 5.0 % is allowed" in result.reason
     assert ("90 % interval" in result.reason) == ("pairs" in words)
-    assert result.hint == "measure again: doit gate:m:ort"
+    assert result.hint.startswith("measure again: doit gate:m:ort; a larger tolerance")
     better = {"slower": -0.1, "size": 900, "seconds": 9.0, "error": 9e-4}
     assert gate_of(**{name: better[name] for name in changes}).status == "passed"
     (check,) = result.figures["checks"]
@@ -312,50 +293,17 @@ def test_files_are_compared_exactly(run: RunGate) -> None:
     assert "1.00 kB before, 1.02 kB now" in result.reason
 
 
-CHANGED = {
-    **BASELINE,
-    "reason": "onnxruntime changed since the baseline was built",
-    "nights": {
-        "earlier": {"latency": [0.002, 0.00201, 0.00199, 0.002, 0.00202]},
-        "recent": {},
-        "tonight": {},
-    },
-}
-
-
-def test_changed_libraries_are_compared_by_nights(run: RunGate) -> None:
-    assert run(LATENCY, baseline=CHANGED).status == "passed"
-    first = run(LATENCY, baseline=CHANGED, slower=0.1)
-    assert first.status == "noisy"
-    assert first.reason.endswith("and 3 nights have to confirm it")
-    assert first.figures["baseline"]["method"] == "nights"
-    nights = {**CHANGED["nights"], "recent": {"latency": [0.0022, 0.00221]}}
-    third = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
-    assert third.status == "failed"
-    assert third.reason == (
-        "latency is 10.0 % worse (90 % interval +8.8 % to +11.2 %) than in 5 earlier nights:"
-        " 2.00 ms before, 2.20 ms now, the median of 3 nights because onnxruntime changed"
-        " since the baseline was built; 5.0 % is allowed"
-    )
-    assert third.hint == "measure again: doit gate:m:ort"
-
-
-def test_measurements_of_one_night_count_as_one(run: RunGate) -> None:
-    tonight = {"latency": [0.002, 0.002]}
-    nights = {**CHANGED["nights"], "tonight": tonight, "recent": {"latency": [0.0022, 0.0022]}}
-    result = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
-    assert result.figures["checks"][0]["after"] == pytest.approx(0.0022)
-    nights = {**nights, "recent": {"latency": [0.002]}}
-    result = run(LATENCY, baseline={**CHANGED, "nights": nights}, slower=0.1)
-    assert result.status == "passed"
-
-
-def test_too_few_nights_are_not_comparable(run: RunGate) -> None:
-    nights = {**CHANGED["nights"], "earlier": {"latency": [0.002] * 4}}
-    result = run(LATENCY, baseline={**CHANGED, "nights": nights})
+def test_an_earlier_build_with_other_libraries_is_not_comparable_in_time(run: RunGate) -> None:
+    changed = {**BASELINE, "reason": "onnxruntime changed since the baseline was built"}
+    result = run({**LATENCY, "size": {"tolerance": 0.02, "limit": None}}, baseline=changed)
     assert result.status == "unavailable"
-    assert result.reason.endswith("and 4 earlier nights on this machine are fewer than 5")
+    assert result.reason == (
+        "latency is not comparable: onnxruntime changed since the baseline was built"
+    )
     assert result.hint == "the next build is compared with this one"
+    latency, size = result.figures["checks"]
+    assert (latency["status"], size["status"]) == ("not comparable", "passed")
+    assert list(result.figures["rounds"]) == ["this build"]
 
 
 def test_a_baseline_that_does_not_run_is_not_comparable(run: RunGate) -> None:
