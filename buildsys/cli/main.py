@@ -24,8 +24,12 @@ from buildsys.system.program_name import BUILDSYS, started_as
 plugin.entry_points = entry_points  # doit would read them again for each kind of plugin
 PROGRAM = BUILDSYS
 _FOLDER = "buildsys.cli.commands"
-# doit has a target `build`, and its own `run` builds; so the same commands have two names
-_OF_BUILDSYS = {"build": f"{_FOLDER}.build:Build", "run": f"{_FOLDER}.run.command:Run"}
+# doit has targets `build` and `gate`, and its own `run` builds: some commands have two names
+_OF_BUILDSYS = {
+    "build": f"{_FOLDER}.build:Build",
+    "gate": f"{_FOLDER}.gate:Gate",
+    "run": f"{_FOLDER}.run.command:Run",
+}
 _OF_DOIT = {"run": f"{_FOLDER}.build:Run", "infer": f"{_FOLDER}.run.command:Infer"}
 _OF_BOTH = {
     "help": f"{_FOLDER}.help:Help",

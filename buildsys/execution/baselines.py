@@ -4,7 +4,8 @@ The baseline of a gate is part of its key, by the digest of the earlier engine. 
 engine with its libraries, becomes the baseline of the next one when it passes, not its own: a build
 that has been compared keeps the baseline of that comparison, as its record says. So a passed gate
 stays up to date, and going back to an earlier engine restores its verdict. Failed and noisy gates
-become no baseline. In a clean checkout, the history takes the place of the records.
+become no baseline, unless a person accepts the build. In a clean checkout, the history takes the
+place of the records.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.execution.environment_parts import FILES
 from buildsys.plan.action import Action
-from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
+from buildsys.store.ledger import (
+    ACCEPTED,
+    NOISY,
+    PASSED,
+    UNAVAILABLE,
+    ActionRecord,
+    Ledger,
+    OutputFile,
+    utc_now,
+)
 from buildsys.store.object_store import DamagedError, Store
 from buildsys.store.state_db import warn_on_stderr
 
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 
 ENGINE = "baseline:engine"  # the label in keys
 NONE = "none"
+_THIS_BUILD = "accepted"  # in keys: a person has made it the baseline
 _ABSENT = "absent"  # as in ``action_key``, which imports this module
 _ENVIRONMENT = ("device:", "env:")
 _LIBRARIES = ("tool:",)
@@ -73,7 +84,8 @@ class Baselines:
         records, own = self._comparable(action, parts), _build_of(action, parts)
         for record in records:
             if _build_of(action, record.parts) == own:
-                return {ENGINE: record.parts.get(ENGINE, NONE)}
+                is_accepted = record.status == ACCEPTED
+                return {ENGINE: _THIS_BUILD if is_accepted else record.parts.get(ENGINE, NONE)}
         if records:
             return {ENGINE: _engine(action, records[0].parts)}
         past = next(self._past_builds(action, parts), None)
@@ -89,6 +101,14 @@ class Baselines:
         assert action.baseline is not None
         digest = parts.get(ENGINE, NONE)
         described: dict[str, Any] = {"current": _engine(action, parts), "reason": ""}
+        if digest == _THIS_BUILD:
+            records, own = self._comparable(action, parts), _build_of(action, parts)
+            reasons = (
+                record.reason
+                for record in records
+                if record.status == ACCEPTED and _build_of(action, record.parts) == own
+            )
+            return {**described, "accepted": next(reasons, "") or "by a person"}, {}
         earlier = None if digest == NONE else self._earlier(action, parts, digest)
         if earlier is None:
             return {**described, **self._why_none(action, parts, digest)}, {}
@@ -118,6 +138,22 @@ class Baselines:
             "description": f"the build of {when} (engine {digest[:_SHOWN_DIGITS]})",
             "identity": {"engine": digest, "started": earlier.started},
         }, files
+
+    def accept(self, action: Action, digest: str, parts: Parts, reason: str) -> None:
+        """Make the build with a key the baseline of itself and of later builds."""
+        self._ledger.forget(action.target, keep_records=True)
+        record = ActionRecord(
+            target=action.target,
+            key=f"{ACCEPTED}:{digest}",
+            parts=parts,
+            outputs={},
+            status=ACCEPTED,
+            started=utc_now(),
+            seconds=0.0,
+            reason=reason,
+            figures={"engine_options": action.options["engine"]},
+        )
+        self._ledger.add(record)
 
     def _comparable(self, action: Action, parts: Parts) -> list[ActionRecord]:
         """Return the records of a gate in this environment, newest first, without noisy ones."""

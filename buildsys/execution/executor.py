@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buildsys.errors import BuildsysError, CheckFailed, StageError, joined
+from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError, joined
 from buildsys.execution.action_key import ActionKey, KeyBuilder
 from buildsys.execution.baselines import Baselines
 from buildsys.execution.build_cache import BuildCache
@@ -161,6 +161,20 @@ class Executor:
                 refits=action.refits and not force,
             )
             return self._make(action, key, why, run)
+
+    def accept(self, target: str, reason: str) -> None:
+        """Make a build that its gate rejects the baseline of later builds.
+
+        Raises: UsageError: its gate has not rejected it. StageError: a file cannot be read.
+        """
+        action = self._actions[target]
+        with self._locks.target(target, partial(self._report_wait, target)):
+            found = self._checker.check(action)
+            if found.key is None or not (found.failed_with_this_key or found.noise is not None):
+                raise UsageError(
+                    f"{target} has not rejected this build", f"`doit {target}` checks it"
+                )
+            self._baselines.accept(action, found.key.digest, found.key.parts, reason)
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]

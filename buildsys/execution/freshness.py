@@ -29,7 +29,7 @@ _RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
 _RESULTS = (ledger.PASSED, ledger.UNAVAILABLE, ledger.NOISY)
 _WHOLE = (ledger.PASSED, ledger.NOISY, ledger.UNAVAILABLE)  # runs that were not cut off
-_SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED)
+_SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED, ledger.ACCEPTED)
 
 
 @dataclass(frozen=True)

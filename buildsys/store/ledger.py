@@ -16,6 +16,7 @@ from buildsys.store.state_db import StateDb, Statement
 
 PASSED, UNAVAILABLE, FAILED = "passed", "unavailable", "failed"
 NOISY = "noisy"  # a measurement that nothing may rely on: recorded, but not stored or restored
+ACCEPTED = "accepted"  # a build that its gate rejects, made the baseline by a person
 RESTORED = "restored"  # in the history: the outputs came from the store
 KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough to stay fast
 KEEP_HISTORY = 100
@@ -66,7 +67,7 @@ class ActionRecord:
     key: str
     parts: Mapping[str, str]
     outputs: Outputs
-    status: str  # passed | unavailable | noisy
+    status: str  # passed | unavailable | noisy | accepted
     started: str  # ISO, UTC
     seconds: float
     reason: str = ""

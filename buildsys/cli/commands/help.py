@@ -19,7 +19,7 @@ SECTIONS = {
         "build", "run", "infer", "nightly", "clean", "forget", "ignore", "repro", "debug",
     ),
     "Targets": ("list", "info", "explain", "plan", "resolve"),
-    "Reports and history": ("best", "pages", "history", "compare"),
+    "Reports and history": ("best", "pages", "history", "compare", "gate"),
     "Deployment": ("publish",),
     "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress", "localize"),
     "Installation": ("init", "new", "doctor", "schema"),

@@ -50,6 +50,7 @@ class _Baseline:
     engine: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
+    accepted: str = ""  # why a person has made this build its own baseline
 
 
 def run(job: Job) -> StageResult:
@@ -77,7 +78,7 @@ def run(job: Job) -> StageResult:
     result = {
         "engine": (job.baseline or {}).get("current", ""),
         "baseline": {
-            "description": baseline.missing or baseline.description,
+            "description": baseline.missing or baseline.description or baseline.accepted,
             "method": "rounds" if _BEFORE in rounds else "" if baseline.missing else "figures",
             **((job.baseline or {}).get("identity") or {}),
         },
@@ -103,7 +104,8 @@ def run(job: Job) -> StageResult:
 
 def _hint(job: Job, status: str, check: GateCheck, baseline: _Baseline) -> str:
     if status == FAILED:
-        return f"measure again: doit {job.target}; a larger tolerance or limit accepts this build"
+        accept = f'buildsys gate accept {job.model}:{job.variant} --reason "…"'
+        return f"measure again: doit {job.target}; accept it: {accept}"
     if status == NOISY:
         return f"measure again: buildsys build --remeasure {job.model}"
     if check["after"] is None:
@@ -133,6 +135,7 @@ def _find_baseline(job: Job) -> _Baseline:
         engine,
         earlier.get("options") or job.options["engine"],
         {**earlier.get("figures", {}), **figures},
+        earlier.get("accepted", ""),
     )
 
 
@@ -220,6 +223,8 @@ def _check(
         return {**check, "status": FAILED, "text": text}
     if tolerance is None:
         return check
+    if baseline.accepted:
+        return {**check, "text": f"{check['text']}; this build was accepted: {baseline.accepted}"}
     try:
         change = _compare(metric, tolerance, now, baseline, rounds, confidence)
     except ValueError as error:

@@ -11,7 +11,7 @@ import pytest
 import tiny_project
 from tiny_project import ENGINE, EXPORT, actions, make_executor
 
-from buildsys.errors import BuildsysError
+from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.plan.action import Action, BaselineRef, FileRef
@@ -46,7 +46,7 @@ def graph(opset: int = 17, environment: str = "", **fields: Any) -> dict[str, Ac
         stage="gate",
         model="m",
         variant="e",
-        options={"tolerance": 0.05, **fields},
+        options={"tolerance": 0.05, "engine": {"backend": "onnxruntime"}, **fields},
         inputs={"engine": engine},
         outputs={"result": FileRef("m/gate/e.json")},
         after=(ENGINE,),
@@ -151,6 +151,52 @@ def test_forgetting_a_gate_does_not_move_its_baseline(root: Path) -> None:
             assert run(root, graph(opset=18)) == [GATE]
         assert "opset 17" in SEEN[-1]["content"]
     assert run(root, graph(opset=18)) == []
+
+
+@pytest.mark.parametrize("order", ["fail", "noise"])
+def test_an_accepted_build_is_the_baseline_of_itself_and_of_later_builds(
+    root: Path, order: str
+) -> None:
+    run(root, graph())
+    (root / f"do-{GATE}").write_text(order)
+    with suppress(BuildsysError):
+        run(root, graph(opset=18))
+    executor, _ = make_executor(root, graph(opset=18))
+    executor.accept(GATE, "a wider network")
+    assert summarize_reasons(executor.examine(GATE).reasons) == "baseline engine changed"
+    executor.close()
+    (root / f"do-{GATE}").unlink()
+    assert run(root, graph(opset=18)) == [GATE]
+    assert (SEEN[-1]["accepted"], SEEN[-1]["content"]) == ("a wider network", None)
+    assert run(root, graph(opset=18)) == []
+    assert GATE in run(root, graph(opset=19))
+    assert "opset 18" in SEEN[-1]["content"]
+
+
+def test_an_accepted_build_is_the_baseline_of_the_next_without_another_run(root: Path) -> None:
+    run(root, graph())
+    (root / f"do-{GATE}").write_text("fail")
+    with suppress(BuildsysError):
+        run(root, graph(opset=18))
+    executor, _ = make_executor(root, graph(opset=18))
+    executor.accept(GATE, "a wider network")
+    executor.close()
+    (root / f"do-{GATE}").unlink()
+    assert GATE in run(root, graph(opset=19))
+    assert "opset 18" in SEEN[-1]["content"]
+    assert SEEN[-1]["reason"] == ""
+
+
+def test_only_a_rejected_build_can_be_accepted(root: Path) -> None:
+    executor, _ = make_executor(root, graph())
+    with pytest.raises(UsageError, match="gate:m:e has not rejected this build"):
+        executor.accept(GATE, "never built")
+    executor.close()
+    run(root, graph())
+    executor, _ = make_executor(root, graph())
+    with pytest.raises(UsageError, match="`doit gate:m:e` checks it"):
+        executor.accept(GATE, "it has passed")
+    executor.close()
 
 
 def test_builds_of_another_environment_are_no_baseline(

@@ -28,6 +28,7 @@ BASELINE = {
     "identity": {"engine": "3fa2", "started": "2026-11-21T02:00:00Z"},
 }
 LATENCY = {"latency": {"tolerance": 0.05, "limit": None}}
+ACCEPT = 'measure again: doit gate:m:ort; accept it: buildsys gate accept m:ort --reason "…"'
 RunGate = Callable[..., StageResult]
 
 
@@ -120,7 +121,7 @@ def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
         " 2026-11-21 02:00 UTC (engine 3fa2c1d4e5f6): 2.00 ms before, 2.12 ms now,"
         " in 10 pairs of processes; 5.0 % is allowed"
     )
-    assert result.hint.startswith("measure again: doit gate:m:ort; a larger tolerance")
+    assert result.hint == ACCEPT
 
 
 @pytest.mark.parametrize("slower", [0.02, 0.04, 0.049])
@@ -207,7 +208,7 @@ def test_every_figure_is_compared_with_a_build_and_with_an_engine(
     assert result.reason.startswith(f"{title} is {share} % worse")
     assert f"than that of {described}: {words}; 5.0 % is allowed" in result.reason
     assert ("90 % interval" in result.reason) == ("pairs" in words)
-    assert result.hint.startswith("measure again: doit gate:m:ort; a larger tolerance")
+    assert result.hint == ACCEPT
     better = {"slower": -0.1, "size": 900, "seconds": 9.0, "error": 9e-4}
     assert gate_of(**{name: better[name] for name in changes}).status == "passed"
     (check,) = result.figures["checks"]
@@ -304,6 +305,18 @@ def test_an_earlier_build_with_other_libraries_is_not_comparable_in_time(run: Ru
     latency, size = result.figures["checks"]
     assert (latency["status"], size["status"]) == ("not comparable", "passed")
     assert list(result.figures["rounds"]) == ["this build"]
+
+
+def test_an_accepted_build_is_compared_with_its_limits_only(run: RunGate) -> None:
+    accepted = {"current": "3fa2", "accepted": "a wider network"}
+    result = run(LATENCY, baseline=accepted, slower=0.5)
+    assert result.status == "passed"
+    assert result.figures["baseline"]["description"] == "a wider network"
+    (check,) = result.figures["checks"]
+    assert check["text"] == "latency 3.00 ms; this build was accepted: a wider network"
+    assert key_figure("gate", result.figures) == "latency not compared"
+    limited = {"latency": {"tolerance": 0.05, "limit": 0.001}}
+    assert run(limited, baseline=accepted).status == "failed"
 
 
 def test_a_baseline_that_does_not_run_is_not_comparable(run: RunGate) -> None:

@@ -1,0 +1,61 @@
+"""buildsys gate accept: make a build that its gate rejects the baseline of later builds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from buildsys.cli.command import Options, ProjectCommand, option
+from buildsys.cli.commands.run.engine_choice import named_engines
+from buildsys.cli.session import Session
+from buildsys.errors import UsageError
+from buildsys.manifest.project import load_project
+from buildsys.system.printable import printable
+
+_ACCEPT = "accept"
+
+
+class Gate(ProjectCommand):
+    """Accept a build that its gate rejects."""
+
+    doc_purpose = "accept a build that its gate rejects as the baseline of later builds"
+    doc_usage = 'accept MODEL:ENGINE --reason "TEXT"'
+    options = (option("reason", "why the build may be worse"),)
+
+    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
+        """Record the acceptance.
+
+        Raises: UsageError: there is nothing to accept.
+        """
+        if len(names) != 2 or names[0] != _ACCEPT:
+            hint = 'write `buildsys gate accept MODEL:ENGINE --reason "TEXT"`'
+            raise UsageError("gate takes accept and one engine", hint)
+        reason = " ".join(options["reason"].split())
+        if not reason:
+            raise UsageError("gate accept needs a reason", 'add --reason "TEXT"')
+        session = Session(load_project(root))
+        try:
+            target = _gate_of(session, names[1])
+            session.executor.accept(target, reason)
+        finally:
+            session.close()
+        accepted = f"{target.removeprefix('gate:')} is accepted; later builds are compared with it"
+        sys.stdout.write(printable(f"{accepted}, `doit {target}` checks its limits\n"))
+        return 0
+
+
+def _gate_of(session: Session, name: str) -> str:
+    """Return the gate of an engine that compares it with earlier builds."""
+    engines = named_engines(session, name)
+    if len(engines) > 1:
+        listed = ", ".join(engine.variant for engine in engines)
+        raise UsageError(f"{name} has several engines", f"name one of {listed}")
+    target = f"gate:{engines[0].model}:{engines[0].variant}"
+    action = session.actions.get(target)
+    if action is None:
+        raise UsageError(f"{name} has no gates", "add `gates` to its manifest")
+    if action.baseline is None:
+        problem = f"the gate of {name} compares with another engine"
+        raise UsageError(problem, "change its tolerance, or `gates.engine`")
+    return target
