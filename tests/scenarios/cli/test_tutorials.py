@@ -27,6 +27,7 @@ NOT_RUN = {
 }
 SLOW = {  # run with BUILDSYS_LONG_TESTS=1
     "buildsys doctor": "loads every library, 5 s",
+    "buildsys doctor --json": "loads every library, 5 s",
     "buildsys build resnet18": "builds engines of 45 MB, 60 s",
     "buildsys explain engine:resnet18:ort-cpu": "needs that build",
     "buildsys explain resnet18": "needs that build",
