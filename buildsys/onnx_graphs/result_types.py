@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from buildsys.system.typed_dict import TypedDict
 
 Value = float | int | bool | str | None
 
@@ -15,7 +15,7 @@ class TensorPort(TypedDict):
     shape: list[int | str | None] | None  # a size, the name of a dynamic dimension, None: unknown
 
 
-class GraphSummary(TypedDict):
+class GraphSummary(TypedDict, total=False):
     """The size of an ONNX graph."""
 
     nodes: int
@@ -23,17 +23,14 @@ class GraphSummary(TypedDict):
     bytes: int  # with external data
 
 
-class _OutputFigures(TypedDict):
+class OutputComparison(TypedDict, total=False):
+    """One compared output. None stands for NaN, infinity and "not defined"."""
+
     max_abs: float | None
     relative: float | None
     cosine: float | None
     top1: float | None
     passed: bool | None  # None: uninformative
-
-
-class OutputComparison(_OutputFigures, total=False):
-    """One compared output. None stands for NaN, infinity and "not defined"."""
-
     policy: str  # of the manifest's ``compare``; absent: auto
     note: str  # a permitted difference, or errors that the limits cannot see
     uninformative: str  # why equality proves nothing

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.report.formatting import significant
 from buildsys.report.results.engine import SlowLayer
 from buildsys.report.results.header import ResultHeader
+from buildsys.system.typed_dict import TypedDict
 
 ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"  # contenders
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from buildsys.onnx_graphs.result_types import AgreementFigures, OutputComparison
 from buildsys.report.results.header import CheckResult, ComparedCases
+from buildsys.system.typed_dict import TypedDict
 
 
 class FlushedWeights(TypedDict):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 from buildsys.report.results.header import ResultHeader
+from buildsys.system.typed_dict import TypedDict
 
 INCOMPARABLE = "not comparable"
 

@@ -6,9 +6,8 @@ so do stages that fail or are unavailable.
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from buildsys.onnx_graphs.result_types import OutputComparison, Value
+from buildsys.system.typed_dict import TypedDict
 
 ComparedCases = dict[str, dict[str, OutputComparison]]  # case -> output
 

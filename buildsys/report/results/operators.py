@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from buildsys.report.results.header import ResultHeader
+from buildsys.system.typed_dict import TypedDict
 
 LocalFunction = TypedDict("LocalFunction", {"from": str, "nodes": int, "opsets": dict[str, int]})
 OperatorLibrary = TypedDict(

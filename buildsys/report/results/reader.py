@@ -1,21 +1,19 @@
-"""Tolerant reader of result files.
+"""Reader of result files, which may be missing, damaged or written by an older version.
 
-Result files may be missing, damaged or written by an older version. An unusable file never counts
-as passed. In a usable one, values of a wrong type are dropped: what the reader returns has the
-types of its definition, but any field can be missing.
+A damaged file never counts as passed. In others, any field may be missing, and further fields are
+left out.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.calibrate import CalibrateResult
@@ -56,8 +54,6 @@ RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
     "validate": ValidateResult,
     "verify": VerifyResult,
 }
-_WRONG_TYPE = object()
-
 Content = TypeVar("Content", bound=ResultHeader)
 
 
@@ -107,39 +103,50 @@ def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
 
 
 def read_result(target: str, path: Path, file: str) -> AnyResult:
-    """Return the result of one target. An unusable file counts as failed."""
+    """Return the result of one target. A damaged file counts as failed."""
 
     def unusable(status: str, reason: str) -> AnyResult:
-        return Result(target, status, {}, reason, file=file)
+        hint = f"`doit {target}` writes it again" if status == FAILED else ""
+        return Result(target, status, {}, reason, hint, file)
 
     try:
-        found = json.loads(read_limited(path, MAX_RESULT_BYTES))
+        content = read_content(path, RESULT_TYPES.get(target.partition(":")[0], ResultHeader))
     except FileNotFoundError:
         return unusable(ABSENT, "there is no result file")
-    except (OSError, ValueError, RecursionError) as error:
+    except ValidationError as error:
+        return unusable(FAILED, f"the result file is damaged: {_first_problem(error)}")
+    except (OSError, ValueError) as error:
         return unusable(FAILED, f"the result file cannot be read: {error}")
-    if not isinstance(found, dict) or found.get("target") != target:
+    if content.get("target") != target:
         return unusable(FAILED, "the result file belongs to another target")
-    content = parse(found, RESULT_TYPES.get(target.partition(":")[0], ResultHeader))
     status, reason = content.get("status", ""), content.get("reason", "")
     if status not in (PASSED, FAILED, UNAVAILABLE, NOISY):
-        status, reason = FAILED, f"unknown status {found.get('status')!r}"
+        status, reason = FAILED, f"unknown status {content.get('status')!r}"
     return Result(target, status, content, reason, content.get("hint", ""), file)
 
 
 def read_report(path: Path) -> Report | None:
     """Return the report in a result file, None if missing or damaged."""
     try:
-        found = json.loads(read_limited(path, MAX_RESULT_BYTES))
-    except (OSError, ValueError, RecursionError):
+        report: Report = _adapter(Report).validate_json(read_limited(path, MAX_RESULT_BYTES))
+    except (OSError, ValueError):
         return None
-    report = _converter(Report)(found)
-    return report if isinstance(report, Report) else None
+    return report
 
 
 def load_types() -> None:
-    """Resolve the types of reports: it takes longer than reading one."""
-    _converter(Report)
+    """Build the schema of reports: it takes longer than reading one."""
+    _adapter(Report)
+
+
+def read_content(path: Path, kind: type[Content]) -> Content:
+    """Return the content of a result file.
+
+    Raises: OSError, ValueError: it cannot be read, or is damaged.
+    """
+    hashable: Any = kind  # mypy doubts that of a TypedDict
+    content: Content = _adapter(hashable).validate_json(read_limited(path, MAX_RESULT_BYTES))
+    return content
 
 
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
@@ -148,124 +155,21 @@ def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Co
 
 
 def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
-    """Return the fields of ``kind`` without values of a wrong type."""
+    """Check the content of a result file; a damaged one counts as empty."""
     hashable: Any = kind  # mypy doubts that of a TypedDict
-    content: Content = _converter(hashable)(value)
+    try:
+        content: Content = _adapter(hashable).validate_python(value)
+    except ValidationError:
+        return _adapter(hashable).validate_python({})  # type: ignore[no-any-return]
     return content
 
 
 @cache
-def _converter(kind: Any) -> Callable[[Any], Any]:
-    """Return a function that makes a ``kind`` of a JSON value, or ``_WRONG_TYPE``.
-
-    Types are examined once, as that takes longer than converting a value. "nan" and "inf" are
-    numbers, floats are truncated to integers, a single text is a list of one.
-    """
-    if is_typeddict(kind):
-        return _dict_converter(kind)
-    if is_dataclass(kind):
-        return _instance_converter(kind)
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return _union_converter(arguments)
-    if origin in (dict, Mapping):
-        convert_value = _converter(arguments[1])
-
-        def convert_mapping(value: Any) -> Any:
-            if not isinstance(value, Mapping):
-                return _WRONG_TYPE
-            converted = ((str(name), convert_value(one)) for name, one in value.items())
-            return {name: one for name, one in converted if one is not _WRONG_TYPE}
-
-        return convert_mapping
-    if origin in (list, tuple):
-        convert_list = _list_converter(arguments[0])
-        if origin is list:
-            return convert_list
-
-        def convert_tuple(value: Any) -> Any:
-            entries = convert_list(value)
-            return entries if entries is _WRONG_TYPE else tuple(entries)
-
-        return convert_tuple
-    return lambda value: value if type(value) is kind else _scalar(value, kind)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def _dict_converter(kind: Any) -> Callable[[Any], Any]:
-    fields = {name: _converter(one) for name, one in get_type_hints(kind).items()}
-
-    def convert(value: Any) -> Any:
-        # an empty one instead of a wrong type: a missing check must not vanish
-        return _convert_fields(value if isinstance(value, Mapping) else {}, fields)
-
-    return convert
-
-
-def _instance_converter(kind: Any) -> Callable[[Any], Any]:
-    """Return a converter; its result is ``_WRONG_TYPE`` without a required field."""
-    fields = {name: _converter(one) for name, one in get_type_hints(kind).items()}
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return _WRONG_TYPE
-        try:
-            return kind(**_convert_fields(value, fields))
-        except TypeError:
-            return _WRONG_TYPE
-
-    return convert
-
-
-def _convert_fields(
-    value: Mapping[str, Any], fields: Mapping[str, Callable[[Any], Any]]
-) -> dict[str, Any]:
-    """Return the fields in ``value`` without those of a wrong type."""
-    found = {}
-    for name, convert in fields.items():
-        if name in value and (entry := convert(value[name])) is not _WRONG_TYPE:
-            found[name] = entry
-    return found
-
-
-def _union_converter(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
-    converters = [_converter(one) for one in arguments]
-    otherwise = None if NoneType in arguments else _WRONG_TYPE
-
-    def convert(value: Any) -> Any:
-        if type(value) in arguments:
-            return value
-        choices = (one(value) for one in converters)
-        return next((choice for choice in choices if choice is not _WRONG_TYPE), otherwise)
-
-    return convert
-
-
-def _list_converter(kind: Any) -> Callable[[Any], Any]:
-    convert_entry = _converter(kind)
-
-    def convert(value: Any) -> Any:
-        if kind is str and isinstance(value, str):
-            return [value] if value else []
-        if not isinstance(value, (list, tuple)):
-            return _WRONG_TYPE
-        if set(map(type, value)) <= {kind}:  # a million samples at the speed of C
-            return list(value)
-        entries = map(convert_entry, value)
-        return [entry for entry in entries if entry is not _WRONG_TYPE]
-
-    return convert
-
-
-def _scalar(value: Any, kind: Any) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is str:
-        return value if isinstance(value, str) else str(value) if is_number else _WRONG_TYPE
-    if kind in (int, float):
-        try:
-            number = float(value) if is_number or isinstance(value, str) else math.nan
-        except (ValueError, OverflowError):
-            return _WRONG_TYPE
-        if not is_number and not isinstance(value, str):
-            return _WRONG_TYPE
-        return number if kind is float else int(number) if math.isfinite(number) else _WRONG_TYPE
-    return value if kind is Any or isinstance(value, kind) else _WRONG_TYPE
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]

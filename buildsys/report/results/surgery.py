@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
 from buildsys.report.results.header import CheckFailure, ComparedCases, ResultHeader
+from buildsys.system.typed_dict import TypedDict
 
 
 class SurgeryStep(TypedDict, total=False):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from buildsys.history.builds import KEEP_SAMPLES, evenly_spaced
-from buildsys.history.figures import build_figures, measurements, read_measurements
+from buildsys.history.builds import KEEP_SAMPLES, Measurement, evenly_spaced
+from buildsys.history.figures import build_figures, read_measurements
 
 
 def contender(p50_ms: float, **more: Any) -> dict[str, Any]:
@@ -53,8 +53,14 @@ def test_a_benchmark_is_summed_up_by_its_main_case() -> None:
     }
 
 
-def test_every_contender_and_clock_is_a_measurement() -> None:
-    found = measurements(BENCH)
+def read(folder: Path, result: object) -> list[Measurement]:
+    file = folder / "result.json"
+    file.write_text(json.dumps(result))
+    return read_measurements(file)
+
+
+def test_every_contender_and_clock_is_a_measurement(tmp_path: Path) -> None:
+    found = read(tmp_path, BENCH)
     assert [(one.case, one.contender, one.clock, one.p50_ms) for one in found] == [
         ("min", "engine", "host", 0.5),
         ("opt", "engine", "host", 2.0),
@@ -69,9 +75,7 @@ def test_every_contender_and_clock_is_a_measurement() -> None:
 def test_of_many_samples_evenly_spaced_ones_are_read(tmp_path: Path) -> None:
     samples = [float(n) for n in range(10 * KEEP_SAMPLES)]
     result = {"cases": {"opt": {"contenders": {"engine": contender(1.0, samples_ms=samples)}}}}
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps(result))
-    (found,) = read_measurements(file)
+    (found,) = read(tmp_path, result)
     assert found.samples_ms == evenly_spaced(samples, KEEP_SAMPLES)
 
 
@@ -100,4 +104,9 @@ def test_figures_of_a_stage(stage: str, result: dict[str, Any], figures: dict[st
 def test_an_incomplete_result_has_few_figures(stage: str) -> None:
     damaged = {"cases": {"opt": 3}, "engine_bytes": [], "after": None}
     assert set(build_figures(stage, damaged)) <= {"case", "contender"}
-    assert measurements(damaged) == []
+
+
+def test_a_damaged_result_has_no_measurements(tmp_path: Path) -> None:
+    assert read(tmp_path, {}) == []
+    with pytest.raises(ValueError, match=r"cases\.opt"):
+        read(tmp_path, {"cases": {"opt": 3}})

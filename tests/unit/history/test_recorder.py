@@ -25,7 +25,7 @@ RESULT = {
             "batch": 4,
             "contenders": {
                 "engine": {
-                    "samples_ms": [1.0, None, 2.0],
+                    "samples_ms": [1.0, "nan", 2.0],
                     "count": 3,
                     "p50_ms": 1.5,
                     "p50_interval_ms": [1.0, 2.0],

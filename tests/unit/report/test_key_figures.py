@@ -18,9 +18,10 @@ def outputs(**relative: float) -> dict[str, Any]:
     }
 
 
+GOLDEN = {"dims": {}, "inputs": {}, "outputs": {}}
 RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "export": ({"opset": 17, "nodes": 122, "bytes": 102_000_000}, "opset 17, 122 nodes, 102 MB"),
-    "reference": ({"cases": {"min": {}, "odd": {}}}, "cases min, odd"),
+    "reference": ({"cases": {"min": GOLDEN, "odd": GOLDEN}}, "cases min, odd"),
     "simplify": ({"before": {"nodes": 1500}, "after": {"nodes": 122}}, "1,500 → 122 nodes"),
     "calibrate": (
         {"tensors": 50, "batches": 8, "algorithm": "entropy"},
