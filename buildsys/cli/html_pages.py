@@ -43,7 +43,7 @@ from buildsys.report.html.model_page import (
     page_name,
     render_model,
 )
-from buildsys.report.results.reader import load_types
+from buildsys.report.results.reader import adapter, load_types
 from buildsys.report.results.report import Report
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
@@ -150,8 +150,8 @@ def _write_index(
         kept = [row for row in rows.values() if (folder / row.page).is_file()]
         if not kept:
             return None
-        text = json.dumps({row.model: dataclasses.asdict(row) for row in kept})
-        replace_file(file, text.encode())
+        text = adapter(dict[str, IndexRow]).dump_json({row.model: row for row in kept})
+        replace_file(file, text)
         replace_file(folder / INDEX, render_index(kept, utc_now()).encode())
     return folder / INDEX
 
@@ -159,15 +159,11 @@ def _write_index(
 def _read_rows(path: Path) -> dict[str, IndexRow]:
     """Return the last index; a damaged file counts as empty."""
     try:
-        found = json.loads(read_limited(path, MAX_RESULT_BYTES))
-        return {
-            str(model): IndexRow(
-                **{**row, "trend": tuple(row["trend"]), "tags": tuple(row["tags"])}
-            )
-            for model, row in found.items()
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        text = read_limited(path, MAX_RESULT_BYTES)
+        rows: dict[str, IndexRow] = adapter(dict[str, IndexRow]).validate_json(text)
+    except (OSError, ValueError):
         return {}
+    return rows
 
 
 def _page(session: Session, model: str, ledger: Ledger, history: History) -> ModelPage:

@@ -24,7 +24,6 @@ class PastBuild:
     commit: str = ""  # abbreviated, with a mark if the tree was dirty
     why: str = ""  # the reasons of the build
     mark: str = ""  # differences to the environment of the build before
-    how: str = ""
 
     @property
     def trusted_latency(self) -> float | None:

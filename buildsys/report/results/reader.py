@@ -128,7 +128,7 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
 def read_report(path: Path) -> Report | None:
     """Return the report in a result file, None if missing or damaged."""
     try:
-        report: Report = _adapter(Report).validate_json(read_limited(path, MAX_RESULT_BYTES))
+        report: Report = adapter(Report).validate_json(read_limited(path, MAX_RESULT_BYTES))
     except (OSError, ValueError):
         return None
     return report
@@ -136,7 +136,7 @@ def read_report(path: Path) -> Report | None:
 
 def load_types() -> None:
     """Build the schema of reports: it takes longer than reading one."""
-    _adapter(Report)
+    adapter(Report)
 
 
 def read_content(path: Path, kind: type[Content]) -> Content:
@@ -145,7 +145,7 @@ def read_content(path: Path, kind: type[Content]) -> Content:
     Raises: OSError, ValueError: it cannot be read, or is damaged.
     """
     hashable: Any = kind  # mypy doubts that of a TypedDict
-    content: Content = _adapter(hashable).validate_json(read_limited(path, MAX_RESULT_BYTES))
+    content: Content = adapter(hashable).validate_json(read_limited(path, MAX_RESULT_BYTES))
     return content
 
 
@@ -158,14 +158,15 @@ def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
     """Check the content of a result file; a damaged one counts as empty."""
     hashable: Any = kind  # mypy doubts that of a TypedDict
     try:
-        content: Content = _adapter(hashable).validate_python(value)
+        content: Content = adapter(hashable).validate_python(value)
     except ValidationError:
-        return _adapter(hashable).validate_python({})  # type: ignore[no-any-return]
+        return adapter(hashable).validate_python({})  # type: ignore[no-any-return]
     return content
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Build the schema of a type, once."""
     return TypeAdapter(kind)
 
 
