@@ -150,6 +150,15 @@ def test_hostile_names_stay_text() -> None:
     assert not set("\x1b\x07\u202e\x00") & set(texts)
 
 
+def test_long_names_are_shortened_in_labels_and_complete_in_tooltips() -> None:
+    name = "/a/module/inside/of/a/module" * 20
+    bodies = {"body": body([node("Neg", "x", "t")], "", "t")}
+    graph = Body((name,), ("y",), (PlainNode(name, "Loop", (name,), ("y",), {}, bodies),))
+    labels = re.findall(r"label=(.*?)(?:, tooltip|$)", draw(graph, "t").dot, re.MULTILINE)
+    assert max(map(len, labels)) < 120
+    assert draw(graph, "t").dot.count(name) == 2
+
+
 @needs_dot
 def test_the_same_graph_gives_the_same_bytes() -> None:
     first, second = (draw(body(residual_blocks(30), "b0", "b30"), "t").dot for _ in range(2))

@@ -201,7 +201,7 @@ class _Part:
         self._drawing.boxes += 1
         for number, (title, body) in enumerate(self.nodes[node].bodies.items()):
             if body.nodes:
-                with self._frame(f"{title} of {self.nodes[node].label}"):
+                with self._frame(f"{title} of {_shortened(self.nodes[node].label)}"):
                     prefix = f"{self._box(node)}_{number}_"
                     _Part(body, choose(body), prefix, self._drawing).draw()
 
