@@ -90,14 +90,14 @@ class Executor:
             build, store, self.ledger, remote, notify, signer=signer, trust=trust
         )
         self._signer, self._signers = signer, RestoredSigners(self._db)
-        baselines = Baselines(self.ledger, state)
+        self._baselines = Baselines(self.ledger, state)
         # more threads than cores spin against each other and make no progress
         threads = max(1, len(os.sched_getaffinity(0)) // jobs) if jobs > 1 else 0
         slots = threading.Semaphore(jobs) if jobs else nullcontext()
         self.here = LocalRuns(
-            folders, pool, store, self._locks, self.ledger, baselines, threads, slots
+            folders, pool, store, self._locks, self.ledger, self._baselines, threads, slots
         )
-        self._keys = KeyBuilder(project, build, self._digests, self._db, baselines)
+        self._keys = KeyBuilder(project, build, self._digests, self._db, self._baselines)
         checked = (build, self._keys, self._db, self._digests)
         self._checker = FreshnessChecker(*checked, trust=trust)
         self._forecaster = FreshnessChecker(*checked, store, trust)
