@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.calibrate import CalibrateResult
@@ -33,6 +31,9 @@ from buildsys.report.results.surgery import SurgeryResult
 from buildsys.report.results.validate import ValidateResult
 from buildsys.report.results.verify import VerifyResult
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 PASSED, FAILED, UNAVAILABLE, ABSENT = "passed", "failed", "unavailable", "absent"
 NOISY = "noisy"  # measured, but no figure of it can be relied on
@@ -113,10 +114,10 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
         content = read_content(path, RESULT_TYPES.get(target.partition(":")[0], ResultHeader))
     except FileNotFoundError:
         return unusable(ABSENT, "there is no result file")
-    except ValidationError as error:
-        return unusable(FAILED, f"the result file is damaged: {_first_problem(error)}")
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return unusable(FAILED, f"the result file cannot be read: {error}")
+    except ValueError as error:
+        return unusable(FAILED, f"the result file {_damage(error)}")
     if content.get("target") != target:
         return unusable(FAILED, "the result file belongs to another target")
     status, reason = content.get("status", ""), content.get("reason", "")
@@ -159,7 +160,7 @@ def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
     hashable: Any = kind  # mypy doubts that of a TypedDict
     try:
         content: Content = adapter(hashable).validate_python(value)
-    except ValidationError:
+    except ValueError:
         return adapter(hashable).validate_python({})  # type: ignore[no-any-return]
     return content
 
@@ -167,10 +168,16 @@ def parse(value: Mapping[str, object], kind: type[Content]) -> Content:
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """Build the schema of a type, once."""
+    from pydantic import TypeAdapter  # 60 ms, which most commands go without
+
     return TypeAdapter(kind)
 
 
-def _first_problem(error: ValidationError) -> str:
+def _damage(error: ValueError) -> str:
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return f"cannot be read: {error}"
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
+    return f"is damaged: {place}: {first['msg']}" if place else f"is damaged: {first['msg']}"

@@ -34,7 +34,7 @@ def test_it_lists_the_installation_and_fails_if_something_required_is_missing(
     needed = found["engine lin:old"]
     assert needed["state"] == "broken"
     assert needed["text"] == "required, but cannot be built here: onnxruntime is not installed"
-    assert needed["mend"] == f"{old.python} -m pip install onnxruntime"
+    assert needed["mend"] == f"{old.python} -m pip install onnxruntime onnx"
     assert {
         found[f"library {name}"]["state"] for name in ("torch", "torchvision", "onnx", "onnxsim")
     } == {"ok"}
