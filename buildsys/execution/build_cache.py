@@ -20,7 +20,7 @@ from buildsys.plan.action import Action, missing_outputs
 from buildsys.store.file_digests import THREADS_FROM_BYTES, run_all
 from buildsys.store.ledger import NOISY, PASSED, UNAVAILABLE, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
-from buildsys.store.record_file import shown
+from buildsys.store.record_file import RecordError, shown
 from buildsys.store.signatures import BUILT_HERE, NO_POLICY, TrustPolicy
 from buildsys.system.signatures import SignatureError
 
@@ -228,10 +228,10 @@ class BuildCache:
     def _tolerant(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            reason = error.strerror or str(error)
-            text = f"cannot write to the store {self._store.folder}: {reason}"
-            self._warn("keep", f"{text}; the build continues without it")
+        except (OSError, RecordError) as error:
+            problem = f"cannot write to the store {self._store.folder}"
+            reason = getattr(error, "strerror", None) or f"a record {error}"
+            self._warn("keep", f"{problem}: {reason}; the build continues without it")
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:

@@ -27,8 +27,6 @@ _LARGE_CHUNK_BYTES = 4 << 20
 THREADS_FROM_BYTES = 4 << 20
 _REPORTED_BYTES = 16 << 30  # several seconds, in which nothing else happens
 _ATTEMPTS = 3
-_MOST_READ = 40_000  # at once, and kept in memory: 500 bytes each
-_MOST_ADDED = 5_000  # kept besides; the others are looked up
 _FEW_FILES = 300  # looked up one by one; above, reading all rows at once is faster
 T = TypeVar("T")
 _READABLE = "check its permissions and its disk"
@@ -36,7 +34,7 @@ _Row = tuple[int, int, int, int, str]
 
 _COLUMNS = "mtime_ns, ctime_ns, size, inode, digest"
 _SELECT = f"SELECT {_COLUMNS} FROM file_digests WHERE path = ? AND boot = ?"
-_SELECT_ALL = f"SELECT path, {_COLUMNS} FROM file_digests WHERE boot = ? LIMIT ?"
+_SELECT_ALL = f"SELECT path, {_COLUMNS} FROM file_digests WHERE boot = ?"
 _INSERT = "INSERT OR REPLACE INTO file_digests VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -100,7 +98,6 @@ class DigestCache:
         self._db = db
         self._known: dict[str, _Row] = {}
         self._lookups = 0
-        self._most_known = _MOST_ADDED
         self._guard = threading.Lock()
 
     def digest(self, path: str) -> FileDigest | None:
@@ -118,9 +115,8 @@ class DigestCache:
         with self._guard:
             before, self._lookups = self._lookups, self._lookups + len(stamps)
             if before <= _FEW_FILES < self._lookups:
-                for path, *row in self._db.read(_SELECT_ALL, (boot_id(), _MOST_READ)):
+                for path, *row in self._db.read(_SELECT_ALL, (boot_id(),)):
                     self._known.setdefault(path, tuple(row))
-                self._most_known += len(self._known)
         found = {path: stamp and self._cached(path, stamp) for path, stamp in stamps.items()}
         unread = [path for path, stamp in stamps.items() if stamp and not found[path]]
         expected = sizes or {}
@@ -149,16 +145,10 @@ class DigestCache:
         """
         statements = []
         for path, (digest, stamp) in files:
-            self._remember(path, (*stamp, digest))
+            self._known[path] = (*stamp, digest)
             statements.append((_INSERT, (path, *stamp, digest, boot_id())))
         if statements:
             self._db.write(statements)
-
-    def _remember(self, path: str, row: _Row) -> None:
-        with self._guard:
-            self._known[path] = row
-            if len(self._known) > self._most_known:
-                del self._known[next(iter(self._known))]
 
     def drop(self, path: str) -> None:
         """Forget a file: the next lookup reads it."""
@@ -173,8 +163,7 @@ class DigestCache:
             rows = self._db.read(_SELECT, (path, boot_id()))
             if not rows or rows[0][:4] != stamp:
                 return None
-            row = rows[0]
-            self._remember(path, row)
+            row = self._known[path] = rows[0]
         return FileDigest(row[4], stamp) if isinstance(row[4], str) else None  # a damaged row
 
 

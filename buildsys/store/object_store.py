@@ -24,7 +24,7 @@ from typing import NamedTuple
 from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord, OutputFile
-from buildsys.store.record_file import RecordError, encode_record, read_record
+from buildsys.store.record_file import RecordError, decode_record, encode_record, read_record
 from buildsys.system.file_locks import locked
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written
@@ -96,7 +96,7 @@ class Store:
             return True
         with self._temporary() as temporary:
             try:
-                if copy_file(source, temporary, cache_pages=False) != file.digest:
+                if copy_file(source, temporary) != file.digest:
                     return False
             except FileNotFoundError:
                 return False
@@ -168,10 +168,12 @@ class Store:
     def write_action(self, record: ActionRecord) -> None:
         """Store a record, after its objects.
 
-        Raises: OSError: the store cannot be written.
+        Raises: OSError: the store cannot be written. RecordError: it could not be read again.
         """
+        content = encode_record(record)
+        decode_record(content, record.target, record.key)
         with self._temporary() as temporary:
-            temporary.write_bytes(encode_record(record))
+            temporary.write_bytes(content)
             self._move_in(temporary, self.action_path(record.key))
 
     def quarantine(self, path: Path) -> None:
@@ -210,10 +212,9 @@ def _write_errors() -> Iterator[None]:
         raise StoreWriteError(error) from error
 
 
-def copy_file(source: Path, target: Path, *, cache_pages: bool = True) -> str:
+def copy_file(source: Path, target: Path) -> str:
     """Copy a file, sharing blocks if possible; return the copy's BLAKE3 digest.
 
-    Without ``cache_pages`` the kernel may drop the copy from the page cache at once.
     Raises: OSError: one of them cannot be read or written; a partial copy is removed.
     """
     from blake3 import blake3  # not on the path of a run without work
@@ -232,8 +233,6 @@ def copy_file(source: Path, target: Path, *, cache_pages: bool = True) -> str:
                         written = 0
                         while written < count:
                             written += writer.write(view[written:count])
-                    if not cache_pages:
-                        os.posix_fadvise(writer.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                     return digest.hexdigest()
             return hash_file(str(target)).digest
         except OSError:

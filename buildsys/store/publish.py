@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 TEMPORARY = ".tmp"
 _TREE = "tree"
 _LOCK = "lock"
-_REPLACED = "replaced-"
-_LARGE_BYTES = 1 << 20
 _LOW_DISK_BYTES = 1 << 20
-_MOST_PIECES = 100  # of work in the background: each holds a record of 20 kB
 _ABANDONED_S = 3600.0  # a folder without a lock file belongs to a process that died creating it
 
 
@@ -52,13 +49,11 @@ class Background:
         self._guard = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._failure: BaseException | None = None
-        self._room = threading.Semaphore(_MOST_PIECES)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run a piece of work after earlier ones; wait if there are many."""
+        """Run a piece of work after earlier ones."""
         from concurrent.futures import ThreadPoolExecutor  # 10 ms, too much for a run without work
 
-        self._room.acquire()
         with self._guard:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "background")
@@ -82,8 +77,6 @@ class Background:
             work()
         except BaseException as error:
             self._failure = self._failure or error
-        finally:
-            self._room.release()
 
 
 def make_folders(folders: Iterable[Path]) -> None:
@@ -184,11 +177,6 @@ class Publisher:
             path = self._build / name
             with _disk_errors(f"publish {path}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with suppress(OSError):  # no previous file, or no links on this file system
-                    # a second name, so that the rename need not wait for large pages to be freed
-                    if path.stat().st_size >= _LARGE_BYTES:
-                        aside = tree.parent / f"{_REPLACED}{os.urandom(6).hex()}"
-                        os.link(path, aside, follow_symlinks=False)
                 (tree / name).replace(path)
         # Nobody can write the files while they are in our temporary folder. A later write shows in
         # the modification time, if that is older than a step of the clock.
@@ -282,10 +270,7 @@ def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
     try:
         yield folder / _TREE
     finally:
-        if any(folder.glob(f"{_REPLACED}*")):  # nobody waits for large files to be freed
-            threading.Thread(target=_discard, args=(folder, lock)).start()
-        else:
-            _discard(folder, lock)
+        _discard(folder, lock)
 
 
 def remove_abandoned(parent: Path) -> None:
@@ -312,12 +297,7 @@ def _discard(folder: Path, lock: int) -> None:
 
     The lock file goes last: a folder without one is left alone for a while.
     """
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if path.name == _TREE:
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != _LOCK:
-                path.unlink(missing_ok=True)
+    shutil.rmtree(folder / _TREE, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
 

@@ -235,6 +235,20 @@ def test_a_read_only_store_causes_one_warning(
     assert stale(root) == []
 
 
+def test_a_record_that_could_not_be_read_again_is_not_stored(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildsys.store.record_file._MAX_OUTPUTS", 1)
+    executor, _ = make_executor(root, store=Store(root / "store"))
+    executor.run(ALL[0])
+    executor.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a record is not an action record: its outputs are invalid" in line
+    assert line.endswith("the build continues without it")
+    assert list(Store(root / "store").actions()) == []
+    assert ALL[0] not in stale(root)
+
+
 def test_an_unexpected_optional_output_makes_the_target_stale_and_is_removed(root: Path) -> None:
     build(root)
     (root / "build/m/export/model.onnx.data").write_text("of another model")

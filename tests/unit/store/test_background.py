@@ -48,22 +48,3 @@ def test_an_unexpected_error_is_raised_by_close() -> None:
         background.close()
     assert ran == [1]
     background.close()
-
-
-def test_much_work_makes_others_wait() -> None:
-    release, background = threading.Event(), Background()
-    submitted: list[int] = []
-
-    def submit() -> None:
-        for number in range(300):
-            background.submit(lambda: release.wait(30) and None)
-            submitted.append(number)
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    thread.join(0.2)
-    assert 90 < len(submitted) < 110
-    release.set()
-    thread.join(10)
-    background.close()
-    assert len(submitted) == 300
