@@ -350,7 +350,7 @@ class Executor:
             seconds=reply.seconds,
             reason=reply.reason,
             hint=reply.hint,
-            figures=ledger.summary(reply.figures),
+            figures=reply.figures,
             log=self._shown(self._log(action)),
         )
         self._signers.add(record, BUILT_HERE)

@@ -22,7 +22,6 @@ KEEP_RECORDS = 20  # per target: enough to return to earlier states, few enough 
 KEEP_HISTORY = 100
 _DEEPEST = 100  # level of a record's JSON
 _READS_NAME = "reads/1:"
-_SUMMARY_ITEMS = 16  # longer lists (raw samples) stay in the result file
 _to_json = partial(json.dumps, separators=(",", ":"))
 
 _RECORD = "target, key, parts, outputs, status, started, seconds, reason, hint, figures, log"
@@ -227,17 +226,6 @@ class Ledger:
 def utc_now() -> str:
     """Return the current time in the format of records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def summary(figures: Any) -> Any:
-    """Return figures without long lists, as records keep them."""
-    if isinstance(figures, Mapping):
-        return {
-            name: summary(value)
-            for name, value in figures.items()
-            if not (isinstance(value, (list, tuple)) and len(value) > _SUMMARY_ITEMS)
-        }
-    return [summary(item) for item in figures] if isinstance(figures, (list, tuple)) else figures
 
 
 def _outputs(text: object) -> dict[str, OutputFile | None] | None:

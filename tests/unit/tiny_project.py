@@ -27,6 +27,7 @@ from buildsys.store.object_store import Store
 from buildsys.store.state_db import StateDb
 from buildsys.workers.client.pool import JobReply
 from buildsys.workers.job import Job
+from buildsys.workers.result_file import without_long_lists
 
 EXPORT, ENGINE, BENCH, REPORT = "export:m", "engine:m:e", "bench:m:e", "report:m"
 ALL = [EXPORT, ENGINE, BENCH, REPORT]
@@ -133,7 +134,8 @@ def finish(job: Job, status: str, reason: str, figures: dict[str, Any], log: Pat
         job.outputs["result"].write_text(json.dumps(result))
     if "raise" in wanted:
         raise (CheckFailed if status == "failed" else Unavailable)(reason, "do something")
-    return JobReply(status, reason, "do something" if reason else "", figures, 0.25, log)
+    hint, replied = "do something" if reason else "", without_long_lists(figures)
+    return JobReply(status, reason, hint, replied, 0.25, log)
 
 
 def orders(job: Job) -> list[str]:

@@ -25,10 +25,8 @@ class Workers(ProjectCommand):
         del root
         if names:
             raise UsageError("workers takes no arguments", "type it without a name")
-        if options["now"]:
-            lines = status.format_stopped(status.stop_servers(os.environ))
-        elif options["stop"]:
-            lines = status.format_stopped(status.retire_servers(os.environ))
+        if options["now"] or options["stop"]:
+            lines = status.format_stopped(status.stop_servers(os.environ, now=options["now"]))
         else:
             lines = status.format_running(status.list_servers(os.environ))
         print_lines(lines)

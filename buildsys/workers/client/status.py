@@ -65,27 +65,24 @@ def _examine(path: Path, record: ServerRecord) -> RunningServer:
     return RunningServer(path, record, age_s, state, memory_mib)
 
 
-def retire_servers(environment: Mapping[str, str]) -> list[RunningServer]:
-    """End idle servers of this user at once, others after their runs; list them."""
+def stop_servers(environment: Mapping[str, str], *, now: bool = True) -> list[RunningServer]:
+    """End all servers of this user, and list them.
+
+    They end ``now``, with their jobs, or after the runs that they serve.
+    """
     servers = list_servers(environment)
     for server in servers:
-        retire(server.address)
+        if now:
+            server.record.process.send_signal(signal.SIGTERM)
+        else:
+            retire(server.address)
     deadline = time.monotonic() + _STOP_LIMIT_S
     for server in servers:
-        if server.state == "idle":  # a run that it serves may be between two jobs
-            server.record.process.wait(deadline - time.monotonic())
-    return servers
-
-
-def stop_servers(environment: Mapping[str, str]) -> list[RunningServer]:
-    """End all servers of this user with their jobs; list them."""
-    servers = list_servers(environment)
-    for server in servers:
-        server.record.process.send_signal(signal.SIGTERM)
-    for server in servers:
-        if not server.record.process.wait(_STOP_LIMIT_S):  # it is loading a library
-            server.record.process.send_signal(signal.SIGKILL)
-            server.record.process.wait(_STOP_LIMIT_S)
+        if now or server.state == "idle":
+            ended = server.record.process.wait(deadline - time.monotonic())
+            if now and not ended:  # it is loading a library
+                server.record.process.send_signal(signal.SIGKILL)
+                server.record.process.wait(_STOP_LIMIT_S)
     return servers
 
 

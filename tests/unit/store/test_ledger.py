@@ -17,7 +17,6 @@ from buildsys.store.ledger import (
     HistoryEntry,
     Ledger,
     OutputFile,
-    summary,
     utc_now,
 )
 from buildsys.store.state_db import StateDb
@@ -226,21 +225,6 @@ def test_a_record_with_unreadable_json_counts_as_absent(
     ledger.add(RECORD)
     db.write([(f"UPDATE records SET {column} = ?", (value,))])
     assert ledger.lookup("export:m") is None
-
-
-def test_a_summary_has_no_long_lists() -> None:
-    figures = {
-        "short": [*range(16)],
-        "long": [*range(17)],
-        "tuple": tuple(range(17)),
-        "nested": {"long": [*range(17)], "n": 1},
-        "items": [{"long": [*range(17)], "text": "x" * 99}, (1, [2])],
-    }
-    assert summary(figures) == {
-        "short": [*range(16)],
-        "nested": {"n": 1},
-        "items": [{"text": "x" * 99}, [1, [2]]],
-    }
 
 
 DAMAGE: list[tuple[str, object]] = [
