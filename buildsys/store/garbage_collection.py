@@ -106,7 +106,7 @@ def verify(store: Store, progress: Callable[[int, int], None]) -> list[str]:
             problem = "" if error.newer else str(error)
         except (StageError, OSError) as error:
             problem = f"cannot be read: {getattr(error, 'strerror', error)}"
-        if problem:
+        if problem and path.exists():  # a collection may run at the same time
             store.quarantine(path)
             problems.append(f"{path} {problem}")
         progress(count, len(objects) + len(records))

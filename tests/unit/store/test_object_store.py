@@ -437,6 +437,21 @@ def names(store: Store) -> set[str]:
     return {action.record.key[0] for action in store.actions()}
 
 
+def test_what_is_collected_during_a_verification_is_not_damaged(
+    store: Store, tmp_path: Path
+) -> None:
+    kept(store, tmp_path, b"first")
+    kept(store, tmp_path, b"second")
+    store.write_action(record("a"))
+
+    def collect_all(count: int, _: int) -> None:
+        if count == 1:
+            collect(store, unused_for_s=None, max_bytes=None, reached=keep(""), dry_run=False)
+
+    assert verify(store, collect_all) == []
+    assert not (store.folder / "quarantine").exists()
+
+
 def test_collect_keeps_reached_records(store: Store, tmp_path: Path) -> None:
     files = filled(store, tmp_path)
     done = collect(
