@@ -230,6 +230,7 @@ def test_a_killed_server_fails_only_its_target(
     assert ready.doit("simplify:a").code == 0  # whose data is held otherwise
     environment.uninstall("onnxruntime")
     environment.write("onnxruntime/__init__.py", _WAITING)
+    assert ready.doit("reference:a").code == 0  # it would wait as well
     ready.hold()
     run = ready.start("--continue", "engine:a")
     wait_until(lambda: ready.is_held, "the library is being loaded")
