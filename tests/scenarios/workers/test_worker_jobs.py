@@ -269,11 +269,15 @@ def test_crashes_do_not_disturb_another_job(project: PoolProject) -> None:
 
 
 def test_fifty_jobs_in_a_row_leave_nothing(project: PoolProject) -> None:
+    server = project.server_pid()
+    folders = [Path("/proc/self/fd"), Path(f"/proc/{server}/fd")]
+    before = [len([*folder.iterdir()]) for folder in folders]
     pids = {project.run("report_progress").figures["pid"] for _ in range(50)}
     assert len(pids) == 50
-    server = project.server_pid()
+    assert project.server_pid() == server
     wait_until(lambda: not children_of(server), "a zombie")
-    assert len(list(Path("/proc/self/fd").iterdir())) < 64
+    after = [len([*folder.iterdir()]) for folder in folders]
+    assert all(now <= earlier + 1 for now, earlier in zip(after, before, strict=True))
 
 
 def test_a_collection_in_a_child_copies_no_shared_memory(project: PoolProject) -> None:
