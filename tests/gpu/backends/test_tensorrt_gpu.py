@@ -318,7 +318,8 @@ def test_a_file_that_is_not_onnx_is_reported(toolchain: Toolchain, tmp_path: Pat
         file.write_bytes(text)
         with pytest.raises(
             Refused,
-            match=r"model m: TensorRT (cannot read|finds no graph with outputs in) model\.onnx",
+            match=r"model\.onnx cannot be read as ONNX"  # by onnx, which reads it for older parsers
+            r"|model m: TensorRT (cannot read|finds no graph with outputs in) model\.onnx",
         ):
             toolchain.ask("build", request=request(file, options(toolchain)))
 
@@ -412,9 +413,9 @@ def test_resnet18_in_fp16_agrees_with_pytorch(toolchain: Toolchain, tmp_path: Pa
     actions = {action.stage: action for action in plan_model(spec, lambda _: toolchain.version)}
     golden = {}
     for case, values in actions["verify"].options["cases"].items():
-        x = torch.randn(
-            values["dims"]["batch"] if "dims" in values else values["batch"], 3, 224, 224
-        )
+        batch = values["dims"]["batch"] if "dims" in values else values["batch"]
+        # of different contrast, as the outputs for plain noise differ by only 1 %
+        x = torch.randn(batch, 3, 224, 224) * torch.rand(batch, 1, 1, 1).mul(2)
         with torch.no_grad():
             golden[case] = ({"x": tensor_of(x.numpy())}, {"y": tensor_of(network(x).numpy())})
     write_golden(
