@@ -80,5 +80,5 @@ class ProjectSpec(Spec):
         {}, description="Additional interpreters by name, for engines."
     )
     executors: dict[Name, Executor] = Field(
-        {}, description="Systems that run builds on other machines, by name."
+        {}, description="Other machines for builds, by name; not used yet."
     )
