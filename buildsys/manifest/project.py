@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors
-from buildsys.manifest.executor_defaults import defaults_of
 from buildsys.manifest.manifest_cache import Cache, Entry, read_cache, write_cache
 from buildsys.manifest.units import number_or_text, parse_duration, parse_size
 from buildsys.system.files import Stamp
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
-_TIMES = ("deadline", "keep")  # of executors
 _SHARED_FILES = 2  # project.yaml and engines.yaml, the first files of a load
 
 
@@ -130,18 +128,6 @@ class Project:
         """Return name -> interpreter and environment variables of every toolchain."""
         declared = self._setting("toolchains") or {}
         return {name: (entry["python"], entry.get("env") or {}) for name, entry in declared.items()}
-
-    def executors(self) -> dict[str, dict[str, Any]]:
-        """Return name -> settings of the executors, in their order.
-
-        Those with a default are always there. Times are in seconds.
-        """
-        found: dict[str, dict[str, Any]] = {}
-        for name, declared in (self._setting("executors") or {}).items():
-            settings = {**defaults_of(declared["kind"]), **declared}
-            times = {one: parse_duration(settings[one]) for one in _TIMES if one in settings}
-            found[name] = {**settings, **times}
-        return found
 
     def _setting(self, name: str) -> Any:
         """Return a section of project.yaml, already checked by `load_project`."""

@@ -117,11 +117,6 @@ class Action:
         )
 
     @property
-    def uses_gpu(self) -> bool:
-        """True for a stage that runs on a GPU."""
-        return bool(self.needs.gpu_count) or "gpu" in self.devices
-
-    @property
     def runs_in(self) -> ToolchainRef | None:
         """The toolchain of the stage's interpreter, None for our own."""
         return None if self.peer_tools else self.toolchain

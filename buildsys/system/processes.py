@@ -132,11 +132,6 @@ def descendants_of(pid: int) -> set[int]:
     return found
 
 
-def shell_exit_code(code: int) -> int:
-    """Return an exit code as a shell has it: 137 after signal 9."""
-    return 128 - code if code < 0 else code
-
-
 def describe_exit(code: int | None) -> str:
     """Return the predicate of a sentence like "the worker of export:m …".
 

@@ -182,12 +182,6 @@ def fork_grandchild_and_die(job: Job) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fork_grandchild_and_hang(job: Job) -> None:
-    if os.fork() == 0:  # keeps the events pipe open when its parent is killed
-        time.sleep(600)
-    hang(job)
-
-
 def start_daemons(job: Job) -> StageResult:
     """Leave processes that no longer belong to this one: in a session of their own, orphaned."""
     return StageResult(figures={"daemons": [_daemon(depth) for depth in (1, 2, 3)]})

@@ -21,7 +21,7 @@ from buildsys.execution import action_key
 from buildsys.execution.executor import Executor
 from buildsys.execution.freshness import FreshnessChecker, read_only_checker
 from buildsys.execution.local_runs import Folders
-from buildsys.plan.action import Action, FileRef
+from buildsys.plan.action import Action, BaselineRef, FileRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.object_store import Store
 from buildsys.store.state_db import StateDb
@@ -31,6 +31,7 @@ from buildsys.workers.result_file import without_long_lists
 
 EXPORT, ENGINE, BENCH, REPORT = "export:m", "engine:m:e", "bench:m:e", "report:m"
 ALL = [EXPORT, ENGINE, BENCH, REPORT]
+GATE = "gate:m:e"  # only in `gated_actions`
 MODEL = "m/export/model.onnx"
 CODE_ROOT = action_key._CODE_ROOT  # which tests replace to change our own code
 
@@ -92,6 +93,26 @@ def actions(opset: int = 17, duration: float = 1.0, required: bool = False) -> d
         ),
     ]
     return {item.target: item for item in found}
+
+
+def gated_actions(opset: int, options: dict[str, Any], **fields: Any) -> dict[str, Action]:
+    """Return export, engine and a gate that compares the engine with its baseline."""
+    found = actions(opset=opset)
+    engine = found[ENGINE].outputs["engine"]
+    gate = Action(
+        target=GATE,
+        stage="gate",
+        model="m",
+        variant="e",
+        options={"tolerance": 0.05, **options},
+        inputs={"engine": engine},
+        outputs={"result": FileRef("m/gate/e.json")},
+        after=(ENGINE,),
+        baseline=BaselineRef(engine.path, ENGINE),
+        measures=True,
+        **fields,
+    )
+    return {EXPORT: found[EXPORT], ENGINE: found[ENGINE], GATE: gate}
 
 
 class InlinePool:

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from buildsys.manifest.executor_defaults import OF_KIND
 from buildsys.manifest.schema.base import (
     ADDRESS_PATTERN,
     HOST_PATTERN,
@@ -18,8 +17,7 @@ from buildsys.manifest.schema.base import (
     Spec,
 )
 
-_SSH, _RAY = OF_KIND["ssh"], OF_KIND["ray"]
-_SLURM, _KUBERNETES = OF_KIND["slurm"], OF_KIND["kubernetes"]
+_COMMAND = ("buildsys",)
 
 
 class ExecutorBase(Spec):
@@ -41,7 +39,7 @@ class SshExecutorSpec(ExecutorBase):
         pattern=HOST_PATTERN, description="HOST or USER@HOST, as ~/.ssh/config may name it."
     )
     command: tuple[str, ...] = Field(
-        _SSH["command"], min_length=1, description="Command that runs buildsys there."
+        _COMMAND, min_length=1, description="Command that runs buildsys there."
     )
 
 
@@ -50,7 +48,7 @@ class SlurmExecutorSpec(ExecutorBase):
 
     kind: Literal["slurm"] = Field(description="A Slurm cluster.")
     command: tuple[str, ...] = Field(
-        _SLURM["command"], min_length=1, description="Command that runs buildsys on a node."
+        _COMMAND, min_length=1, description="Command that runs buildsys on a node."
     )
     partition: str | None = Field(None, min_length=1, description="Partition of the nodes.")
     account: str | None = Field(None, min_length=1, description="Account to charge.")
@@ -75,7 +73,7 @@ class KubernetesExecutorSpec(ExecutorBase):
     kind: Literal["kubernetes"] = Field(description="A Kubernetes cluster.")
     image: str = Field(min_length=1, description="Image with buildsys and the libraries.")
     command: tuple[str, ...] = Field(
-        _KUBERNETES["command"], min_length=1, description="Command that runs buildsys in the image."
+        _COMMAND, min_length=1, description="Command that runs buildsys in the image."
     )
     context: str | None = Field(None, min_length=1, description="Context of the kubeconfig.")
     namespace: str | None = Field(None, min_length=1, description="Namespace of the Jobs.")
@@ -96,10 +94,8 @@ class KubernetesExecutorSpec(ExecutorBase):
     secrets: tuple[str, ...] = Field(
         (), description="Secrets whose entries become environment variables."
     )
-    deadline: Seconds = Field(
-        _KUBERNETES["deadline"], ge=1, description="Time for a Job, with all waiting."
-    )
-    keep: Seconds = Field(_KUBERNETES["keep"], ge=0, description="Time for ended Jobs to stay.")
+    deadline: Seconds = Field(86_400.0, ge=1, description="Time for a Job, with all waiting.")
+    keep: Seconds = Field(3600.0, ge=0, description="Time for ended Jobs to stay.")
 
 
 class RayExecutorSpec(ExecutorBase):
@@ -107,11 +103,11 @@ class RayExecutorSpec(ExecutorBase):
 
     kind: Literal["ray"] = Field(description="A cluster of Ray.")
     address: str = Field(
-        _RAY["address"],
+        "auto",
         pattern=ADDRESS_PATTERN,
         description="HOST:PORT of the cluster; auto: the one that this machine belongs to.",
     )
-    cpus: float = Field(_RAY["cpus"], gt=0, le=10_000, description="CPUs that a model takes.")
+    cpus: float = Field(1.0, gt=0, le=10_000, description="CPUs that a model takes.")
     resources: dict[Name, Annotated[float, Field(gt=0)]] = Field(
         {}, description="Custom resources that a model takes."
     )

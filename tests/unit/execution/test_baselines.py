@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import tiny_project
-from tiny_project import ENGINE, EXPORT, actions, make_executor
+from tiny_project import ENGINE, GATE, gated_actions, make_executor
 
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.stale_reasons import summarize_reasons
-from buildsys.plan.action import Action, BaselineRef, FileRef
+from buildsys.plan.action import Action
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.workers.job import Job
 
-GATE = "gate:m:e"
 SEEN: list[dict[str, Any]] = []
 
 
@@ -38,23 +37,9 @@ def gate_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
 
 
-def graph(opset: int = 17, environment: str = "", **fields: Any) -> dict[str, Action]:
-    found = actions(opset=opset)
-    engine = found[ENGINE].outputs["engine"]
-    action = Action(
-        target=GATE,
-        stage="gate",
-        model="m",
-        variant="e",
-        options={"tolerance": 0.05, "engine": {"backend": "onnxruntime"}, **fields},
-        inputs={"engine": engine},
-        outputs={"result": FileRef("m/gate/e.json")},
-        after=(ENGINE,),
-        baseline=BaselineRef(engine.path, ENGINE),
-        environment=(environment,) if environment else (),
-        measures=True,
-    )
-    return {EXPORT: found[EXPORT], ENGINE: found[ENGINE], GATE: action}
+def graph(opset: int = 17, environment: str = "", **options: Any) -> dict[str, Action]:
+    own = (environment,) if environment else ()
+    return gated_actions(opset, {"engine": {"backend": "onnxruntime"}, **options}, environment=own)
 
 
 def run(root: Path, plan: dict[str, Action]) -> list[str]:

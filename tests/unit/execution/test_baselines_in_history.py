@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 import tiny_project
-from tiny_project import ENGINE, EXPORT, actions, make_executor, make_project
+from tiny_project import GATE, gated_actions, make_executor, make_project
 
 from buildsys.history.database import History
 from buildsys.history.recorder import Checkout, Recorder
-from buildsys.plan.action import Action, BaselineRef, FileRef
+from buildsys.plan.action import Action
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import StateDb
 from buildsys.system import versions
 from buildsys.workers.job import Job
-
-GATE = "gate:m:e"
 
 
 class Project:
@@ -72,23 +70,7 @@ class Project:
 
 
 def graph(opset: int) -> dict[str, Action]:
-    found = actions(opset=opset)
-    engine = found[ENGINE].outputs["engine"]
-    gate = Action(
-        target=GATE,
-        stage="gate",
-        model="m",
-        variant="e",
-        options={"tolerance": 0.05},
-        inputs={"engine": engine},
-        outputs={"result": FileRef("m/gate/e.json")},
-        after=(ENGINE,),
-        tools=("numpy",),
-        environment=("speed",),
-        baseline=BaselineRef(engine.path, ENGINE),
-        measures=True,
-    )
-    return {EXPORT: found[EXPORT], ENGINE: found[ENGINE], GATE: gate}
+    return gated_actions(opset, {}, tools=("numpy",), environment=("speed",))
 
 
 @pytest.fixture
