@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from buildsys.deploy.can_run import can_run
+    from buildsys.deploy.device_arrays import DeviceArray
+    from buildsys.deploy.load import load_engine
     from buildsys.errors import EngineError
-    from buildsys.runtime.device_arrays import DeviceArray
-    from buildsys.runtime.load import load_engine
-    from buildsys.system.compatibility.check import can_run
 
 __version__ = "0.1.0"
 __all__ = ["DeviceArray", "EngineError", "__version__", "can_run", "load_engine"]
 
 _MODULES = {
-    "DeviceArray": "runtime.device_arrays",
+    "DeviceArray": "deploy.device_arrays",
     "EngineError": "errors",
-    "can_run": "system.compatibility.check",
-    "load_engine": "runtime.load",
+    "can_run": "deploy.can_run",
+    "load_engine": "deploy.load",
 }
 
 

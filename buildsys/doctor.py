@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 
+from buildsys.deploy.can_run import can_run
 from buildsys.errors import EngineError
-from buildsys.system.compatibility.check import can_run
 from buildsys.system.printable import printable, use_plain_symbols
 
 

@@ -30,7 +30,7 @@ from cuda.bindings import driver as cuda
 from buildsys import EngineError, can_run, load_engine
 from buildsys.backends.cuda.device import Device, HostBuffer
 from buildsys.backends.cuda.gpus import call, find_driver
-from buildsys.runtime.device_arrays import DeviceArray
+from buildsys.deploy.device_arrays import DeviceArray
 from buildsys.system.engine_environment import built_with
 from buildsys.system.files import sha256_of
 

@@ -14,8 +14,8 @@ from engine_jobs import resolved, save_at, stage_job
 from onnx import ModelProto
 from small_graphs import conv_bn
 
+from buildsys.deploy.can_run import CompatibilityResult
 from buildsys.stages.engine import stage as engine
-from buildsys.system.compatibility.check import CompatibilityResult
 from buildsys.workers.result_file import write_result
 
 H200 = {

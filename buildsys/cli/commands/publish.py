@@ -14,6 +14,12 @@ from buildsys.cli.console.rows import Row, format_table, print_rows
 from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.deploy.versions import (
+    EngineVersion,
+    VersionFile,
+    list_versions,
+    publish_version,
+)
 from buildsys.errors import BuildsysError, StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.history.database import History, history_file
@@ -21,12 +27,6 @@ from buildsys.manifest.project import STATE_FOLDER
 from buildsys.manifest.schema.base import NAME_PATTERN
 from buildsys.plan.action import RESULT, Action
 from buildsys.report.formatting import plural, size
-from buildsys.store.engine_versions import (
-    EngineVersion,
-    VersionFile,
-    list_versions,
-    publish_version,
-)
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
 from buildsys.system.urls import mask_secrets, mask_text

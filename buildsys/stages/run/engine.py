@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from buildsys.deploy.load import load_engine
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, array_bytes, load_tensors, tensor_of
-from buildsys.runtime.load import load_engine
 from buildsys.workers.job import Job, StageResult
 
 _MAX_ROWS = 64  # of a labelled output, in the result

@@ -18,6 +18,7 @@ from buildsys.cli.command import print_json, print_lines
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
+from buildsys.deploy.can_run import check_signature
 from buildsys.errors import StageError, UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED, summarize_reasons
@@ -25,7 +26,6 @@ from buildsys.manifest.project import empty_project
 from buildsys.plan.action import Action
 from buildsys.store.ledger import UNAVAILABLE
 from buildsys.store.signatures import ACCEPT, WARN, SigningKey
-from buildsys.system.compatibility.check import check_signature
 from buildsys.system.compatibility.engine_files import Reason as Damage
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import describe_exit, run_python

@@ -15,10 +15,10 @@ import pytest
 from emulated_gpu import EmulatedBuffer, EmulatedDevice, EmulatedSession, EmulatedStream, emulated
 
 from buildsys.backends.tensorrt import inference
+from buildsys.deploy import device_arrays
+from buildsys.deploy.device_arrays import DeviceArray, stream_handle
+from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
-from buildsys.runtime import device_arrays
-from buildsys.runtime.device_arrays import DeviceArray, stream_handle
-from buildsys.runtime.engine import Engine
 from buildsys.system.compatibility.engine_files import Record
 
 

@@ -13,9 +13,8 @@ from weakref import WeakSet
 import numpy as np
 
 from buildsys.backends.interface import Backend, DeviceSession, Port, Session
-from buildsys.errors import EngineError, StageError
-from buildsys.runtime.arrays import NUMPY, InputReader, as_array
-from buildsys.runtime.device_arrays import (
+from buildsys.deploy.arrays import NUMPY, InputReader, as_array
+from buildsys.deploy.device_arrays import (
     DeviceArray,
     allocator_from,
     allocator_of,
@@ -25,7 +24,8 @@ from buildsys.runtime.device_arrays import (
     new_device_array,
     stream_handle,
 )
-from buildsys.runtime.session_pool import SessionPool
+from buildsys.deploy.session_pool import SessionPool
+from buildsys.errors import EngineError, StageError
 from buildsys.system.compatibility.engine_files import Record
 from buildsys.system.suggestions import nearest
 

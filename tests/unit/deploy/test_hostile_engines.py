@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.system.compatibility.check import can_run
+from buildsys.deploy.can_run import can_run
 from buildsys.system.compatibility.engine_files import Header, read_header
 
 

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from buildsys.backends.interface import DeviceTensor, Port
-from buildsys.errors import StageError
-from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Tensor, tensor_of
-from buildsys.runtime.device_arrays import (
+from buildsys.deploy.device_arrays import (
     CPU,
     CUDA_HOST,
     TORCH,
@@ -24,6 +22,8 @@ from buildsys.runtime.device_arrays import (
     library_of,
     read_memory,
 )
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, ML_DTYPES, Tensor, tensor_of
 
 NUMPY = "numpy"
 _TORCH_BITS = {f"torch.{name}": dtype for dtype, name in ML_DTYPES.items() if "int" not in dtype}

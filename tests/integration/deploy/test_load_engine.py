@@ -25,12 +25,12 @@ import buildsys
 from buildsys import EngineError, load_engine
 from buildsys.backends.interface import OperatorUse, Options, Session
 from buildsys.backends.load import load_backend
-from buildsys.runtime.engine import Engine
+from buildsys.deploy.engine import Engine
 
 
 @pytest.fixture(scope="module")
-def engine(built: Path) -> Iterator[Engine]:
-    with load_engine(built) as engine:
+def engine(ort_built: Path) -> Iterator[Engine]:
+    with load_engine(ort_built) as engine:
         yield engine
 
 
@@ -39,8 +39,8 @@ def x_of(batch: int = 2, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def test_the_outputs_are_those_of_the_bare_runtime(built: Path, engine: Engine) -> None:
-    bare = ort.InferenceSession(built, providers=["CPUExecutionProvider"])
+def test_the_outputs_are_those_of_the_bare_runtime(ort_built: Path, engine: Engine) -> None:
+    bare = ort.InferenceSession(ort_built, providers=["CPUExecutionProvider"])
     for batch in (1, 2, 5):
         x = x_of(batch)
         found = engine(x=x)
@@ -49,16 +49,16 @@ def test_the_outputs_are_those_of_the_bare_runtime(built: Path, engine: Engine) 
     np.testing.assert_array_equal(engine({"x": x})["y"], found["y"])
 
 
-def test_an_engine_describes_itself(built: Path, engine: Engine) -> None:
+def test_an_engine_describes_itself(ort_built: Path, engine: Engine) -> None:
     (x,), (y,) = engine.inputs, engine.outputs
     assert (x.name, x.dtype, x.shape) == ("x", "float32", ("batch", 3, 8, 8))
     assert (y.name, y.shape) == ("y", ("batch", 5))
-    assert (engine.name, engine.backend, engine.file) == ("m:e", "onnxruntime", built)
+    assert (engine.name, engine.backend, engine.file) == ("m:e", "onnxruntime", ort_built)
     assert engine.record["model"] == "m"
     assert engine.profiles == []
     assert repr(engine).startswith("<Engine m:e, onnxruntime, x: float32[")
-    with load_engine(built.parent) as other:  # the folder will do
-        assert other.file == built
+    with load_engine(ort_built.parent) as other:  # the folder will do
+        assert other.file == ort_built
 
 
 def test_an_output_belongs_to_the_caller(engine: Engine) -> None:
@@ -168,8 +168,8 @@ def test_calls_of_another_kind_are_refused(engine: Engine) -> None:
         pickle.dumps(engine)
 
 
-def test_an_engine_is_closed_with_its_last_reference(built: Path) -> None:
-    engine = load_engine(built)
+def test_an_engine_is_closed_with_its_last_reference(ort_built: Path) -> None:
+    engine = load_engine(ort_built)
     pool = engine._pool
     del engine
     with pytest.raises(EngineError, match="m:e is closed"):
@@ -184,8 +184,8 @@ def test_threads_share_an_engine(engine: Engine) -> None:
         np.testing.assert_array_equal(found, engine(x=x)["y"])
 
 
-def test_a_closed_engine_refuses_calls(built: Path) -> None:
-    with load_engine(built) as engine:
+def test_a_closed_engine_refuses_calls(ort_built: Path) -> None:
+    with load_engine(ort_built) as engine:
         pass
     engine.close()
     with pytest.raises(EngineError, match="m:e is closed; load it again"):
@@ -214,10 +214,10 @@ def test_a_fork_must_load_its_own_engine(engine: Engine) -> None:
     engine(x=x_of())
 
 
-def test_an_engine_that_cannot_run_is_refused(built: Path, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_run_is_refused(ort_built: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot run here: there is no engine file"):
         load_engine(tmp_path)
-    file = copied(built, tmp_path)
+    file = copied(ort_built, tmp_path)
     content = bytearray(file.read_bytes())
     content[-100] ^= 1
     file.write_bytes(content)
@@ -232,8 +232,8 @@ def test_an_engine_that_cannot_run_is_refused(built: Path, tmp_path: Path) -> No
         load_engine(file, digest=False)
 
 
-def test_options_for_running_are_checked(built: Path) -> None:
-    with load_engine(built, options={"intra_op_threads": 1}, concurrency=1) as engine:
+def test_options_for_running_are_checked(ort_built: Path) -> None:
+    with load_engine(ort_built, options={"intra_op_threads": 1}, concurrency=1) as engine:
         assert engine(x=x_of())["y"].shape == (2, 5)
     for options, sentence in (
         ({"intra_op_thread": 1}, "has no option 'intra_op_thread' for running, it has intra_op_"),
@@ -244,14 +244,14 @@ def test_options_for_running_are_checked(built: Path) -> None:
         ({"provider": "cuda"}, "onnxruntime has no option 'provider' for running"),
     ):
         with pytest.raises(EngineError, match=sentence):
-            load_engine(built, options=options)  # type: ignore[arg-type]
+            load_engine(ort_built, options=options)  # type: ignore[arg-type]
     for concurrency in (0, "2"):
         with pytest.raises(EngineError, match=f"concurrency is {concurrency!r}; pass a number"):
-            load_engine(built, concurrency=concurrency)  # type: ignore[arg-type]
+            load_engine(ort_built, concurrency=concurrency)  # type: ignore[arg-type]
 
 
-def test_close_waits_for_running_calls(built: Path) -> None:
-    engine = load_engine(built, concurrency=1)
+def test_close_waits_for_running_calls(ort_built: Path) -> None:
+    engine = load_engine(ort_built, concurrency=1)
     session = engine._pool.acquire()  # a call that runs
     closing = threading.Thread(target=engine.close)
     waiting = ThreadPoolExecutor(1)
@@ -275,11 +275,11 @@ def test_the_example_of_the_documentation_runs(
     ports = (onnx.TensorProto.FLOAT, ["batch", 3, 224, 224])
     node = onnx.helper.make_node("Relu", ["input0"], ["output0"])
     folder = tmp_path / "build" / "resnet18" / "engine"
-    built = build(
+    ort_built = build(
         tmp_path / "built", "onnxruntime", make_model([node], {"input0": ports}, {"output0": ports})
     )
     folder.mkdir(parents=True)
-    built.parent.rename(folder / "ort-cpu")
+    ort_built.parent.rename(folder / "ort-cpu")
     monkeypatch.chdir(tmp_path)
     exec(example, {})
     assert capsys.readouterr().out == "(1, 3, 224, 224)\n"
@@ -309,9 +309,9 @@ def test_importing_buildsys_loads_nothing_else() -> None:
     ids=str,
 )
 def test_a_record_with_wrong_settings_is_one_sentence(
-    built: Path, tmp_path: Path, settings: dict[str, Any]
+    ort_built: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    engine = copied(built, tmp_path)
+    engine = copied(ort_built, tmp_path)
     edit(engine, lambda record: record["settings"].update(settings))
     with pytest.raises(EngineError) as caught:
         load_engine(engine)
@@ -321,9 +321,9 @@ def test_a_record_with_wrong_settings_is_one_sentence(
 
 
 def test_a_bundled_plugin_has_no_file(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ort_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = copied(built, tmp_path)
+    copy = copied(ort_built, tmp_path)
     edit(copy, lambda record: record.update(operators={"trt::Nms": "plugin"}))
     backend, uses = load_backend("onnxruntime"), []
 
@@ -332,7 +332,7 @@ def test_a_bundled_plugin_has_no_file(
         return backend.load(file, options, operators)
 
     monkeypatch.setattr(
-        "buildsys.runtime.load.load_backend",
+        "buildsys.deploy.load.load_backend",
         lambda *_, **__: SimpleNamespace(
             load=load, unload=backend.unload, RUN_OPTIONS=backend.RUN_OPTIONS
         ),
@@ -343,9 +343,9 @@ def test_a_bundled_plugin_has_no_file(
 
 @pytest.mark.parametrize("file", ["../x.py", "/tmp/x.py"])
 def test_a_plugin_is_never_taken_from_another_folder(
-    built: Path, tmp_path: Path, file: str
+    ort_built: Path, tmp_path: Path, file: str
 ) -> None:
-    engine = copied(built, tmp_path)
+    engine = copied(ort_built, tmp_path)
 
     def change(record: dict[str, Any]) -> None:
         record["operators"] = {"a::B": "plugin p.py"}
@@ -358,8 +358,8 @@ def test_a_plugin_is_never_taken_from_another_folder(
         load_engine(engine)
 
 
-def test_sizes_that_nothing_verified_are_refused(built: Path, tmp_path: Path) -> None:
-    engine_file = copied(built, tmp_path)
+def test_sizes_that_nothing_verified_are_refused(ort_built: Path, tmp_path: Path) -> None:
+    engine_file = copied(ort_built, tmp_path)
     edit(engine_file, lambda figures: figures.update(ranges={"x": [[1, 4], 3, 8, 8]}))
     with load_engine(engine_file) as engine:
         assert engine(x=x_of(4))["y"].shape == (4, 5)

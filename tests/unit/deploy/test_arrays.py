@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from buildsys.backends.interface import Port
+from buildsys.deploy.arrays import NUMPY, InputReader, as_array
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
-from buildsys.runtime.arrays import NUMPY, InputReader, as_array
 
 
 def reader(dtype: str) -> InputReader:

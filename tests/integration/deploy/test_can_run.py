@@ -326,7 +326,7 @@ def test_compiled_nodes_of_another_version_of_their_provider(
 
 
 def test_only_the_standard_library_is_imported(ort_built: Path) -> None:
-    code = "import sys\nimport buildsys.system.compatibility.check\nfrom buildsys import can_run\n"
+    code = "import sys\nimport buildsys.deploy.can_run\nfrom buildsys import can_run\n"
     code += "print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

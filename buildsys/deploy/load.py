@@ -9,9 +9,9 @@ from typing import Any
 
 from buildsys.backends.interface import OperatorUse, Options
 from buildsys.backends.load import load_backend
+from buildsys.deploy.can_run import can_run, engine_file
+from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
-from buildsys.runtime.engine import Engine
-from buildsys.system.compatibility.check import can_run, engine_file
 from buildsys.system.compatibility.engine_files import (
     RECORD_NAME,
     REPLACE,

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from sftp_server import ssh_server
 
-from buildsys.errors import StageError
-from buildsys.store.engine_versions import (
+from buildsys.deploy.versions import (
     EngineVersion,
     VersionFile,
     _to_json,
     list_versions,
     publish_version,
 )
+from buildsys.errors import StageError
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import OutputFile
 from buildsys.store.remote_folder import RemoteFolder, connect
