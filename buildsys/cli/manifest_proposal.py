@@ -14,8 +14,8 @@ from buildsys.cli.worker_pool import run_job
 from buildsys.errors import StageError
 from buildsys.manifest.project import Project, check_manifests
 from buildsys.system.files import replace_file
-from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
+from buildsys.workers.pool import WorkerPool
 
 _HUB_FILE = "hf://OWNER/NAME@COMMIT/model.safetensors"
 _STAGE = "buildsys.stages.reference.proposal"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from buildsys.history.recorder import Checkout, Recorder
     from buildsys.manifest.project import Project
     from buildsys.store.signatures import TrustPolicy
-    from buildsys.workers.client.pool import WorkerPool
+    from buildsys.workers.pool import WorkerPool
 
 
 class OpenProject(TargetNames):
@@ -42,7 +42,7 @@ class OpenProject(TargetNames):
 
     @cached_property
     def _pool(self) -> WorkerPool:
-        from buildsys.workers.client.pool import WorkerPool
+        from buildsys.workers.pool import WorkerPool
 
         atexit.register(self.close)  # another reporter (`doit -r json`) does not close it
         return WorkerPool(self.project.state)

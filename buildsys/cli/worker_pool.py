@@ -12,8 +12,8 @@ from typing import Any
 
 from buildsys.errors import StageError
 from buildsys.store.state_db import ReadOnlyStateDb
-from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
+from buildsys.workers.pool import WorkerPool
 
 
 def open_pool(state: Path) -> WorkerPool:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from buildsys.history.recorder import Recorder
     from buildsys.store.shared_cache import SharedCache
     from buildsys.store.signatures import TrustPolicy
-    from buildsys.workers.client.pool import JobReply, WorkerPool
+    from buildsys.workers.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
 _REQUESTED = Reason(ASKED_FOR)

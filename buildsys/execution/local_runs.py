@@ -22,8 +22,8 @@ from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
 
 if TYPE_CHECKING:
-    from buildsys.workers.client.pool import JobReply, WorkerPool
     from buildsys.workers.job import Job
+    from buildsys.workers.pool import JobReply, WorkerPool
 
 Event = dict[str, Any]
 
@@ -100,7 +100,7 @@ class LocalRuns:
                 error.seconds = time.perf_counter() - begun
                 if not outputs[RESULT].exists():
                     raise
-                from buildsys.workers.client.pool import JobReply
+                from buildsys.workers.pool import JobReply
 
                 status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
                 return JobReply(status, error.problem, error.hint, {}, error.seconds, log)

@@ -22,7 +22,7 @@ from python_environments import Environment
 from buildsys.cli.session import Session
 from buildsys.manifest.project import load_project
 from buildsys.system import cpu, devices, versions
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.pool import WorkerPool
 
 _CACHED = (
     versions.distribution_version, versions.installed_versions, versions.distribution_folders,

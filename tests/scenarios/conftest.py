@@ -22,7 +22,7 @@ from forked_machine import ForkedMachine
 from project_folder import ProjectFolder, Ran
 from ready_project import ReadyProject, TorchProject
 
-from buildsys.workers.client import status
+from buildsys.workers import status
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("cli", "execution", "manifest", "plan", "report", "store", "system", "workers.client")
+PACKAGES = ("cli", "execution", "manifest", "plan", "report", "store", "system", "workers")
 FURTHER = ("blake3", "rich.console", "tomllib" if sys.version_info >= (3, 11) else "tomli")
 FURTHER += ("doit.doit_cmd", "pydantic.types", "yaml")
 ALL, THEIRS = "all", "of other packages"  # loaded by a server

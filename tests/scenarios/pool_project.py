@@ -11,8 +11,8 @@ import pytest
 from project_folder import wait_until
 
 from buildsys.errors import StageError
-from buildsys.workers.client.pool import JobReply, WorkerPool
 from buildsys.workers.job import Job
+from buildsys.workers.pool import JobReply, WorkerPool
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = "tests.scenarios.worker_stages"

@@ -58,7 +58,7 @@ ORCHESTRATOR = (
     "system",
     "manifest",
     "store",
-    "workers.client",
+    "workers",
     "plan",
     "history",
     "execution",
@@ -193,7 +193,7 @@ def test_the_orchestrator_loads_no_heavy_library() -> None:
 
 def test_freshness_checks_load_no_slow_library() -> None:
     loaded = loaded_by(
-        "buildsys.execution.executor", "buildsys.plan.project_plan", "buildsys.workers.client.pool"
+        "buildsys.execution.executor", "buildsys.plan.project_plan", "buildsys.workers.pool"
     )
     assert not loaded & (HEAVY | SLOW_TO_IMPORT)
 

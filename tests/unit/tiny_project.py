@@ -25,8 +25,8 @@ from buildsys.plan.action import Action, BaselineRef, FileRef
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.object_store import Store
 from buildsys.store.state_db import StateDb
-from buildsys.workers.client.pool import JobReply
 from buildsys.workers.job import Job
+from buildsys.workers.pool import JobReply
 from buildsys.workers.result_file import without_long_lists
 
 EXPORT, ENGINE, BENCH, REPORT = "export:m", "engine:m:e", "bench:m:e", "report:m"

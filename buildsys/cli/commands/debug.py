@@ -20,7 +20,7 @@ from buildsys.execution.stage_job import hold_devices, stage_job
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration
 from buildsys.store.locks import LockHolder, Locks
-from buildsys.workers.client.foreground import run_in_foreground
+from buildsys.workers.foreground import run_in_foreground
 
 if TYPE_CHECKING:
     from buildsys.workers.job import Job

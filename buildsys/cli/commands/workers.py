@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buildsys.cli.command import Options, ProjectCommand, option, print_lines
 from buildsys.errors import UsageError
-from buildsys.workers.client import status
+from buildsys.workers import status
 
 
 class Workers(ProjectCommand):

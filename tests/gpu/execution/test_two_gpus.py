@@ -20,7 +20,7 @@ from buildsys.execution.local_runs import Folders
 from buildsys.plan.action import Action, FileRef
 from buildsys.store.object_store import Store
 from buildsys.system.devices import equal_gpus
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.pool import WorkerPool
 
 ROOT = Path(__file__).resolve().parents[3]
 GPUS = equal_gpus()

@@ -13,8 +13,8 @@ import buildsys
 
 PACKAGE = Path(buildsys.__file__).parent
 MODULES = (
-    "buildsys.workers.server.server",
-    "buildsys.workers.server.child",
+    "buildsys.workers.server",
+    "buildsys.workers.child",
     "buildsys.workers.result_file",
     "buildsys.stages.engine.stage",
     "buildsys.stages.verify.stage",

@@ -17,8 +17,8 @@ from small_graphs import make_model, write
 
 from buildsys.errors import StageError, WorkerDied
 from buildsys.stages.operators import stage as operators
-from buildsys.workers.client.pool import JobReply, WorkerPool
 from buildsys.workers.job import Job
+from buildsys.workers.pool import JobReply, WorkerPool
 
 pytest.importorskip("tensorrt_rtx")
 

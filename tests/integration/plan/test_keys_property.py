@@ -34,8 +34,8 @@ from buildsys.plan.action import Action
 from buildsys.plan.stage_table import plan_model
 from buildsys.store.object_store import Store
 from buildsys.system import package_files
-from buildsys.workers.client.pool import JobReply
 from buildsys.workers.job import Job
+from buildsys.workers.pool import JobReply
 
 ENGINES = {
     "ort": {"backend": "onnxruntime"},

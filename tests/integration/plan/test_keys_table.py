@@ -385,7 +385,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     **{f"code {stage}": code(f"stages/{stage}/stage.py") for stage in STAGES},
     "code backend": code("backends/tensorrt_rtx/backend.py"),
     "code quantize": code("stages/quantize/insert_qdq.py"),
-    "code front": code("execution/executor.py", "workers/client/pool.py"),
+    "code front": code("execution/executor.py", "workers/pool.py"),
 }
 
 

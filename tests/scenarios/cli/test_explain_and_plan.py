@@ -205,7 +205,7 @@ def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -
     )
     built.doit()  # so that the manifests need not be resolved
     (built.root / "build" / MODEL).unlink()
-    avoided = HEAVY | SLOW | {"buildsys.workers.client.pool", "buildsys.execution.executor"}
+    avoided = HEAVY | SLOW | {"buildsys.workers.pool", "buildsys.execution.executor"}
     for arguments in (("explain",), ("plan",), ("explain", "--json")):
         assert imported(built, *arguments) & avoided == set()
 

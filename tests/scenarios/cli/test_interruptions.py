@@ -118,6 +118,6 @@ def test_a_server_that_hangs_is_replaced(ready: ReadyProject, moment: str) -> No
 def _is_server(pid: int, command: str) -> bool:
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     return (
-        "buildsys.workers.server.server" in command
+        "buildsys.workers.server" in command
         and "buildsys" not in Path(f"/proc/{parent}/cmdline").read_text()
     )

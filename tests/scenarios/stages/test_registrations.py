@@ -7,7 +7,7 @@ import re
 import pytest
 from project_folder import ProjectFolder
 
-from buildsys.workers.client import status
+from buildsys.workers import status
 
 NETS = """\
 import torch

@@ -55,7 +55,7 @@ def result(project: ReadyProject, name: str) -> dict[str, Any]:
 
 def servers(project: ReadyProject) -> list[int]:
     """Return the worker servers of toolchains, without their children."""
-    program = "envs/other/bin/python -m buildsys.workers.server.server"
+    program = "envs/other/bin/python -m buildsys.workers.server"
     theirs = {pid for pid, command in processes_marked(project.mark).items() if program in command}
     return [pid for pid in theirs if _parent(pid) not in theirs]
 

@@ -11,7 +11,7 @@ from pool_project import STAGES
 
 from buildsys.errors import StageError, WorkerDied
 from buildsys.system.interpreters.toolchain import Toolchain
-from buildsys.workers.client.foreground import run_in_foreground
+from buildsys.workers.foreground import run_in_foreground
 from buildsys.workers.job import Job
 
 

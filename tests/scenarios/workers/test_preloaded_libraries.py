@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.workers import server_kinds
-from buildsys.workers.client import server_handle
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers import server_handle, server_kinds
 from buildsys.workers.job import Job
+from buildsys.workers.pool import WorkerPool
 from buildsys.workers.server_kinds import LIGHT, TORCH
 
 ROOT = Path(__file__).resolve().parents[3]

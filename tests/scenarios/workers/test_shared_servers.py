@@ -23,11 +23,10 @@ from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 import buildsys
 from buildsys.errors import StageError, UsageError, WorkerDied
 from buildsys.system.processes import Process
-from buildsys.workers import registry, server_kinds
-from buildsys.workers.client import server_handle, status
-from buildsys.workers.client.environment import server_modules
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers import registry, server_handle, server_kinds, status
+from buildsys.workers.environment import server_modules
 from buildsys.workers.job import Job
+from buildsys.workers.pool import WorkerPool
 from buildsys.workers.protocol import JOB
 from buildsys.workers.server_kinds import LIGHT, ServerKind
 
@@ -37,7 +36,7 @@ ORCHESTRATOR = f"""
 import sys
 from pathlib import Path
 from buildsys.workers.job import Job
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.pool import WorkerPool
 
 project, do = Path(sys.argv[1]), sys.argv[2]
 outputs = {{"result": project / f"{{do}}.json"}}
@@ -181,7 +180,7 @@ def test_a_change_starts_another_server(
         monkeypatch.setattr(os, "getpriority", lambda which, who: 7)
     else:
         monkeypatch.setattr(
-            "buildsys.workers.client.environment.server_modules", lambda: server_modules()[1:]
+            "buildsys.workers.environment.server_modules", lambda: server_modules()[1:]
         )
     assert server_of(project) != first
     wait_for_end(first)  # it was idle, and nobody else would have needed it
@@ -192,7 +191,7 @@ def test_the_fingerprint_covers_all_loaded_modules(
 ) -> None:
     monkeypatch.setattr(server_kinds, "server_kind_of", lambda job: LIGHT)
     loaded = set(run(tmp_path, "list_own_modules")["files"])
-    assert str(ROOT / "buildsys/workers/server/server.py") in loaded
+    assert str(ROOT / "buildsys/workers/server.py") in loaded
     assert loaded <= set(server_modules())
 
 
@@ -340,7 +339,7 @@ def test_a_server_whose_code_is_gone_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # no fingerprint sees everything: let both clones have the same one
-    monkeypatch.setattr("buildsys.workers.client.launch.fingerprint", lambda *_, **__: "f" * 64)
+    monkeypatch.setattr("buildsys.workers.launch.fingerprint", lambda *_, **__: "f" * 64)
     clone, project = tmp_path / "clone", tmp_path / "project"
     shutil.copytree(ROOT / "buildsys", clone / "buildsys")
     (clone / "tests").symlink_to(ROOT / "tests")

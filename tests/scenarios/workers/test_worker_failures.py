@@ -25,8 +25,7 @@ from pool_project import (
 from project_folder import TIMEOUT_S, wait_until
 
 from buildsys.errors import StageError, WorkerDied
-from buildsys.workers import server_kinds
-from buildsys.workers.client import server_handle
+from buildsys.workers import server_handle, server_kinds
 from buildsys.workers.server_kinds import ServerKind
 
 
@@ -237,7 +236,7 @@ ORCHESTRATOR = """
 import sys, threading
 from pathlib import Path
 from buildsys.workers import server_kinds
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers.pool import WorkerPool
 from buildsys.workers.job import Job
 from buildsys.workers.server_kinds import ServerKind
 

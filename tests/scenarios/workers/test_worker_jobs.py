@@ -16,8 +16,8 @@ from pool_project import ROOT, PoolProject, children_of, wait_for_end
 from project_folder import wait_until
 
 from buildsys.errors import CheckFailed, StageError, Unavailable, WorkerDied
-from buildsys.workers.client import status
-from buildsys.workers.client.pool import WorkerPool
+from buildsys.workers import status
+from buildsys.workers.pool import WorkerPool
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from buildsys.cli.commands.run.command import Infer, Run
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import Explanation
-from buildsys.workers.client.pool import JobReply
+from buildsys.workers.pool import JobReply
 
 OPTIONS: dict[str, Any] = {"json": False, "input": ["x=x.npy"], "output": "", "top": "5"}
 INPUTS = {

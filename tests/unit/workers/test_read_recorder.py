@@ -19,7 +19,7 @@ from buildsys.system.files import listing_digest
 # forks a process per line: starting one for each test takes ten times as long
 _SERVER = """
 import json, os, runpy, sys, traceback
-from buildsys.workers.server import read_recorder
+from buildsys.workers import read_recorder
 for line in sys.stdin:
     driver, project, environment = json.loads(line)
     answers, output = os.pipe()
@@ -44,7 +44,7 @@ for line in sys.stdin:
 _DRIVER = """
 import json, runpy, sys
 from pathlib import Path
-from buildsys.workers.server import read_recorder
+from buildsys.workers import read_recorder
 project = Path(sys.argv[1])
 recorder = read_recorder.ReadRecorder(project, (f"{project}/out/",))
 sys.path.insert(0, str(project))

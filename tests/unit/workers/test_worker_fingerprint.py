@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.workers.client import environment as module
-from buildsys.workers.client.environment import fingerprint
+from buildsys.workers import environment as module
+from buildsys.workers.environment import fingerprint
 from buildsys.workers.server_kinds import BARE, ServerKind
 
 

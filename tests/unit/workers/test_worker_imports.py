@@ -19,7 +19,7 @@ def _loaded_by(statement: str, suspects: str) -> str:
 def test_the_orchestrator_side_loads_nothing_heavy() -> None:
     assert (
         _loaded_by(
-            "from buildsys.workers.client import pool, launch, status",
+            "from buildsys.workers import pool, launch, status",
             HEAVY,
         )
         == "[]"
@@ -27,14 +27,13 @@ def test_the_orchestrator_side_loads_nothing_heavy() -> None:
 
 
 def test_the_server_loads_nothing_heavy_before_its_preload() -> None:
-    assert _loaded_by("import buildsys.workers.server.server", HEAVY) == "[]"
+    assert _loaded_by("import buildsys.workers.server", HEAVY) == "[]"
 
 
 def test_an_unused_pool_imports_no_server_code() -> None:
     workers = "buildsys.workers"
     server_code = (
-        f"{{'{workers}.client.server_handle', '{workers}.registry',"
-        f" '{workers}.client.environment', 'socket'}}"
+        f"{{'{workers}.server_handle', '{workers}.registry', '{workers}.environment', 'socket'}}"
     )
-    assert _loaded_by("import buildsys.workers.client.pool", server_code) == "[]"
-    assert _loaded_by("import buildsys.workers.client.launch", server_code).count("'") == 8
+    assert _loaded_by("import buildsys.workers.pool", server_code) == "[]"
+    assert _loaded_by("import buildsys.workers.launch", server_code).count("'") == 8

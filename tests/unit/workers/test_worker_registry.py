@@ -9,8 +9,8 @@ import pytest
 
 from buildsys.errors import UsageError
 from buildsys.workers import registry
-from buildsys.workers.client.status import RunningServer, format_running, format_stopped
 from buildsys.workers.registry import ServerRecord, idle_limit_s
+from buildsys.workers.status import RunningServer, format_running, format_stopped
 
 PATH = Path("/run/user/0/buildsys/a.sock")
 RECORD = ServerRecord(4711, 99, "torch", "/usr/bin/python3", "/p/.buildsys/workers/torch.log")

@@ -39,8 +39,8 @@ from buildsys.plan.graph_points import GraphPoint, graph_points
 from buildsys.report.formatting import first_names, plural, significant
 from buildsys.system.files import IMAGE_SUFFIXES, read_limited, replace_file
 from buildsys.system.interpreters.toolchain import locate_toolchain
-from buildsys.workers.client.pool import WorkerPool
 from buildsys.workers.job import Job
+from buildsys.workers.pool import WorkerPool
 
 SCHEMA = "buildsys/run/1"
 _REASONS = {NAMED: "", RECOMMENDED: " (recommended)", FIRST: " (the first that can run)"}

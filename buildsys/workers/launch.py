@@ -20,11 +20,11 @@ from buildsys.system.printable import printable
 from buildsys.system.processes import Process
 from buildsys.system.text_cache import TextCache
 from buildsys.workers import registry
-from buildsys.workers.client.environment import fingerprint, server_environment, split_environment
-from buildsys.workers.client.server_handle import ServerHandle
+from buildsys.workers.environment import fingerprint, server_environment, split_environment
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import Message
 from buildsys.workers.result_file import write_result
+from buildsys.workers.server_handle import ServerHandle
 from buildsys.workers.server_kinds import ServerKind, server_kind_of, toolchain_of
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
@@ -122,7 +122,7 @@ class Launch:
         its own ``onnx.py``.
         """
         start = {**start, "preload": self.kind.preload, "without": self.kind.without}
-        return [self.python, "-m", "buildsys.workers.server.server", json.dumps(start)]
+        return [self.python, "-m", "buildsys.workers.server", json.dumps(start)]
 
 
 def start_server(

@@ -29,8 +29,8 @@ from buildsys.system.memory_limit import OUT_OF_MEMORY
 from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import INTERRUPTED, Message, encode, error_to_json
+from buildsys.workers.read_recorder import ReadRecorder
 from buildsys.workers.result_file import without_long_lists, write_result
-from buildsys.workers.server.read_recorder import ReadRecorder
 
 SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered

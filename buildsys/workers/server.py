@@ -1,4 +1,4 @@
-"""The program of worker processes: ``python -m buildsys.workers.server.server JSON``.
+"""The program of worker processes: ``python -m buildsys.workers.server JSON``.
 
 A server imports libraries once, then forks a child for each job. Single-threaded on purpose: a fork
 copies one thread only. A stage in the foreground runs in this process itself. Standard library
@@ -36,6 +36,14 @@ from buildsys.system.processes import (
     die_with_parent,
     kill_process,
 )
+from buildsys.workers.child import (
+    flush,
+    fork_child,
+    limit_log,
+    log,
+    run_child,
+    signal_group,
+)
 from buildsys.workers.protocol import (
     RETIRE,
     LineBuffer,
@@ -45,14 +53,6 @@ from buildsys.workers.protocol import (
     job_from_json,
 )
 from buildsys.workers.registry import Listener, idle_limit_s
-from buildsys.workers.server.child import (
-    flush,
-    fork_child,
-    limit_log,
-    log,
-    run_child,
-    signal_group,
-)
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _LOG_CHECK_S = 1.0  # between two looks at the sizes of logs

@@ -34,8 +34,8 @@ from urllib.parse import unquote, urlsplit
 
 from buildsys.system.files import Stamp, listing_digest, stamp
 from buildsys.system.libraries import in_library
+from buildsys.workers.callers import CACHES, OWN_CODE, STANDARD, Callers
 from buildsys.workers.job import MAX_READS
-from buildsys.workers.server.callers import CACHES, OWN_CODE, STANDARD, Callers
 
 FILE, LISTING, VARIABLE, MODULE = "file", "listing", "variable", "module"
 ALL_VARIABLES = "*"

@@ -14,8 +14,8 @@ from buildsys.errors import StageError, WorkerDied
 if TYPE_CHECKING:
     from buildsys.system.interpreters.toolchain import Toolchain
     from buildsys.system.text_cache import TextCache
-    from buildsys.workers.client.server_handle import ServerHandle
     from buildsys.workers.job import Job
+    from buildsys.workers.server_handle import ServerHandle
     from buildsys.workers.server_kinds import ServerKind
 
 
@@ -70,7 +70,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         from buildsys.workers.server_kinds import LIGHT, TORCH, server_kind_of, toolchain_of
 
         if job.toolchain is not None:
-            from buildsys.workers.client.launch import check_toolchain
+            from buildsys.workers.launch import check_toolchain
 
             problem = check_toolchain(job, job.toolchain, log)
             if problem is not None:
@@ -128,7 +128,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             if server is not None:
                 server.close()
             # slow to import; a run with nothing to do never gets here
-            from buildsys.workers.client.launch import start_server
+            from buildsys.workers.launch import start_server
 
             try:
                 server = start_server(kind, toolchain, self.state / "workers", self.texts)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from buildsys.errors import CheckFailed, Unavailable, WorkerDied
 from buildsys.system.processes import describe_exit
-from buildsys.workers.client.launch import check_toolchain, start_in_foreground
 from buildsys.workers.job import Job
+from buildsys.workers.launch import check_toolchain, start_in_foreground
 from buildsys.workers.protocol import INTERRUPTED, Message, error_from_json, job_to_json
 
 

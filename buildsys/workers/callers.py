@@ -16,7 +16,7 @@ from buildsys.system.libraries import in_library
 _USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"  # kinds of code
 # a toolchain's interpreter imports this package through a link
 OWN_CODE = tuple(
-    {f"{file.parents[2]}{os.sep}" for file in (Path(__file__), Path(__file__).resolve())}
+    {f"{file.parents[1]}{os.sep}" for file in (Path(__file__), Path(__file__).resolve())}
 )
 STANDARD = tuple({
     f"{os.path.realpath(folder)}{os.sep}"

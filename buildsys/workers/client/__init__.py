@@ -1,1 +1,0 @@
-"""The orchestrator's side: find, start and use worker servers."""

@@ -1,1 +1,0 @@
-"""The worker server and its children."""
