@@ -129,7 +129,8 @@ def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise StageError(
-            f"reading {shown} needs safetensors, which is not installed", "pip install safetensors"
+            f"reading {shown} needs safetensors, which is not installed",
+            "pip install 'buildsys[safetensors]'",
         ) from error
     try:
         with safe_open(file, framework="pt") as opened:

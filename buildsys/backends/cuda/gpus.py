@@ -8,6 +8,7 @@ Source: CUDA Driver API reference, "Initialization", "Version Management", "Devi
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from buildsys.errors import StageError
 
 INSTALL_BINDINGS = f"{sys.executable} -m pip install cuda-bindings"
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_NO_DRIVER = "no NVIDIA driver is installed"
 _NO_GPU = "the NVIDIA driver finds no GPU"
 
 
@@ -54,11 +56,13 @@ def find_driver() -> Driver:
     try:
         from cuda.bindings import driver as cuda
     except ImportError as error:
+        if not _has_driver():
+            return Driver("", (), _NO_DRIVER)
         return Driver("", (), f"cuda-bindings cannot be imported ({error})", INSTALL_BINDINGS)
     try:
         (status,) = cuda.cuInit(0)
     except RuntimeError:  # the bindings do not find the driver's library
-        return Driver("", (), "no NVIDIA driver is installed")
+        return Driver("", (), _NO_DRIVER)
     if status == cuda.CUresult.CUDA_ERROR_NO_DEVICE:
         return Driver("", (), _NO_GPU)
     if status:
@@ -79,6 +83,14 @@ def find_driver() -> Driver:
         gpus.append(Gpu(index, name, f"{major}.{minor}", call(cuda.cuDeviceTotalMem, device)))
     cuda_version = f"{version // 1000}.{version % 1000 // 10}"
     return Driver(cuda_version, tuple(gpus), "" if gpus else _NO_GPU)
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def pci_bus_id(index: int) -> str:

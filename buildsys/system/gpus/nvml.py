@@ -52,7 +52,7 @@ def nvml_session(*, fallback: bool = False) -> Iterator[Any]:
         nvml: Any = import_module("pynvml")
     except ModuleNotFoundError as error:
         if not fallback:
-            raise GpuError("nvidia-ml-py is missing: pip install nvidia-ml-py") from error
+            raise GpuError("nvidia-ml-py is missing: pip install 'buildsys[gpu]'") from error
         nvml = import_module("buildsys.system.gpus.nvml_fallback")
     try:
         nvml.nvmlInit()

@@ -134,6 +134,8 @@ def test_a_machine_without_a_driver_is_not_an_error() -> None:
 
 def test_missing_bindings_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    assert gpus.find_driver.__wrapped__().missing == "no NVIDIA driver is installed"
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)  # a driver
     found = gpus.find_driver.__wrapped__()
     assert found.missing.startswith("cuda-bindings cannot be imported")
     assert found.remedy.endswith("-m pip install cuda-bindings")

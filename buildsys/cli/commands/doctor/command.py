@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import buildsys
@@ -186,7 +187,9 @@ def _checks(needs: _Needs) -> Iterator[Check]:
         environments: dict[str | None, Environment] = {
             found.toolchain.name: found for found in probed if found.toolchain
         }
-    environments[None] = own = Environment(None, libraries=libraries)
+    environments[None] = own = Environment(
+        None, libraries=libraries, has_cuda=find_spec("cuda") is not None
+    )
     gpus, gpu_checks = check_gpus()
     version, folder = platform.python_version(), Path(buildsys.__file__).resolve().parent
     text = f"{platform.python_implementation()} {version}, {sys.executable}; "

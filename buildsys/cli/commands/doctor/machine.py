@@ -191,7 +191,7 @@ class Environment:
     remedy: str = ""
     python: str = ""
     libraries: Mapping[str, Library] = field(default_factory=dict)
-    has_cuda: bool = True  # cuda-bindings, which our own interpreter requires
+    has_cuda: bool = True  # cuda-bindings
     unknown: bool = False  # the problem is a time-out
 
     def ability(self, backend: str, gpus: Gpus, *, cuda: bool = False) -> Ability:
@@ -204,8 +204,10 @@ class Environment:
         library = self.libraries[description.module]
         if library.timed_out:
             return Ability(problem=f"{backend} {library.problem}", remedy=_AGAIN, unknown=True)
-        if library.is_usable and self.toolchain and not self.has_cuda and description.needs_cuda:
-            remedy = f"{self.toolchain.pip} cuda-bindings"
+        if library.is_usable and not self.has_cuda and description.needs_cuda:
+            remedy = "pip install 'buildsys[gpu]'"
+            if self.toolchain:
+                remedy = f"{self.toolchain.pip} cuda-bindings"
             return Ability(problem=f"{backend} needs cuda-bindings", remedy=remedy)
         if library.is_usable:
             return description.ability(library.version, library.facts or {}, gpus, cuda=cuda)
