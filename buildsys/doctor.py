@@ -20,8 +20,8 @@ def main(arguments: list[str]) -> int:
     """
 
     def values(name: str) -> list[str]:
-        found = (each.partition("=") for each in arguments)
-        return [value for option, equals, value in found if option == name and equals]
+        pairs = (each.partition("=") for each in arguments)
+        return [value for option, equals, value in pairs if option == name and equals]
 
     projects, trusted = values("--project"), values("--trusted-key")
     engines = [argument for argument in arguments if not argument.startswith("-")]

@@ -56,7 +56,7 @@ class InputReader:
         ]
 
     def read(self, value: Any) -> Tensor:
-        """Return an array in host memory as a tensor.
+        """Read an array in host memory.
 
         It is only copied if its type has to be converted.
         Raises: StageError: it has another type or shape, or is no array in host memory.
@@ -70,7 +70,7 @@ class InputReader:
         return tensor
 
     def read_on_gpu(self, value: Any, stream: int) -> Tensor | DeviceTensor:
-        """Return an array as a tensor in the memory it is in.
+        """Read an array where it is, in GPU or host memory.
 
         Work on ``stream`` finds it complete.
         Raises: StageError: it does not fit, or is not contiguous, or on another GPU.
@@ -138,7 +138,9 @@ class InputReader:
             problem = f"{self._shown} is in GPU memory, and this engine takes arrays in host memory"
             raise StageError(problem, "copy it to the host first")
         if not hasattr(value, "__dlpack_device__"):
-            problem = f"{self._shown} is a value of type {type(value).__name__}, which is no array"
+            problem = (
+                f"{self._shown} is a value of type {type(value).__name__}, which is not an array"
+            )
             raise StageError(problem, "pass an array of numpy, torch or cupy")
         if getattr(value, "requires_grad", False):
             raise StageError(f"{self._shown} requires gradients", "pass it with .detach()")
@@ -155,31 +157,31 @@ class InputReader:
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise self._unreadable(error) from error
 
-    def _fitting(self, given: Tensor, library: str) -> Tensor:
-        """Return a tensor in the engine's type; only integers are converted."""
-        wanted = self.port.dtype
-        if given.dtype == wanted:
-            return given
+    def _fitting(self, tensor: Tensor, library: str) -> Tensor:
+        """Convert integers to the engine's type; refuse other types."""
+        dtype = self.port.dtype
+        if tensor.dtype == dtype:
+            return tensor
         # TensorRT 8.6 has no int64: its engines of such graphs take int32
-        if (given.dtype, wanted) == ("int64", "int32"):
-            values = given.array.astype(np.int32)
-            if np.array_equal(values, given.array):
-                return Tensor(values, wanted)
+        if (tensor.dtype, dtype) == ("int64", "int32"):
+            values = tensor.array.astype(np.int32)
+            if np.array_equal(values, tensor.array):
+                return Tensor(values, dtype)
             raise StageError(
                 f"{self._shown} has values beyond int32, the engine's type", "pass int32 values"
             )
-        method = f"to(torch.{wanted})" if library == TORCH else f"astype({wanted!r})"
+        method = f"to(torch.{dtype})" if library == TORCH else f"astype({dtype!r})"
         hint = f"convert it, e.g. {self.port.name}.{method}"
-        if wanted in BIT_DTYPES:
-            hint = f"pass it as ml_dtypes.{ML_DTYPES[wanted]}"
-            hint += f" or torch.{ML_DTYPES[wanted]}" if "int" not in wanted else ""
-        elif wanted == "string":
+        if dtype in BIT_DTYPES:
+            hint = f"pass it as ml_dtypes.{ML_DTYPES[dtype]}"
+            hint += f" or torch.{ML_DTYPES[dtype]}" if "int" not in dtype else ""
+        elif dtype == "string":
             hint = "pass an array of strings"
-        raise StageError(f"{self._shown} is {given.dtype}, and the engine takes {wanted}", hint)
+        raise StageError(f"{self._shown} is {tensor.dtype}, and the engine takes {dtype}", hint)
 
 
 def as_array(tensor: Tensor, library: str) -> Any:
-    """Return a result as an array of torch or numpy, without a copy.
+    """Convert a result to an array of torch or numpy, without a copy.
 
     Raises: StageError: numpy has no such type, and ``ml_dtypes`` is not installed.
     """
@@ -195,5 +197,5 @@ def as_array(tensor: Tensor, library: str) -> Any:
 
 
 def format_shape(port: Port) -> str:
-    """Return the shape of a port, ``[batch, 3, ?, ?]``."""
+    """Format the shape of a port, ``[batch, 3, ?, ?]``."""
     return f"[{', '.join('?' if size in (None, -1) else str(size) for size in port.shape)}]"

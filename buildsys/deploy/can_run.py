@@ -53,11 +53,11 @@ class CompatibilityResult:
     signed_by: str = ""  # the trusted key, if signatures were checked
 
     def __bool__(self) -> bool:
-        """Return True if the engine can run."""
+        """Tell whether the engine can run."""
         return not self.reasons
 
     def __str__(self) -> str:
-        """Return the result with one line per reason."""
+        """Format the result with one line per reason."""
         head = f"{self.engine}: {self.built}" if self.built else self.engine
         signed = f", and is signed by {key_name(self.signed_by)}" if self.signed_by else ""
         lines = [head, f"it can run here{signed}" if self else "it cannot run here:"]
@@ -66,7 +66,7 @@ class CompatibilityResult:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result for programs."""
+        """Convert the result to a JSON document."""
         facts = {"schema": SCHEMA, "engine": self.engine, "built": self.built, "runs": bool(self)}
         reasons = [asdict(reason) for reason in self.reasons]
         signed = {"signed_by": self.signed_by} if self.signed_by else {}
@@ -74,7 +74,7 @@ class CompatibilityResult:
 
 
 def engine_file(engine: str | os.PathLike[str]) -> Path:
-    """Return the engine file of a path to it or to its folder."""
+    """Find the engine file of a path to it or to its folder."""
     path = Path(engine)
     if not path.is_dir():
         return path
@@ -112,11 +112,12 @@ def can_run(
     try:
         if not path.is_file():
             # the record may say that no engine could be built
-            found = read_record(path) if path.with_name(RECORD_NAME).is_file() else None
+            recorded = read_record(path) if path.with_name(RECORD_NAME).is_file() else None
             remedy = "build it, or pass the path of the engine file or its folder"
             there = f"in the folder {name}" if Path(engine).is_dir() else name
             missing = Reason("file", f"there is no engine file {there}", remedy)
-            return CompatibilityResult(name, "", (found if isinstance(found, Reason) else missing,))
+            reason = recorded if isinstance(recorded, Reason) else missing
+            return CompatibilityResult(name, "", (reason,))
         header, record = read_header(path), read_record(path)
         if isinstance(record, Reason):
             unknown = f"no known engine ({path.stat().st_size} bytes)"
@@ -144,7 +145,7 @@ def can_run(
 def check_signature(
     engine: str | os.PathLike[str], keys: TrustedKeys
 ) -> tuple[str, tuple[Reason, ...]]:
-    """Return an engine's trusted signer, or reasons against it."""
+    """Check an engine's signature; return its trusted signer, or reasons against it."""
     path = engine_file(engine)
     try:
         record = read_record(path)
@@ -167,7 +168,7 @@ def _signature(
 
 
 def _keys(trusted: Iterable[str] | None, revoked: Iterable[str]) -> TrustedKeys | None:
-    """Return checked keys, None without a check. Raises: EngineError: one is malformed."""
+    """Check keys; None without a check. Raises: EngineError: one is malformed."""
     try:
         keys = TrustedKeys.of(() if trusted is None else trusted, revoked)
     except (ValueError, TypeError) as error:
@@ -184,22 +185,22 @@ def _check_without_record(path: Path, header: Header, why: Reason) -> Iterator[R
     They never suffice to say that it runs.
     """
     size = path.stat().st_size
-    shown = f"the file ({size} bytes) does not begin like an engine"
+    evidence = f"the file ({size} bytes) does not begin like an engine"
     if header.backend:
         engine = f"{_title(header.backend)} {header.version}".rstrip()
-        shown = f"the file only shows that it is an engine of {engine} ({size} bytes)"
-    yield Reason(why.kind, f"{why.problem}; {shown}", why.remedy)
+        evidence = f"the file only shows that it is an engine of {engine} ({size} bytes)"
+    yield Reason(why.kind, f"{why.problem}; {evidence}", why.remedy)
     if header.truncated:
         whole = f": it has {size} of {header.whole_bytes} bytes" if header.whole_bytes else ""
         yield Reason("truncated", f"{path.name} is truncated{whole}", "copy it again, or build it")
     if header.backend:
         toolchain = {"toolchain": {header.backend: header.version}} if header.version else {}
-        found = machine_reasons(Record(header.backend, toolchain))
-        yield from (reason for reason in found if reason.kind in ("library", "version", "gpu"))
+        reasons = machine_reasons(Record(header.backend, toolchain))
+        yield from (reason for reason in reasons if reason.kind in ("library", "version", "gpu"))
 
 
 def _describe(record: Record) -> str:
-    """Return an engine's model, library, precision, device and date."""
+    """Describe an engine's model, library, precision, device and date."""
     built = record.map("built_with")
     names = (record.figures.get(name) for name in ("model", "variant"))
     model = ":".join(str(name) for name in names if name)

@@ -36,7 +36,7 @@ class SpareMemory:
         self._kept_bytes = 0
 
     def take(self, size_bytes: int) -> Buffer | None:
-        """Return memory of exactly this size, or None."""
+        """Take memory of exactly this size, if there is any."""
         with self._lock:
             buffers = self._buffers.get(size_bytes)
             if not buffers:
@@ -87,20 +87,20 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Return the address of the first element."""
+        """The address of the first element."""
         self._is_shared = True
         return self.location
 
     @classmethod
     def from_host(cls, array: Array) -> DeviceArray:
-        """Return a copy of an array of numpy."""
+        """Copy an array of numpy to the GPU."""
         new = cls(array.dtype.name, array.shape)
         with new._gpu.current():
             new._buffer.upload(array)
         return new
 
     def numpy(self) -> Array:
-        """Return a copy in host memory.
+        """Copy the array to host memory.
 
         Types unknown to numpy are those of ``ml_dtypes``.
         """
@@ -111,7 +111,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Return the memory for libraries with numba's protocol."""
+        """The memory for libraries with numba's protocol."""
         if self.dtype in BIT_DTYPES:
             raise AttributeError(f"the CUDA array interface has no {self.dtype}; use torch")
         place = {"data": (self.address, False), "shape": self.shape, "strides": None}
@@ -129,7 +129,7 @@ class DeviceArray:
                 pass
 
     def __repr__(self) -> str:
-        """Return type, shape and address."""
+        """Show type, shape and address."""
         return f"<DeviceArray {self.dtype}{list(self.shape)} at {self._buffer.address:#x}>"
 
 
@@ -140,7 +140,7 @@ def _storage(dtype: str) -> np.dtype[Any]:
 
 @cache
 def _shared_gpu() -> Device:
-    """Return the first GPU; like arrays, it may outlive all engines."""
+    """Open the first GPU; like arrays, it may outlive all engines."""
     from buildsys.backends.cuda.device import Device
 
     return Device(0)
@@ -170,7 +170,7 @@ class Memory(NamedTuple):
 
 
 def read_memory(value: Any, stream: int) -> Memory:
-    """Return the GPU memory of an array, complete for work on ``stream``.
+    """Describe the GPU memory of an array, complete for work on ``stream``.
 
     Raises: StageError: the array is on another GPU or cannot be shared.
     """
@@ -207,12 +207,12 @@ def read_memory(value: Any, stream: int) -> Memory:
 
 
 def library_of(kind: type) -> str:
-    """Return the name of the library of a type of arrays."""
+    """Name the library of a type of arrays."""
     return kind.__module__.partition(".")[0]
 
 
 def allocator_of(kind: type) -> Allocate:
-    """Return a function for new arrays of a type's library, else of ``DeviceArray``."""
+    """Choose how new outputs are made: by a type's library, else as ``DeviceArray``."""
     library = library_of(kind)
     if library == TORCH:
         return _new_torch_tensor
@@ -227,7 +227,7 @@ def keep_from_reuse(arrays: Iterable[object]) -> None:
 
 
 def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
-    """Return a function for a caller's arrays in place of new ones."""
+    """Use a caller's arrays in place of new ones."""
 
     def allocate(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTensor:
         array = arrays[name]
@@ -239,9 +239,9 @@ def allocator_from(arrays: Mapping[str, Any], stream: int) -> Allocate:
         memory = read_memory(array, stream)
         if (memory.dtype, memory.shape) != (dtype, shape) or not memory.is_contiguous:
             dense = "" if memory.is_contiguous else " that is not contiguous"
-            found = f"an array of {memory.dtype}{list(memory.shape)}{dense}"
+            description = f"an array of {memory.dtype}{list(memory.shape)}{dense}"
             raise StageError(
-                f"out has {found} for {name}, which is {dtype}{list(shape)}",
+                f"out has {description} for {name}, which is {dtype}{list(shape)}",
                 "pass an array of the output's shape and dtype",
             )
         return DeviceTensor(memory.address, shape, dtype, array)
@@ -269,13 +269,13 @@ def _new_cupy_array(name: str, dtype: str, shape: tuple[int, ...]) -> DeviceTens
 def new_device_array(
     name: str, dtype: str, shape: tuple[int, ...]  # noqa: ARG001
 ) -> DeviceTensor:  # fmt: skip
-    """Return a new ``DeviceArray``."""
+    """Allocate a ``DeviceArray``."""
     array = DeviceArray(dtype, shape)
     return DeviceTensor(array.location, shape, dtype, array)
 
 
 def stream_handle(stream: Any) -> int:
-    """Return the number of a CUDA stream.
+    """Get the number of a CUDA stream.
 
     ``stream`` is a number, or an object of torch, cupy or cuda-python.
     Raises: StageError: it is none of these.
@@ -287,5 +287,5 @@ def stream_handle(stream: Any) -> int:
     for attribute in ("cuda_stream", "ptr"):  # of torch, of cupy
         if isinstance(getattr(stream, attribute, None), int):
             return int(getattr(stream, attribute))
-    problem = f"{stream!r} is no CUDA stream"
+    problem = f"{stream!r} is not a CUDA stream"
     raise StageError(problem, "pass a stream of torch or cupy, or its number")

@@ -76,7 +76,7 @@ class Engine:
     def __call__(
         self, inputs: Mapping[str, AnyArray] | None = None, /, **arrays: AnyArray
     ) -> dict[str, AnyArray]:
-        """Return the outputs for inputs by keyword, in a mapping, or both.
+        """Run the engine on inputs by keyword, in a mapping, or both.
 
         A mapping is for names that are no identifiers. See ``run``.
         """
@@ -93,7 +93,7 @@ class Engine:
         stream: Any = None,
         out: Mapping[str, AnyArray] | None = None,
     ) -> dict[str, AnyArray]:
-        """Return the outputs by name, in the order of ``outputs``.
+        """Run the engine; the outputs are by name, in the order of ``outputs``.
 
         Inputs are arrays of numpy, torch, cupy or any library with DLPack, with the types of
         ``inputs`` and a shape that fits. They are not copied if they are contiguous; those in GPU
@@ -118,9 +118,9 @@ class Engine:
             problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
             raise EngineError(problem, "load the engine in the process that runs it")
         if self._takes_gpu_memory and stream is None and profile is None and type(inputs) is dict:
-            found = self._run_again(inputs, out)
-            if found is not None:
-                return found
+            outputs = self._run_again(inputs, out)
+            if outputs is not None:
+                return outputs
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
             problem = f"the inputs of {self.name} are a value of type {type(inputs).__name__}"
             raise EngineError(problem, "pass them by name, engine(NAME=array), or as a mapping")
@@ -194,12 +194,12 @@ class Engine:
                     return None
         session: Any = self._pool.acquire()
         try:
-            found = session.enqueue_again(inputs, out, new_device_array)
+            outputs = session.enqueue_again(inputs, out, new_device_array)
         except StageError as error:
             raise EngineError(error.problem, error.hint) from error
         finally:
             self._pool.release(session)
-        return found and {name: found[name] for name in self._outputs_by_name}
+        return outputs and {name: outputs[name] for name in self._outputs_by_name}
 
     def bind(
         self,
@@ -208,7 +208,7 @@ class Engine:
         profile: int | None = None,
         out: Mapping[str, AnyArray] | None = None,
     ) -> BoundCall[AnyArray]:
-        """Return a call that runs repeatedly on the same arrays in GPU memory.
+        """Prepare a call that runs repeatedly on the same arrays in GPU memory.
 
         It computes without the checks and allocations of ``run``, from the content that the arrays
         have when it is called; work that fills them must be complete. The arguments are those of
@@ -248,7 +248,7 @@ class Engine:
             self._pool.close()
 
     def __enter__(self) -> Engine:
-        """Return the engine itself."""
+        """Enter a ``with`` block that closes the engine."""
         return self
 
     def __exit__(
@@ -274,7 +274,7 @@ class Engine:
         raise EngineError(f"{self.name} cannot be copied or pickled", "load it where it runs")
 
     def __repr__(self) -> str:
-        """Return the name, the backend and the inputs and outputs."""
+        """Show the name, the backend and the inputs and outputs."""
 
         def shown(ports: tuple[Port, ...]) -> str:
             return ", ".join(f"{port.name}: {port.dtype}{list(port.shape)}" for port in ports)
@@ -283,16 +283,16 @@ class Engine:
         return f"<Engine {self.name}, {self.backend}, {ports}>"
 
     def _wrong_names(self, inputs: Mapping[str, object]) -> EngineError:
-        known = list(self._readers)
-        unknown = [name for name in inputs if name not in known]
-        missing = [name for name in known if name not in inputs]
+        names = list(self._readers)
+        unknown = [name for name in inputs if name not in names]
+        missing = [name for name in names if name not in inputs]
         if unknown:
-            similar = nearest(str(unknown[0]), missing or known, count=1)
+            similar = nearest(str(unknown[0]), missing or names, count=1)
             hint = f"did you mean {similar[0]}?" if similar else ""
-            problem = f"{self.name} has no input {unknown[0]!r}, it has {', '.join(known)}"
+            problem = f"{self.name} has no input {unknown[0]!r}, it has {', '.join(names)}"
             return EngineError(problem, hint)
-        given = ", ".join(inputs) or "none"
-        problem = f"{self.name} needs the input {', '.join(missing)}, and {given} is given"
+        passed = ", ".join(inputs) or "none"
+        problem = f"{self.name} needs the input {', '.join(missing)}, and {passed} is given"
         return EngineError(problem, "pass all inputs by name")
 
 
@@ -338,7 +338,7 @@ class BoundCall(Generic[AnyArray]):
             self._engine._pool.release(session)
 
     def __enter__(self) -> BoundCall[AnyArray]:
-        """Return the call itself."""
+        """Enter a ``with`` block that closes the call."""
         return self
 
     def __exit__(self, *_: object) -> None:

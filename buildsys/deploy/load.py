@@ -69,29 +69,29 @@ def load_engine(
     if isinstance(record, Reason):  # removed since the check
         raise EngineError(f"{engine} cannot run here: {record.problem}", record.remedy)
     names = [str(record.figures.get(name) or "") for name in ("model", "variant")]
-    shown = ":".join(filter(None, names)) or file.name
+    title = ":".join(filter(None, names)) or file.name
     try:
         backend = load_backend(record.backend, to_run=True)
         chosen = _options(record, backend.RUN_OPTIONS, options or {})
         session = backend.load(file, chosen, tuple(_operators(record, file, project)))
         try:
-            return Engine(shown, file, record, result.notes, backend, session, concurrency)
+            return Engine(title, file, record, result.notes, backend, session, concurrency)
         except StageError:  # an input or output of a type that cannot be used
             backend.unload(session)
             raise
     except StageError as error:
-        raise EngineError(f"{shown} cannot be loaded: {error.problem}", error.hint) from error
+        raise EngineError(f"{title} cannot be loaded: {error.problem}", error.hint) from error
     except (TypeError, ValueError, LookupError, OverflowError) as error:
         wrong = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-        problem = f"{shown} cannot be loaded: {RECORD_NAME} has a wrong value ({wrong})"
+        problem = f"{title} cannot be loaded: {RECORD_NAME} has a wrong value ({wrong})"
         raise EngineError(problem, REPLACE) from error
 
 
-def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> Options:
-    """Return the recorded options with the given ones instead."""
-    if not isinstance(given, Mapping):
-        raise StageError(f"options is {given!r}", "pass a mapping of options by name")
-    for name, value in given.items():
+def _options(record: Record, changeable: Options, replaced: Mapping[str, Any]) -> Options:
+    """Replace recorded options."""
+    if not isinstance(replaced, Mapping):
+        raise StageError(f"options is {replaced!r}", "pass a mapping of options by name")
+    for name, value in replaced.items():
         if name not in changeable:
             similar = nearest(name, changeable, count=1)
             hint = f"did you mean {similar[0]}?" if similar else ""
@@ -105,19 +105,19 @@ def _options(record: Record, changeable: Options, given: Mapping[str, Any]) -> O
                 dict: "a dict of strings",
                 str: "a string",
             }
-            wanted = words[type(changeable[name])]
-            raise StageError(f"the option {name} is {value!r:.100}", f"pass {wanted}")
+            expected = words[type(changeable[name])]
+            raise StageError(f"the option {name} is {value!r:.100}", f"pass {expected}")
     recorded = {**record.map("portability"), **record.map("settings")}
     for name, value in recorded.items():
         if name in changeable and not _fits(value, type(changeable[name])):
             raise StageError(f"{RECORD_NAME} has the option {name} as {value!r:.100}", REPLACE)
-    return {**changeable, **recorded, **given}
+    return {**changeable, **recorded, **replaced}
 
 
 def _fits(value: object, kind: type) -> bool:
     """Check the type and range of an option."""
     if kind is dict and isinstance(value, dict):
-        return all(isinstance(each, str) for item in value.items() for each in item)
+        return all(isinstance(word, str) for item in value.items() for word in item)
     if kind is int:
         return type(value) is int and 0 <= value <= _MAX_THREADS
     return type(value) is kind
@@ -140,13 +140,13 @@ def _operators(
             continue
         if not is_file_name(name):
             raise StageError(
-                f"engine.json names {name!r} for {op}, which is no file of its folder",
+                f"engine.json refers to {name!r} for {op}, but the folder has no such file",
                 "copy the engine's whole folder again",
             )
         path = engine.with_name(name)
         if not path.is_file():  # can_run has found it in the project
             file = Path(files.get(op, name))
             if file.is_absolute() or ".." in file.parts:
-                raise StageError(f"{RECORD_NAME} names {str(file)!r:.100} for {op}", REPLACE)
+                raise StageError(f"{RECORD_NAME} refers to {str(file)!r:.100} for {op}", REPLACE)
             path = root / file
         yield OperatorUse(op, kind, path, root)

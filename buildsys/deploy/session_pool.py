@@ -27,7 +27,7 @@ class SessionPool:
         self._changed = Condition()
 
     def acquire(self) -> Session:
-        """Return an idle session, a new one, or wait for one.
+        """Take an idle session, make another one, or wait.
 
         Raises: EngineError: the pool is closed.
         """
@@ -41,7 +41,7 @@ class SessionPool:
         return session
 
     def _wait(self) -> Session:
-        """Return a session as soon as there is one, a new one within the limit."""
+        """Wait for a session; make another one within the limit."""
         with self._changed:
             self._waiting += 1  # before the look at the idle ones: ``release`` takes no lock
             try:
@@ -81,7 +81,8 @@ class SessionPool:
             self._changed.notify_all()
             while wait and len(self._idle) < len(self._all):
                 self._changed.wait()
-            for session in (each for each in self._all if each is not self._first):
-                self._backend.unload(session)
+            for session in self._all:
+                if session is not self._first:
+                    self._backend.unload(session)
             self._backend.unload(self._first)
             self._idle.clear()

@@ -77,30 +77,30 @@ def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
             for version in _folders(folder, f"{model}/{engine}"):
                 names = {"model": model, "engine": engine, "version": version}
                 try:
-                    found = _read_document(folder, f"{model}/{engine}/{version}")
+                    document = _read_document(folder, f"{model}/{engine}/{version}")
                 except StageError as error:
                     yield {**names, "published": "", "files": {}, "problem": error.problem}
                     continue
-                if found is not None:
-                    yield {**found, **names}
+                if document is not None:
+                    yield {**document, **names}
 
 
 def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
-    """Return True if the same files are published.
+    """Check whether the same files are published.
 
     Raises: StageError: the version exists with others, or is damaged.
     """
-    found = _read_document(folder, engine.place)
-    if found is None:
+    document = _read_document(folder, engine.place)
+    if document is None:
         return False
-    theirs = {name: file.get("blake3") for name, file in found["files"].items()}
+    theirs = {name: file.get("blake3") for name, file in document["files"].items()}
     ours = {name: file.recorded.digest for name, file in engine.files.items()}
     names = sorted((theirs.keys() | ours.keys()) - {PROVENANCE, CHECKSUMS})
     different = [name for name in names if theirs.get(name) != ours.get(name)]
     if different:
         problem = f"{engine.place} is published already, with another {different[0]}"
         raise StageError(problem, "published versions never change; choose another --version")
-    for name, file in sorted(found["files"].items()):
+    for name, file in sorted(document["files"].items()):
         if not folder.has(f"{engine.place}/{name}", file["bytes"]):
             problem = f"{engine.place}/{name} is missing or is not what was published"
             hint = f"choose another --version, or remove {engine.place} and publish it again"
@@ -146,7 +146,7 @@ def _publish_by_rename(folder: RemoteFolder, engine: EngineVersion) -> bool:
             if _is_published(folder, engine):  # by another process, meanwhile
                 return False
             if folder.system.exists(f"{folder.root}/{engine.place}"):
-                problem = f"{engine.place} exists, and is no published version"
+                problem = f"{engine.place} exists, but is not a published version"
                 raise StageError(problem, "choose another --version, or remove it") from None
             raise
         return True
@@ -212,7 +212,7 @@ def _check_unfinished(folder: RemoteFolder, engine: EngineVersion, provenance: b
 
 
 def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
-    """Return the document of a version, None without one.
+    """Read the document of a version, None without one.
 
     Raises: StageError: it is unreadable.
     """
@@ -253,8 +253,8 @@ def _remove_abandoned(folder: RemoteFolder, parent: str) -> None:
 
 
 def _folders(folder: RemoteFolder, path: str) -> list[str]:
-    """Return the names of visible folders; a pattern would read brackets in a URL."""
-    entries = (one for one in _entries(folder, path) if one.get("type") == "directory")
+    """List the visible folders; a pattern would read brackets in a URL."""
+    entries = (entry for entry in _entries(folder, path) if entry.get("type") == "directory")
     return sorted(name for name in map(_name, entries) if not name.startswith("."))
 
 

@@ -134,7 +134,7 @@ WRONG = {
     ),
     "a list": (
         {"x": [1.0, 2.0]},
-        "the input x of m:e is a value of type list, which is no array; pass an array of numpy",
+        "the input x of m:e is a value of type list, which is not an array; pass an array of numpy",
     ),
     "rank": (
         {"x": x_of()[0]},
@@ -354,7 +354,7 @@ def test_a_plugin_is_never_taken_from_another_folder(
 
     edit(engine, change)
     engine.with_name("x.py").touch()
-    with pytest.raises(EngineError, match=f"engine.json names '{file}' for a::B"):
+    with pytest.raises(EngineError, match=f"engine.json refers to '{file}' for a::B"):
         load_engine(engine)
 
 

@@ -262,7 +262,7 @@ def test_device_arrays_that_do_not_fit_are_refused() -> None:
         (OnlyDlpack(good), {}, "x of m:trt is an array of test_engine_on_gpu without the CUDA arr"),
         (Shared(good, 1), {}, "x of m:trt is on GPU 1, and the engine on GPU 0; copy it there"),
         (DeviceArray("float32", (9, 3)), {}, "no optimization profile of the engine holds"),
-        (good, {"stream": "main"}, "'main' is no CUDA stream; pass a stream of torch or cupy"),
+        (good, {"stream": "main"}, "'main' is not a CUDA stream; pass a stream of torch or cupy"),
         (x_of(2), {"stream": 5}, "no input of m:trt is in GPU memory, so it cannot use `stream`"),
         (x_of(2), {"out": {}}, "no input of m:trt is in GPU memory, so it cannot use `out`"),
         (good, {"out": {}}, "out has nothing, and m:trt y; give an array for each output"),

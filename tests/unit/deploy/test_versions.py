@@ -226,7 +226,7 @@ def test_something_else_in_the_place_of_a_version_stays(
         place = place / "notes.txt"
     place.parent.mkdir(parents=True)
     place.write_text("mine")
-    with pytest.raises((StageError, NotADirectoryError), match=r"exists, and is no|Not a dir"):
+    with pytest.raises((StageError, NotADirectoryError), match=r"exists, but is not|Not a dir"):
         publish_version(connect(str(tmp_path / "engines")), engine)
     assert place.read_text() == "mine"
     assert list(place.parent.iterdir()) == [place]
@@ -305,7 +305,7 @@ def test_a_fifo_in_place_of_a_file_blocks_nothing(
     place.mkdir(parents=True)
     os.mkfifo(place / name)
     assert list(list_versions(folder)) == []
-    with pytest.raises(StageError, match=r"1\.0 exists, and is no published version"):
+    with pytest.raises(StageError, match=r"1\.0 exists, but is not a published version"):
         publish_version(folder, engine)
     with pytest.raises(FileNotFoundError):
         folder.open_to_read("net/ort", None)
