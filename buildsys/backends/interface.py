@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
-from buildsys.errors import StageError
+from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.system.backend_registry import describe_backend, import_backend
+from buildsys.system.engine_environment import visible_gpus, why_no_gpu
+from buildsys.system.interpreters.toolchain import Toolchain
 
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
 Figures = dict[str, Any]  # JSON values for the engine's result file
@@ -223,9 +227,13 @@ class Session(Protocol):
     def duplicate(self) -> Session:
         """Return a session of this engine for another thread, itself if it is thread-safe.
 
-        Must be unloaded before this one.
+        Must be closed before this one.
         Raises: StageError: the engine cannot run twice at the same time.
         """
+        ...
+
+    def close(self) -> None:
+        """Free all resources, despite remaining references."""
         ...
 
 
@@ -285,7 +293,11 @@ class DeviceSession(Protocol):
 
 
 class Backend(Protocol):
-    """The functions of a backend module."""
+    """The functions of a backend module.
+
+    One whose ``describe`` does not time layers may have another, with the inputs of a run:
+    ``slowest_layers(engine, options, operators, inputs) -> list[Figures]``.
+    """
 
     @property
     def RUN_OPTIONS(self) -> Options:  # noqa: N802 (a constant of the module)
@@ -298,10 +310,6 @@ class Backend(Protocol):
         Raises: Unavailable: they cannot; says what to install or where to build.
         StageError: the options contradict each other.
         """
-        ...
-
-    def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
-        """Return every refused node, without building anything."""
         ...
 
     def build(self, request: BuildRequest) -> Figures:
@@ -325,23 +333,6 @@ class Backend(Protocol):
 
         Raises: Unavailable: this machine cannot run it.
         """
-        ...
-
-    def slowest_layers(
-        self,
-        engine: Path,
-        options: Options,
-        operators: tuple[OperatorUse, ...],
-        inputs: Mapping[str, Tensor],
-    ) -> list[Figures]:
-        """Measure the slowest layers separately, [] if ``describe`` has them.
-
-        Raises: StageError: the engine does not run.
-        """
-        ...
-
-    def unload(self, session: Session) -> None:
-        """Free all resources of a session."""
         ...
 
     def device(self, options: Options) -> Figures:
@@ -379,3 +370,48 @@ def precision_problem(precision: str, found: Mapping[str, float], least: float) 
     actual = f"only {100 * share:.1f} % of its layers are" if share else "none of its layers is"
     limit = f" (the minimum is {100 * least:.0f} %)" if least else ""
     return f"the engine was requested in {precision}, but {actual} in {wanted}{limit}: {rest}"
+
+
+def load_backend(
+    name: str, toolchain: Toolchain | None = None, unusable: str = "", *, to_run: bool = False
+) -> Backend:
+    """Import and return a backend.
+
+    This interpreter belongs to ``toolchain``, if given. ``unusable`` is the problem of a package
+    whose fields could not be read when the manifest was. ``to_run`` is for use of ``load``.
+    Raises: Unavailable: there is no such backend, its package is broken, or one of its libraries
+    is not installed or cannot be loaded. With ``to_run``, before its library is loaded: this
+    operating system does not run its engines.
+    """
+    if unusable:
+        raise Unavailable(unusable)
+    description = describe_backend(name)
+    if description.problem:
+        raise Unavailable(description.problem, description.install)
+    if to_run and (problem := description.system_problem()):
+        raise problem
+    where = f" in the toolchain {toolchain.name}" if toolchain is not None else ""
+    install = description.install
+    if toolchain is not None:
+        install = f"{toolchain.pip} {description.packages}"
+    for module, library in description.libraries.items():
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                text = f"the library {library} is not installed{where}"
+                if description.needs_gpu_library and not visible_gpus():
+                    text = f"{text}, and {why_no_gpu()}"
+                    install = f"on a machine with an NVIDIA GPU: {install}"
+            else:
+                missing = f"the module {error.name}, which is not installed"
+                text = f"the library {library}{where} needs {missing}"
+            raise Unavailable(text, install) from error
+        except (
+            ImportError,
+            OSError,
+            RuntimeError,
+        ) as error:  # a shared library is missing or does not fit
+            text = f"the library {library}{where} cannot be loaded: {error}"
+            raise Unavailable(text, install) from error
+    return cast(Backend, import_backend(name, "backend"))

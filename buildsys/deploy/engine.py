@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from buildsys.backends.interface import Backend, DeviceSession, Port, Session
+from buildsys.backends.interface import DeviceSession, Port, Session
 from buildsys.deploy.arrays import NUMPY, InputReader, as_array
 from buildsys.deploy.device_arrays import (
     DeviceArray,
@@ -50,7 +50,6 @@ class Engine:
         file: Path,
         record: Record,
         notes: tuple[str, ...],
-        backend: Backend,
         session: Session,
         concurrency: int | None,
     ) -> None:
@@ -68,7 +67,7 @@ class Engine:
             port.name: InputReader(name, port, ranges.get(port.name, ())) for port in self.inputs
         }
         self._outputs_by_name = {port.name: port for port in self.outputs}
-        self._pool = SessionPool(name, backend, session, concurrency)
+        self._pool = SessionPool(name, session, concurrency)
         self._takes_gpu_memory = isinstance(session, DeviceSession)
         self._bound: WeakSet[BoundCall[Any]] = WeakSet()
         self._process = os.getpid()

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.interface import OperatorUse, Options
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import OperatorUse, Options, load_backend
 from buildsys.deploy.can_run import can_run, engine_file
 from buildsys.deploy.engine import Engine
 from buildsys.errors import EngineError, StageError
@@ -75,9 +74,9 @@ def load_engine(
         chosen = _options(record, backend.RUN_OPTIONS, options or {})
         session = backend.load(file, chosen, tuple(_operators(record, file, project)))
         try:
-            return Engine(title, file, record, result.notes, backend, session, concurrency)
+            return Engine(title, file, record, result.notes, session, concurrency)
         except StageError:  # an input or output of a type that cannot be used
-            backend.unload(session)
+            session.close()
             raise
     except StageError as error:
         raise EngineError(f"{title} cannot be loaded: {error.problem}", error.hint) from error

@@ -5,19 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from threading import Condition
 
-from buildsys.backends.interface import Backend, Session
+from buildsys.backends.interface import Session
 from buildsys.errors import EngineError, StageError
 
 
 class SessionPool:
     """Sessions for concurrent calls, made on demand."""
 
-    def __init__(
-        self, engine: str, backend: Backend, session: Session, limit: int | None = None
-    ) -> None:
+    def __init__(self, engine: str, session: Session, limit: int | None = None) -> None:
         """Take over a session; further ones are its duplicates, ``limit`` in all."""
         self._engine = engine
-        self._backend = backend
         self._first = session
         self._limit = limit
         self._idle = [session]  # the most recently used last: its memory is in the caches
@@ -83,6 +80,6 @@ class SessionPool:
                 self._changed.wait()
             for session in self._all:
                 if session is not self._first:
-                    self._backend.unload(session)
-            self._backend.unload(self._first)
+                    session.close()
+            self._first.close()
             self._idle.clear()

@@ -55,7 +55,7 @@ _DYNAMO = (
     "torch.export._trace",
     "torch._functorch.aot_autograd",
     "onnxscript.function_libs.torch_lib.ops",
-    "buildsys.backends.operator_support.parsed_torchlib",
+    "buildsys.backends.parsed_torchlib",
 )
 
 

@@ -31,7 +31,7 @@ import yaml
 from _harness import ROOT, doit_command, environment, publish, workspace
 from onnx import TensorProto, helper, numpy_helper
 
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement import GpuTiming
 from buildsys.cli.session import Session
 from buildsys.history.gates import LOOKS, compare_rounds
 from buildsys.history.statistics import median

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from buildsys.backends.interface import BuildRequest
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import BuildRequest, load_backend
 from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.onnx_graphs.tensors import tensor_of
 
@@ -36,7 +35,7 @@ def ours(engine: Path, options: dict[str, object], name: str, shape: list[int], 
     while (start := time.perf_counter()) < end:
         call()
         samples.append(time.perf_counter() - start)
-    backend.unload(session)
+    session.close()
     return statistics.median(samples) * 1000
 
 

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from _harness import copy_project, doit_command, environment, log, publish, workspace
 
 from buildsys import load_engine
-from buildsys.backends.measurement.contenders import LocalCall, Pace, Samples, measure
+from buildsys.backends.measurement import LocalCall, Pace, Samples, measure
 from buildsys.history.statistics import median, median_interval
 
 MODELS = ("resnet18", "mobilenet_v3_small")

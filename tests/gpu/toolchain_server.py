@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends.cuda.device import Device
-from buildsys.backends.interface import BuildRequest, Calibration, EarlierBuild
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import BuildRequest, Calibration, EarlierBuild, load_backend
 from buildsys.errors import BuildsysError
 from buildsys.onnx_graphs.tensors import load_tensors, save_tensors
 from buildsys.workers.job import Job
@@ -77,7 +76,7 @@ def run(request: dict[str, Any]) -> Any:
         )
         return session.profiles
     finally:
-        backend.unload(session)
+        session.close()
 
 
 def merge(request: dict[str, Any]) -> Any:

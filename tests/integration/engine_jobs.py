@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from small_graphs import data_role
 
-from buildsys.backends.interface import BuildRequest
+from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
 from buildsys.plan.stage_table import plan_model
@@ -96,3 +96,12 @@ def save_at(path: Path, model: onnx.ModelProto) -> Path:
 
 def _action(spec: Mapping[str, Any], stage: str) -> Any:
     return next(action for action in plan_model(spec) if action.stage == stage)
+
+
+def refused_nodes(backend: Any, asked: BuildRequest) -> list[UnsupportedNode]:
+    """Return the nodes that a build refuses."""
+    try:
+        backend.build(asked)
+    except GraphRefusedError as error:
+        return list(error.nodes)
+    return []

@@ -6,10 +6,9 @@ inputs, outputs, operators and weights. Only Apple's framework can run it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import coremltools as ct
 
@@ -21,12 +20,9 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    Session,
-    UnsupportedNode,
     precision_problem,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model
 
 if TYPE_CHECKING:
@@ -60,17 +56,6 @@ def prepare(options: Options) -> None:
             f"coremltools has no libraries that write packages on this platform: {error}",
             "use a Python that coremltools has wheels for, such as 3.12, on Linux or macOS",
         ) from error
-
-
-def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the nodes without an operator of Core ML."""
-    from buildsys.backends.captured_program import load_captured, unknown_operators
-    from buildsys.backends.coreml.conversion import unsupported_nodes
-
-    if nodes := unknown_operators(request, DESCRIPTION.title):
-        return nodes
-    program, _ = load_captured(request, DESCRIPTION.title)
-    return unsupported_nodes(program.run_decompositions({}))
 
 
 def build(request: BuildRequest) -> Figures:
@@ -137,23 +122,6 @@ def load(
     from buildsys.backends.coreml.session import CoreMlSession
 
     return CoreMlSession(engine, units)
-
-
-def slowest_layers(
-    engine: Path,  # noqa: ARG001
-    options: Options,  # noqa: ARG001
-    operators: tuple[OperatorUse, ...],  # noqa: ARG001
-    inputs: Mapping[str, Tensor],  # noqa: ARG001
-) -> list[Figures]:
-    """Return no layers: the framework does not time them for Python."""
-    return []
-
-
-def unload(session: Session) -> None:
-    """Free the session's model, despite remaining references."""
-    close: Any = getattr(session, "close", None)
-    if close is not None:
-        close()
 
 
 def device(options: Options) -> Figures:

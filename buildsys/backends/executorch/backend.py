@@ -21,8 +21,6 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    Session,
-    UnsupportedNode,
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
@@ -49,13 +47,6 @@ def prepare(options: Options) -> None:
             f"the package executorch was built without {needed} for this platform",
             "install another wheel, or set delegate: none",
         )
-
-
-def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the calls of operators from outside PyTorch."""
-    from buildsys.backends.captured_program import unknown_operators
-
-    return unknown_operators(request, "ExecuTorch")
 
 
 def build(request: BuildRequest) -> Figures:
@@ -149,12 +140,6 @@ def slowest_layers(
     from buildsys.backends.executorch.layers import layers_by_time
 
     return layers_by_time(engine, int(options["threads"]), inputs)
-
-
-def unload(session: Session) -> None:
-    """Free the session's memory, despite remaining references."""
-    if isinstance(session, ExecuTorchSession):
-        session.close()
 
 
 def device(options: Options) -> Figures:  # noqa: ARG001

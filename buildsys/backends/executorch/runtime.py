@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from buildsys.backends.captured_program import check_inputs
 from buildsys.backends.interface import Port, Run
-from buildsys.backends.port_shapes import check_inputs
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 from buildsys.system.cpu import usable_cores

@@ -22,7 +22,6 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    Session,
     UnsupportedNode,
     raise_refused,
 )
@@ -77,24 +76,6 @@ def prepare(options: Options) -> None:
     StageError: it refuses an option.
     """
     check_providers(options)
-
-
-def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the nodes with unknown operators or without a kernel.
-
-    ONNX Runtime's optimizations may still remove a node without a kernel, so a graph that loads
-    has none.
-    """
-    require_onnx()
-    with TemporaryDirectory(dir=request.engine.parent) as folder:
-        source = _source(request, Path(folder))
-        nodes = _refused_nodes(request, source)
-        if nodes:
-            session = engine_session_options(request.options, _optimization(request.options))
-            with suppress(StageError):
-                open_engine(source, session, request.options, request.operators)
-                return []
-        return nodes
 
 
 def build(request: BuildRequest) -> Figures:
@@ -271,12 +252,6 @@ def load_graph(
     session = session_options(optimization="all", intra_op_threads=intra_op_threads)
     add_providers(session, options)
     return open_engine(model, session, options, operators)
-
-
-def unload(session: Session) -> None:
-    """Free the session's threads and memory, despite remaining references."""
-    if isinstance(session, OrtSession):
-        del session.session
 
 
 def device(options: Options) -> Figures:

@@ -73,6 +73,10 @@ class OrtSession(OrtGraph):
         """Return this session: ONNX Runtime runs it in several threads at once."""
         return self
 
+    def close(self) -> None:
+        """Free the session's threads and memory, despite remaining references."""
+        self.__dict__.pop("session", None)
+
 
 def check_providers(options: Options) -> None:
     """Check the execution providers and their options.

@@ -24,7 +24,6 @@ from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
-    Session,
     UnsupportedNode,
     precision_problem,
     raise_refused,
@@ -91,16 +90,6 @@ def prepare(options: Options) -> None:
                 f"OpenVINO {ov.__version__.partition('-')[0]} has no property {name} for {device}",
                 f"did you mean {similar[0]}?" if similar else "remove it from config",
             )
-
-
-def unsupported(request: BuildRequest) -> list[UnsupportedNode]:
-    """Return the nodes with operators unknown to OpenVINO."""
-    with TemporaryDirectory(dir=request.engine.parent) as folder:
-        try:
-            _core().read_model(str(_source(request, Path(folder))))
-        except RuntimeError as error:
-            return _unknown_nodes(request, error)
-    return []
 
 
 def build(request: BuildRequest) -> Figures:
@@ -192,12 +181,6 @@ def slowest_layers(
         if number and time.monotonic() - began > _PROFILE_S:
             break
     return layers_by_time(compiled, times_ms)
-
-
-def unload(session: Session) -> None:
-    """Free the session's request and model, despite remaining references."""
-    if isinstance(session, OpenVinoSession):
-        session.close()
 
 
 def device(options: Options) -> Figures:

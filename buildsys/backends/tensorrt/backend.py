@@ -30,11 +30,8 @@ def prepare(options: Options) -> None:
     _BACKEND.prepare(options)
 
 
-unsupported = _BACKEND.unsupported
 build = partial(build_or_refit, _LIBRARY)
 describe = _BACKEND.describe
 load = _BACKEND.load
-slowest_layers = _BACKEND.slowest_layers
-unload = _BACKEND.unload
 device = _BACKEND.device
 merge_timing_caches = partial(timing_cache.merge_timing_caches, _LIBRARY)

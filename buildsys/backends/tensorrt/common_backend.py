@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import (
-    BuildRequest,
     Figures,
     OperatorUse,
     Options,
-    Session,
-    UnsupportedNode,
     precision_problem,
 )
 from buildsys.backends.tensorrt import gpu_requirements
-from buildsys.backends.tensorrt.builder_config import is_strong, quantization_of
+from buildsys.backends.tensorrt.builder_config import quantization_of
 from buildsys.backends.tensorrt.engine_contenders import TimedSession
 from buildsys.backends.tensorrt.enum_tables import check_fields
 from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.log import log_of
-from buildsys.backends.tensorrt.parse import new_builder, parse
 from buildsys.backends.tensorrt.plugins.load import load_plugins
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.files import sha256_of
 
 
@@ -53,14 +46,6 @@ class TensorRtBackend:
         """
         check_fields(self.library, options)
         gpu_requirements.check_builder(self.library, options)
-
-    def unsupported(self, request: BuildRequest) -> list[UnsupportedNode]:
-        """Return all nodes with unknown operators, else the first refused one."""
-        with log_of(self.library).collected():
-            load_plugins(self.library, request.operators)
-            builder = new_builder(self.library)
-            parsed = parse(self.library, builder, request.onnx, strong=is_strong(request.options))
-            return [node for node in parsed.refused if node.operator]
 
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
@@ -102,21 +87,6 @@ class TensorRtBackend:
         # the host code of a plugin would not run again
         session.graphs.enabled = bool(options.get("cuda_graphs")) and not operators
         return session
-
-    def slowest_layers(
-        self,
-        engine: Path,  # noqa: ARG002
-        options: Options,  # noqa: ARG002
-        operators: tuple[OperatorUse, ...],  # noqa: ARG002
-        inputs: Mapping[str, Tensor],  # noqa: ARG002
-    ) -> list[Figures]:
-        """Return no layers: ``describe`` has timed them."""
-        return []
-
-    def unload(self, session: Session) -> None:
-        """Free the engine and all its device memory."""
-        if isinstance(session, TimedSession):
-            session.close()
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)
         """Return the first GPU and the driver, or the reason for none."""

@@ -13,10 +13,10 @@ from copy import copy
 from functools import partial
 
 from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer, Resource
-from buildsys.backends.measurement.contenders import Contender
-from buildsys.backends.measurement.gpu import (
+from buildsys.backends.measurement import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
+    Contender,
     GpuContender,
     GpuTiming,
     Launch,

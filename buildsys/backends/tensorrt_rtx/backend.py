@@ -26,11 +26,8 @@ _LIBRARY = library_of(tensorrt_rtx)
 _BACKEND = TensorRtBackend(_LIBRARY)
 
 prepare = _BACKEND.prepare
-unsupported = _BACKEND.unsupported
 build = partial(build_engine, _LIBRARY)
 describe = _BACKEND.describe
 load = _BACKEND.load
-slowest_layers = _BACKEND.slowest_layers
-unload = _BACKEND.unload
 device = _BACKEND.device
 merge_timing_caches = partial(timing_cache.merge_timing_caches, _LIBRARY)

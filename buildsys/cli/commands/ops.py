@@ -34,7 +34,11 @@ from buildsys.system.versions import python_version, tool_versions
 SCHEMA = "buildsys/ops/1"
 TABLE_SCHEMA = "buildsys/operators/2"  # of what the reader finds
 _LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
-_READER = "buildsys.backends.operator_support"
+# libraries print to stdout, too
+_READER = (
+    "import os; table = os.dup(1); os.dup2(2, 1);"
+    " from buildsys.backends.operator_support import write_table; write_table(table)"
+)
 _REGISTERING = ("symbolics", "translations", "ops")
 _TORCH_TITLES = ("PyTorch operator", "TorchScript", "dynamo", "registered here")
 _ONNX_TITLES = (
@@ -108,7 +112,7 @@ def operator_table(state: Path) -> dict[str, Any]:
             return cached
     sys.stderr.write("reading the registries of the libraries, about 10 s …\n")
     sys.stderr.flush()
-    done = run_python(("-m", _READER))
+    done = run_python(("-W", "ignore", "-c", _READER))
     if done.problem:
         hint = "`doit ops` needs torch and onnx"
         raise StageError(f"cannot read the registries: {done.problem}", hint)

@@ -11,9 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buildsys.backends.load import load_backend
-from buildsys.backends.measurement.contenders import Contender, LocalCall
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.interface import load_backend
+from buildsys.backends.measurement import Contender, GpuTiming, LocalCall
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor, load_case
 from buildsys.stages.operators.implementation import implementation_of
@@ -76,7 +75,7 @@ def open_baselines(
                     raise Unavailable(
                         "it keeps inputs and outputs on the device, and transfers are timed"
                     )
-                backend = load_backend(ONNXRUNTIME)
+                load_backend(ONNXRUNTIME)  # or it says what is missing
                 from buildsys.backends.onnxruntime.backend import load_graph
 
                 # custom operators belong to one backend
@@ -84,7 +83,7 @@ def open_baselines(
                 uses = implementation_of(job).uses if own else ()
                 provider = "cuda" if kind == "gpu" else "cpu"
                 session = load_graph(job.inputs["model"], provider, threads, uses)
-                stack.callback(backend.unload, session)
+                stack.callback(session.close)
                 baselines.running[ONNXRUNTIME] = lambda inputs: LocalCall(session.bind(inputs))
             except StageError as reason:
                 baselines.left_out[ONNXRUNTIME] = str(reason)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from buildsys.backends.interface import OperatorUse
-from buildsys.backends.measurement.contenders import Contender
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement import Contender, GpuTiming
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench.local_engine import LocalEngine
 from buildsys.system.backend_registry import describe_backend

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from buildsys.backends.measurement.contenders import Samples
+from buildsys.backends.measurement import Samples
 from buildsys.history.statistics import median_interval
 from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.report.formatting import percent

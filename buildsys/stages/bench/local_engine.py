@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildsys.backends.cuda.gpus import find_driver, pci_bus_id
-from buildsys.backends.interface import Figures, OperatorUse, Options, Session
-from buildsys.backends.load import load_backend
-from buildsys.backends.measurement.contenders import Contender, LocalCall
-from buildsys.backends.measurement.gpu import ENGINE, GpuSession, GpuTiming
+from buildsys.backends.interface import Figures, OperatorUse, Options, Session, load_backend
+from buildsys.backends.measurement import ENGINE, Contender, GpuSession, GpuTiming, LocalCall
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.system.interpreters.toolchain import Toolchain
 
@@ -48,7 +46,7 @@ class LocalEngine:
                 self._gpu = stack.enter_context(closing(Device(0)))
             with self._record_memory():
                 self._session: Session = self._backend.load(engine, options, uses)
-            stack.callback(self._backend.unload, self._session)
+            stack.callback(self._session.close)
             self._stack = stack.pop_all()
 
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
@@ -79,7 +77,8 @@ class LocalEngine:
         The timed one is closed before.
         """
         self.close()
-        return self._backend.slowest_layers(*self._loaded_from, load_case(case).inputs)
+        measure = getattr(self._backend, "slowest_layers", None)  # else ``describe`` has them
+        return measure(*self._loaded_from, load_case(case).inputs) if measure else []
 
     def close(self) -> None:
         """Release the session and the GPU."""

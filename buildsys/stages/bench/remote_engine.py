@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys.backends.interface import Figures, OperatorUse, Options
-from buildsys.backends.measurement.contenders import Contender, Samples
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement import Contender, GpuTiming, Samples
 from buildsys.errors import StageError, Unavailable
 from buildsys.stages.bench import engine_server  # imported so that its code is in the key
 from buildsys.system.backend_registry import link_packages

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, cast
 
-from buildsys.backends.measurement.contenders import Contender, Pace, measure
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement import Contender, GpuTiming, Pace, measure
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report.formatting import duration

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from buildsys.backends.cuda.device import Device, Stream
-from buildsys.backends.measurement.contenders import Contender, LocalCall
-from buildsys.backends.measurement.gpu import GpuContender, GpuTiming, Slot
+from buildsys.backends.measurement import Contender, GpuContender, GpuTiming, LocalCall, Slot
 from buildsys.errors import Unavailable
 from buildsys.models.torch_model import make_network, to_torch
 from buildsys.onnx_graphs.tensors import Tensor

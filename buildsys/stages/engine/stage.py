@@ -22,8 +22,8 @@ from buildsys.backends.interface import (
     EarlierBuild,
     Figures,
     GraphRefusedError,
+    load_backend,
 )
-from buildsys.backends.load import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.report.results.engine import BuilderCalibration
 from buildsys.stages.common.kept_nodes import kept_nodes

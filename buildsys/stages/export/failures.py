@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
-from buildsys.backends.operator_support import onnx_operators
-from buildsys.backends.operator_support.torch_registries import (
+from buildsys.backends.operator_support import (
     dynamo_translation,
     operator_schemas,
+    operator_versions,
+    ort_support,
+    rtx_supports,
     torchscript_from,
 )
 from buildsys.errors import StageError
@@ -183,7 +185,7 @@ def checker_failure(error: Exception, exporter: str) -> StageError:
         problem = f"onnx.checker rejects the file ({exporter}): {what}"
         return StageError(problem, "try the other exporter: export: {exporter: …}")
     operator, opset = found["op"], int(found["opset"])
-    versions = [v for v in onnx_operators.versions().get(("", operator), ()) if v > 0]
+    versions = [v for v in operator_versions().get(("", operator), ()) if v > 0]
     problem = f"opset {opset} does not have the operator {operator} used in the file"
     if exporter != "none":
         problem += f" ({exporter})"
@@ -235,8 +237,8 @@ def _untranslated_failure(
 def _backend_note(operator: str) -> str:
     """Return the installed backends' support for an ONNX operator."""
     notes = []
-    since = onnx_operators.versions().get(("", operator), ())
-    kernels = onnx_operators.ort_support("", operator, since)
+    since = operator_versions().get(("", operator), ())
+    kernels = ort_support("", operator, since)
     if kernels is not None:
         first = next((row["opset"] for row in kernels if row["types"] or row["body"]), None)
         notes.append(
@@ -244,7 +246,7 @@ def _backend_note(operator: str) -> str:
             if first
             else "ONNX Runtime does not support it"
         )
-    in_rtx = onnx_operators.rtx_supports(operator)
+    in_rtx = rtx_supports(operator)
     if in_rtx is not None:
         notes.append(f"TensorRT-RTX {'supports it' if in_rtx else 'does not'}")
     return f"as {operator}: {', '.join(notes)}" if notes else f"as {operator}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.onnx._internal.torchscript_exporter import registration as torch_registration
 
-from buildsys.backends.operator_support.torch_registries import load_symbolics
+from buildsys.backends.operator_support import load_symbolics
 from buildsys.errors import StageError
 from buildsys.manifest.checks.operators import reaches
 from buildsys.stages.export.registrations import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement import GpuTiming
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.bench.remote_engine import RemoteEngine
 

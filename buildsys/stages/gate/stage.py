@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buildsys.backends.measurement.gpu import GpuTiming
+from buildsys.backends.measurement import GpuTiming
 from buildsys.errors import StageError
 from buildsys.history.gates import LOOKS, Change, compare_rounds, compare_values
 from buildsys.history.statistics import CONFIDENCE, median

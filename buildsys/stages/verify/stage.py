@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import le
 
-from buildsys.backends.interface import Session, stand_in_types
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import Session, load_backend, stand_in_types
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.manifest.shape_cases import dims_of_shapes, format_case
@@ -122,7 +121,7 @@ def run(job: Job) -> StageResult:
     try:
         checks = _run_cases(job, session)
     finally:
-        backend.unload(session)
+        session.close()
     figures = _figures(checks)
     if checks.sentences:
         return StageResult("failed", _reason(job, checks), _hint(job, checks), figures)

@@ -122,7 +122,7 @@ def test_an_engine_computes_the_same_as_onnxruntime_at_every_batch(tmp_path: Pat
     with pytest.raises(StageError, match="no optimization profile of the engine holds the shapes"):
         session.run(random_x(9))
     assert session.describe("fp32")["device_memory_bytes"] >= 0
-    backend.unload(session)
+    session.close()
 
 
 @on_rtx
@@ -139,7 +139,7 @@ def test_the_fitting_profile_is_chosen(tmp_path: Path) -> None:
         (1, 5),
         (4, 5),
     ]
-    backend.unload(session)
+    session.close()
 
 
 @on_rtx

@@ -27,7 +27,7 @@ from gpu_marks import DRIVER, ON_GPU
 
 from buildsys.backends.cuda.device import CudaGraph, Device, HostBuffer, Stream
 from buildsys.backends.cuda.gpus import pci_bus_id
-from buildsys.backends.measurement.gpu import GpuContender, Slot
+from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, save_case
 from buildsys.system.gpus.nvml import read_gpus

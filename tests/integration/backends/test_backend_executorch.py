@@ -17,8 +17,7 @@ from stage_jobs import manifest, stage_job
 pytest.importorskip("executorch", reason="pip install 'buildsys[executorch]'")
 
 from buildsys.backends.executorch.compatibility import read_header
-from buildsys.backends.interface import BuildRequest, Calibration, GraphRefusedError
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import BuildRequest, Calibration, GraphRefusedError, load_backend
 from buildsys.errors import StageError
 from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.onnx_graphs.tensors import Tensor
@@ -76,7 +75,7 @@ def run(engine: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     try:
         return session.run(inputs)
     finally:
-        backend.unload(session)
+        session.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from engine_jobs import engine_options, random_x, request
+from engine_jobs import engine_options, random_x, refused_nodes, request
 from onnx import TensorProto, helper
 from small_graphs import (
     conv_bn,
@@ -53,7 +53,7 @@ def run(engine: Path, inputs: dict[str, Tensor], **fields: Any) -> dict[str, Ten
     try:
         return session.run(inputs)
     finally:
-        backend.unload(session)
+        session.close()
 
 
 @pytest.mark.parametrize("level", ["disable", "basic", "extended", "all"])
@@ -165,7 +165,7 @@ def test_every_field_reaches_the_session(tmp_path: Path) -> None:
     assert used.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert used.get_session_config_entry("session.set_denormal_as_zero") == "1"
     assert {name: facts["settings"][name] for name in fields} == fields
-    backend.unload(session)
+    session.close()
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_all_unknown_operators_are_named_at_once(tmp_path: Path) -> None:
     )
     assert "node 2 'two' (Second): not an operator of the domain ai.onnx" in text
     assert "fine" not in text
-    refused = backend.unsupported(request(tmp_path / "model.onnx", tmp_path, options()))
+    refused = refused_nodes(backend, request(tmp_path / "model.onnx", tmp_path, options()))
     assert [node.operator for node in refused] == ["First", "Second"]
 
 
@@ -307,7 +307,7 @@ def test_unknown_operators_in_functions_and_branches_are_found(tmp_path: Path) -
         {"y": (TensorProto.FLOAT, IMAGE)},
         opsets=opsets[1:], functions=[function],
     )  # fmt: skip
-    found = backend.unsupported(request(write(tmp_path, model), tmp_path, options()))
+    found = refused_nodes(backend, request(write(tmp_path, model), tmp_path, options()))
     assert [(node.index, node.operator, node.functions) for node in found] == [
         (1, "Hidden", ()), (1, "Hidden", ()), (0, "Inner", ("Fn",)),
     ]  # fmt: skip

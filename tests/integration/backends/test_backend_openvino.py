@@ -13,8 +13,7 @@ from small_graphs import conv_bn, one_node, write
 
 pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
 
-from buildsys.backends.interface import Calibration, GraphRefusedError
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import Calibration, GraphRefusedError, load_backend
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.backends.openvino.layers import executed_layers
 from buildsys.errors import StageError, Unavailable
@@ -55,7 +54,7 @@ def run(engine: Path, inputs: dict[str, Tensor], **fields: Any) -> dict[str, Ten
     try:
         return session.run(inputs)
     finally:
-        backend.unload(session)
+        session.close()
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +159,6 @@ def test_all_unsupported_operators_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(GraphRefusedError) as caught:
         backend.build(asked)
     assert [node.operator.rpartition("::")[2] for node in caught.value.nodes] == ["NoSuchOperator"]
-    assert backend.unsupported(asked) == list(caught.value.nodes)
 
 
 @pytest.mark.parametrize("name", ["engine.xml", "engine.bin"])

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import onnx
 import pytest
-from engine_jobs import INPUTS, engine_options, request
+from engine_jobs import INPUTS, engine_options, refused_nodes, request
 from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, one_node, weights, write
 
@@ -151,7 +151,7 @@ def test_all_refused_nodes_are_named_at_once(tmp_path: Path) -> None:
     assert "node 2 'two' (Second)" in text
     assert "fine" not in text
     assert "\n" not in text
-    refused = tensorrt_rtx.unsupported(request(tmp_path / "model.onnx", tmp_path, options()))
+    refused = refused_nodes(tensorrt_rtx, request(tmp_path / "model.onnx", tmp_path, options()))
     assert [(node.index, node.name, node.operator) for node in refused] == [
         (0, "one", "First"),
         (2, "two", "Second"),
@@ -165,7 +165,7 @@ def test_a_refused_node_in_a_local_function_names_the_function(tmp_path: Path) -
     x = (TensorProto.FLOAT, ["batch", 3, 8, 8])
     call = helper.make_node("Fn", ["x"], ["y"], name="call", domain="my")
     model = make_model([call], {"x": x}, {"y": x}, opsets=opsets[1:], functions=[function])
-    (refused,) = tensorrt_rtx.unsupported(request(write(tmp_path, model), tmp_path, options()))
+    (refused,) = refused_nodes(tensorrt_rtx, request(write(tmp_path, model), tmp_path, options()))
     assert refused.operator == "Inner"
     assert any("Fn" in function for function in refused.functions)
 

@@ -18,7 +18,7 @@ MODULES = (
     "buildsys.workers.result_file",
     "buildsys.stages.engine.stage",
     "buildsys.stages.verify.stage",
-    "buildsys.backends.load",
+    "buildsys.backends.interface",
     "buildsys.stages.remedies.refused_graph",
     "buildsys.stages.operators.implementation",
     "buildsys.stages.bench.engine_server",

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from small_graphs import make_model
 from stage_jobs import manifest, stage_job
 
+from buildsys.backends import operator_support
 from buildsys.backends.onnxruntime import backend as ort_backend
 from buildsys.backends.onnxruntime import kernels
-from buildsys.backends.operator_support import onnx_operators
 from buildsys.errors import StageError
 from buildsys.stages.export import stage as export
 
@@ -39,7 +39,7 @@ def registries() -> ModuleType:
     """Import PyTorch's registries: three seconds, so not where tests are collected."""
     import torchvision  # noqa: F401 (registers its operators)
 
-    from buildsys.backends.operator_support import torch_registries
+    from buildsys.backends import operator_support as torch_registries
 
     # read by an earlier test, without the operators of torchvision
     for read in (torch_registries._torchlib, torch_registries.translations):
@@ -107,9 +107,8 @@ def runs(folder: Path, operator: str, opset: int, element: int) -> bool:
     "operator", ["Asinh", "Relu", "Softsign", "Round", "Neg", "Mish", "Elu", "Erf", "Sign"]
 )
 def test_the_types_of_onnx_runtime_are_those_that_it_runs(tmp_path: Path, operator: str) -> None:
-    for row in (
-        onnx_operators.ort_support("", operator, onnx_operators.versions()["", operator]) or []
-    ):
+    opsets = operator_support.operator_versions()["", operator]
+    for row in operator_support.ort_support("", operator, opsets) or []:
         if row["opset"] < 7 or row["body"]:
             continue  # older files are not promised to load; a body may be run in its place
         allowed = (
@@ -125,8 +124,8 @@ def test_the_types_of_onnx_runtime_are_those_that_it_runs(tmp_path: Path, operat
 
 def test_what_tensorrt_takes() -> None:
     pytest.importorskip("tensorrt_rtx")
-    assert onnx_operators.rtx_supports("Conv") is True
-    assert onnx_operators.rtx_supports("DeformConv") is False
+    assert operator_support.rtx_supports("Conv") is True
+    assert operator_support.rtx_supports("DeformConv") is False
 
 
 def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
@@ -138,12 +137,13 @@ def test_kernels_of_an_open_end_are_for_their_version_alone() -> None:
     assert not kernel.supports(22, {"T": "tensor(double)"})
 
 
-def test_the_functions_of_torchlib_are_parsed_once(registries: ModuleType) -> None:
+def test_the_functions_of_torchlib_are_parsed_once() -> None:
     from onnxscript._internal.values import TracedOnnxFunction
 
+    from buildsys.backends.parsed_torchlib import parse_torchlib
+
     first, second = (
-        [meta for metas in registries.parse_torchlib().functions.values() for meta in metas]
-        for _ in range(2)
+        [meta for metas in parse_torchlib().functions.values() for meta in metas] for _ in range(2)
     )
     parsed = {
         meta.onnx_function: meta.onnx_function.function_ir

@@ -23,8 +23,7 @@ from small_graphs import make_model
 
 import buildsys
 from buildsys import EngineError, load_engine
-from buildsys.backends.interface import OperatorUse, Options, Session
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import OperatorUse, Options, Session, load_backend
 from buildsys.deploy.engine import Engine
 
 
@@ -333,9 +332,7 @@ def test_a_bundled_plugin_has_no_file(
 
     monkeypatch.setattr(
         "buildsys.deploy.load.load_backend",
-        lambda *_, **__: SimpleNamespace(
-            load=load, unload=backend.unload, RUN_OPTIONS=backend.RUN_OPTIONS
-        ),
+        lambda *_, **__: SimpleNamespace(load=load, RUN_OPTIONS=backend.RUN_OPTIONS),
     )
     with load_engine(copy):
         assert uses == [OperatorUse("trt::Nms", "plugin", None, copy.parent)]

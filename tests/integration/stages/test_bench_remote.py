@@ -22,7 +22,7 @@ from small_graphs import conv_bn
 
 from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.interface import OperatorUse
-from buildsys.backends.measurement.contenders import Pace, Samples, measure
+from buildsys.backends.measurement import Pace, Samples, measure
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import remote_engine

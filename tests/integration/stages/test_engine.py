@@ -13,8 +13,7 @@ from engine_jobs import resolved, save_at, stage_job
 from small_graphs import conv_bn, one_node
 
 from buildsys.backends.cuda.gpus import find_driver
-from buildsys.backends.interface import Backend, Calibration
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import Backend, Calibration, load_backend
 from buildsys.errors import StageError
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.engine.stage import checkout_timing_cache

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from engine_jobs import engine_options, request
+from engine_jobs import engine_options, refused_nodes, request
 from export_jobs import NETWORKS, dynamo, line_of
 from onnx import TensorProto, helper
 from small_graphs import make_model
@@ -186,8 +186,8 @@ def test_operators_without_any_kernel_but_with_a_body_are_not_refused(tmp_path: 
     model = make_model(nodes, {"x": port}, {"y": port}, opset=18)
     onnx.save(model, tmp_path / "m.onnx")
     assert (
-        ort_backend.unsupported(
-            request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
+        refused_nodes(
+            ort_backend, request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
         )
         == []
     )
@@ -211,7 +211,7 @@ def test_a_body_that_onnx_gives_an_operator_counts_where_it_is_run(
     )
     onnx.save(model, tmp_path / "m.onnx")
     asked = request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
-    assert [node.since for node in ort_backend.unsupported(asked)] == since
+    assert [node.since for node in refused_nodes(ort_backend, asked)] == since
 
 
 def test_a_node_that_optimization_removes_is_not_refused(tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_a_node_that_optimization_removes_is_not_refused(tmp_path: Path) -> None
         make_model([choice], {"x": PORT}, {"y": PORT}, {"yes": np.array(True)}), tmp_path / "m.onnx"
     )
     asked = request(tmp_path / "m.onnx", tmp_path, engine_options("onnxruntime"))
-    assert ort_backend.unsupported(asked) == []
+    assert refused_nodes(ort_backend, asked) == []
     plain = replace(asked, options={**asked.options, "graph_optimization_level": "disable"})
-    assert [node.operator for node in ort_backend.unsupported(plain)] == ["Asinh"]
+    assert [node.operator for node in refused_nodes(ort_backend, plain)] == ["Asinh"]
     with pytest.raises(GraphRefusedError):
         ort_backend.build(plain)
 

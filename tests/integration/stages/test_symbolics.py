@@ -69,7 +69,7 @@ NEW_PATH = "from torch.onnx._internal.torchscript_exporter import registration\n
 @pytest.fixture(autouse=True)
 def _restored_registry() -> Iterator[None]:
     """Restore torch's registry, as tests share one process."""
-    from buildsys.backends.operator_support.torch_registries import load_symbolics
+    from buildsys.backends.operator_support import load_symbolics
 
     load_symbolics()  # imported here: one second, so not at collection
     groups = registration.registry._registry

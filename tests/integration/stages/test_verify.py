@@ -364,7 +364,10 @@ def test_cases_without_profile_and_profiles_without_case_fail(
             assert profile == 0
             return OrtGraph(conv_bn().SerializeToString()).run(inputs)
 
-    backend = SimpleNamespace(load=lambda *_: Session(), unload=lambda _: None)
+        def close(self) -> None:
+            pass
+
+    backend = SimpleNamespace(load=lambda *_: Session())
     monkeypatch.setattr(verify, "load_backend", lambda *_, **__: backend)
     result = verified(tmp_path, conv_bn(), golden(conv_bn()))
     assert result.status == "failed"

@@ -48,24 +48,21 @@ class ReferenceSession:
         """Return a session for another thread."""
         return self  # it keeps no state between runs
 
+    def close(self):
+        """Free the resources of the session."""
+
 
 def prepare(options):
     """Check the options against the library and this machine; all of them work anywhere."""
 
 
-def unsupported(request):
-    """Return the nodes that cannot run; the evaluator stops at the first one."""
-    try:
-        ReferenceEvaluator(onnx.load(request.onnx))
-    except (NotImplementedError, RuntimeError) as error:
-        return [UnsupportedNode(None, "", "", str(error))]
-    return []
-
-
 def build(request):
     """Write the engine file; return the facts known from building."""
-    if nodes := unsupported(request):
-        raise_refused(request, "the reference implementation", nodes)
+    try:
+        ReferenceEvaluator(onnx.load(request.onnx))
+    except (NotImplementedError, RuntimeError) as error:  # it stops at the first node
+        node = UnsupportedNode(None, "", "", str(error))
+        raise_refused(request, "the reference implementation", [node])
     onnx.save(onnx.load(request.onnx), request.engine)
     return {"settings": {"precision": request.options["precision"]}, "messages": []}
 
@@ -80,15 +77,6 @@ def describe(engine, options, operators=()):
 def load(engine, options, operators=()):
     """Load a built engine."""
     return ReferenceSession(onnx.load(engine), options["log_level"])
-
-
-def slowest_layers(engine, options, operators, inputs):
-    """Return the slowest layers; nothing is known about them."""
-    return []
-
-
-def unload(session):
-    """Free the resources of a session."""
 
 
 def device(options):

@@ -272,12 +272,17 @@ class EmulatedContext:
 class EmulatedSession(Inference):
     """A session as the backend loads it, with duplicates."""
 
-    def __init__(self, engine: EmulatedEngine, library: Any) -> None:
+    def __init__(
+        self, engine: EmulatedEngine, library: Any, closed: list[Any] | None = None
+    ) -> None:
         super().__init__(library, EmulatedDevice(), engine, engine.create_execution_context())
-        self.unloaded = False
+        self.closed = [] if closed is None else closed  # shared with duplicates
 
     def duplicate(self) -> EmulatedSession:
-        return EmulatedSession(self._engine, self._library)
+        return EmulatedSession(self._engine, self._library, self.closed)
+
+    def close(self) -> None:
+        self.closed.append(self)
 
 
 def emulated(

@@ -11,7 +11,7 @@ from backend_package import PACKAGE, install, registered
 from pydantic import ValidationError
 
 import buildsys
-from buildsys.backends.load import load_backend
+from buildsys.backends.interface import load_backend
 from buildsys.errors import Unavailable
 from buildsys.manifest.schema.engine_spec import engine_spec
 from buildsys.manifest.schema.model import ModelSpec

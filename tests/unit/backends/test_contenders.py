@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.backends.measurement.contenders import LocalCall, Pace, Samples, measure
+from buildsys.backends.measurement import LocalCall, Pace, Samples, measure
 from buildsys.errors import StageError
 
 MS = 1_000_000

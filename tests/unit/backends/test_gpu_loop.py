@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from buildsys.backends import measurement
 from buildsys.backends.cuda import device
 from buildsys.backends.cuda.gpus import CudaError, format_size
-from buildsys.backends.measurement import gpu
-from buildsys.backends.measurement.gpu import GpuContender, Slot
+from buildsys.backends.measurement import GpuContender, Slot
 from buildsys.errors import StageError
 
 US = 1000
@@ -78,7 +78,7 @@ def contender(
     monkeypatch: pytest.MonkeyPatch, in_flight: int = 1, launch_us: int = 20, work_us: int = 100
 ) -> tuple[GpuContender, Machine]:
     machine = Machine(launch_us, work_us)
-    monkeypatch.setattr(gpu.time, "perf_counter_ns", lambda: machine.now)
+    monkeypatch.setattr(measurement.time, "perf_counter_ns", lambda: machine.now)
     return GpuContender(
         machine, [machine.slot() for _ in range(in_flight)], blocking=False
     ), machine  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.backends import load
+from buildsys.backends import interface
 from buildsys.errors import Unavailable
 from buildsys.system.interpreters.toolchain import Toolchain
 
@@ -39,8 +39,8 @@ def test_a_missing_library_names_what_to_install_and_where(
     text: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, backend, None)
-    monkeypatch.setattr(load, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(load, "why_no_gpu", lambda: NO_GPU)
+    monkeypatch.setattr(interface, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(interface, "why_no_gpu", lambda: NO_GPU)
     with pytest.raises(Unavailable) as caught:
-        load.load_backend(backend, toolchain)
+        interface.load_backend(backend, toolchain)
     assert str(caught.value) == text

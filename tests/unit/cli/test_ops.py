@@ -71,8 +71,10 @@ def test_a_table_that_cannot_be_cached_is_used_all_the_same(
 def test_registries_that_cannot_be_read_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "_READER", "buildsys.no_such_module")
-    with pytest.raises(StageError, match=r"cannot read the registries: .*No module named buildsys"):
+    monkeypatch.setattr(ops, "_READER", "import buildsys.no_such_module")
+    with pytest.raises(
+        StageError, match=r"cannot read the registries: .*No module named 'buildsys"
+    ):
         ops.operator_table(tmp_path)
 
 

@@ -31,20 +31,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedDevice:
     return device
 
 
-class Unloads:
-    """The part of a backend that an engine uses."""
-
-    def __init__(self) -> None:
-        self.unloaded: list[object] = []
-
-    def unload(self, session: object) -> None:
-        self.unloaded.append(session)
-
-
-def engine_of(session: Any, concurrency: int | None = None) -> tuple[Engine, Unloads]:
-    backend: Any = Unloads()
+def engine_of(session: Any, concurrency: int | None = None) -> tuple[Engine, list[Any]]:
+    """Return an engine and the list of its closed sessions."""
     record = Record("tensorrt", {})
-    return Engine("m:trt", Path("e"), record, (), backend, session, concurrency), backend
+    return Engine("m:trt", Path("e"), record, (), session, concurrency), session.closed
 
 
 def x_of(batch: int, seed: int = 0) -> np.ndarray:
@@ -119,7 +109,7 @@ def test_outputs_can_have_memory_of_the_caller() -> None:
 
 def test_a_bound_call_reads_and_writes_the_same_arrays() -> None:
     session, emulated_engine = emulated()
-    engine, backend = engine_of(session)
+    engine, closed = engine_of(session)
     x, y = DeviceArray.from_host(x_of(2)), DeviceArray("float32", (2, 3))
     call = engine.bind({"x": x}, out={"y": y})
     for seed in range(1, 4):
@@ -141,28 +131,28 @@ def test_a_bound_call_reads_and_writes_the_same_arrays() -> None:
     engine.close()  # and the other bound call, which would hold its context
     with pytest.raises(EngineError, match="this bound call of m:trt is closed"):
         new()
-    assert len(backend.unloaded) == len(emulated_engine.contexts)
+    assert len(closed) == len(emulated_engine.contexts)
 
 
 def test_a_bound_call_keeps_its_engine() -> None:
-    engine, backend = engine_of(emulated()[0])
+    engine, closed = engine_of(emulated()[0])
     call = engine.bind({"x": DeviceArray.from_host(x_of(2))})
     del engine
     np.testing.assert_array_equal(call()["y"].numpy(), 2 * x_of(2))
-    assert backend.unloaded == []
+    assert closed == []
     del call
-    assert len(backend.unloaded) == 1
+    assert len(closed) == 1
 
 
 def test_a_forgotten_engine_with_a_bound_call_is_freed_without_waiting() -> None:
-    engine, backend = engine_of(emulated()[0])
+    engine, closed = engine_of(emulated()[0])
     call = engine.bind({"x": DeviceArray.from_host(x_of(2))})
     # as globals at the end of a script: weak references are cleared before finalizers run
     cycle: list[Any] = [engine, call]
     cycle.append(cycle)
     del engine, call, cycle
     gc.collect()
-    assert len(backend.unloaded) == 1
+    assert len(closed) == 1
 
 
 def test_calls_that_cannot_be_bound_are_refused() -> None:
@@ -287,12 +277,16 @@ class Gate:
         self.profiles = session.profiles
         self.session, self.log = session, log
         self.opened = threading.Event()
+        self.closed = session.closed
         self.can_be_duplicated = True
 
     def run(self, inputs: Any, profile: int | None) -> Any:
         self.log.append(self)
         assert self.opened.wait(60)
         return self.session.run(inputs, profile)
+
+    def close(self) -> None:
+        self.closed.append(self)
 
     def duplicate(self) -> Gate:
         if not self.can_be_duplicated:
@@ -312,7 +306,7 @@ def test_calls_at_the_same_time_have_their_own_sessions(
     concurrency: int | None, sessions: int
 ) -> None:
     log: list[Gate] = []
-    engine, backend = engine_of(Gate(emulated()[0], log), concurrency)
+    engine, closed = engine_of(Gate(emulated()[0], log), concurrency)
     with ThreadPoolExecutor(3) as threads:
         calls = [threads.submit(engine, x=x_of(2, seed)) for seed in range(3)]
         first = running(log, sessions)
@@ -323,8 +317,8 @@ def test_calls_at_the_same_time_have_their_own_sessions(
             np.testing.assert_array_equal(call.result(60)["y"], 2 * x_of(2, seed))
     assert len({id(gate) for gate in log}) == sessions
     engine.close()
-    assert len(backend.unloaded) == sessions
-    assert backend.unloaded[-1] is engine._pool._first, "duplicates go before their original"
+    assert len(closed) == sessions
+    assert closed[-1] is engine._pool._first, "duplicates go before their original"
 
 
 def test_without_memory_for_another_session_calls_wait() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildsys.backends.measurement.contenders import Samples
+from buildsys.backends.measurement import Samples
 from buildsys.report.results.bench import BenchCase, ContenderResult
 from buildsys.stages.bench.latency import mark_noisy, noise, summarize
 from buildsys.stages.bench.stage import _speedup

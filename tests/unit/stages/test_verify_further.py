@@ -42,6 +42,9 @@ class Session:
         self.used: list[int | None] = []  # their profiles
         self._change = change
 
+    def close(self) -> None:
+        pass
+
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Outputs:
         if inputs["x"].shape[0] != FURTHER:
             return right(inputs)
@@ -78,7 +81,7 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
     def check(
         session: Session, further: tuple[str, ...] = ("drawn-1",), backend: str = "onnxruntime"
     ) -> StageResult:
-        loaded = SimpleNamespace(load=lambda *_: session, unload=lambda _: None)
+        loaded = SimpleNamespace(load=lambda *_: session)
         monkeypatch.setattr(verify, "load_backend", lambda *_, **__: loaded)
         inputs = {case: random_x(batch, seed=batch) for case, batch in CASES.items()}
         inputs |= {case: random_x(FURTHER, seed=9) for case in further}

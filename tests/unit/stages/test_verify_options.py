@@ -35,6 +35,9 @@ class Session:
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         return {"y": tensor_of(np.asarray(self._rows(inputs["x"].shape[0]), np.float32))}
 
+    def close(self) -> None:
+        pass
+
 
 def rows(*values: float) -> Rows:
     return lambda batch: [values] * batch
@@ -43,7 +46,7 @@ def rows(*values: float) -> Rows:
 @pytest.fixture
 def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     def make(expected: Rows, actual: Rows, engine: Mapping[str, Any] = ORT, **sections: Any) -> Job:
-        loaded = SimpleNamespace(load=lambda *_: Session(actual), unload=lambda _: None)
+        loaded = SimpleNamespace(load=lambda *_: Session(actual))
         monkeypatch.setattr(verify, "load_backend", lambda *_, **__: loaded)
         inputs = {case: random_x(batch, seed=batch) for case, batch in CASES.items()}
         golden = {case: Session(expected).run(x) for case, x in inputs.items()}

@@ -45,17 +45,19 @@ class Session:
         self.profiles = profiles
         self._expected = expected
         self._change = change
+        self.is_closed = False
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Outputs:
         batch = inputs["x"].shape[0]
         case = next(case for case, size in CASES.items() if size == batch)
         return self._change(profile, dict(self._expected[case]))
 
+    def close(self) -> None:
+        self.is_closed = True
+
 
 @pytest.fixture
 def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageResult]:
-    unloaded = []
-
     def check(
         session: Session,
         expected: Mapping[str, Outputs],
@@ -63,7 +65,7 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
         progress: Callable[[str], None] = lambda _: None,
         **sections: Any,
     ) -> StageResult:
-        backend = SimpleNamespace(load=lambda *_: session, unload=unloaded.append)
+        backend = SimpleNamespace(load=lambda *_: session)
         monkeypatch.setattr(verify, "load_backend", lambda *_, **__: backend)
         spec = resolved(engine, **sections)
         x = {
@@ -76,7 +78,7 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
         try:
             return verify.run(replace(job, inputs=inputs, progress=progress))
         finally:
-            assert unloaded == [session]
+            assert session.is_closed
 
     return check
 

@@ -1,1 +1,0 @@
-"""Timing loops for engines and baselines."""

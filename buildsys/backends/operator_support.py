@@ -1,0 +1,290 @@
+"""Operator support of the installed libraries, read from their own registries.
+
+Used by failing exports and, as a child process that prints the table, by `buildsys ops`. No backend
+imports it: it loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import onnx.defs
+import torch
+from torch.onnx._internal import torchscript_exporter
+from torch.onnx._internal.exporter import _decomp
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.torchscript_exporter.registration import registry
+
+_ONNX_DOMAINS = ("", "ai.onnx.ml")
+_OTHER_ONNX_DOMAINS = ("ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
+
+
+@lru_cache(maxsize=1)
+def operator_versions() -> Mapping[tuple[str, str], tuple[int, ...]]:
+    """Return (domain, operator) -> opsets of its versions, negative if deprecated."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain in _ONNX_DOMAINS:
+            since = -schema.since_version if schema.deprecated else schema.since_version
+            found.setdefault((schema.domain, schema.name), set()).add(since)
+    return {key: tuple(sorted(opsets, key=abs)) for key, opsets in sorted(found.items())}
+
+
+def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict[str, Any]] | None:
+    """Return kernel support per operator version in ONNX Runtime's CPU provider.
+
+    None without ONNX Runtime.
+    """
+    try:
+        from buildsys.backends.onnxruntime import kernels
+    except ImportError:
+        return None
+    rows = []
+    for version in since:
+        if version > 0:
+            schema: Any = onnx.defs.get_schema(operator, version, domain)
+            bodies = (
+                *schema.function_opset_versions,
+                *schema.context_dependent_function_opset_versions,
+            )
+            types = kernels.kernel_types(kernels.Operator(domain, operator), version)
+            body = any(opset <= version for opset in bodies)
+            rows.append({"opset": version, "types": list(types), "body": body})
+    return rows
+
+
+def ort_operators() -> dict[str, list[str]]:
+    """Return the kernel types of ONNX Runtime's operators outside ONNX's domains."""
+    try:
+        from buildsys.backends.onnxruntime import kernels
+    except ImportError:
+        return {}
+    return {
+        f"{operator.domain}::{operator.name}": sorted(
+            {t for version in since for t in kernels.kernel_types(operator, version)}
+        )
+        for operator, since in sorted(kernels.schema_versions().items())
+        if operator.domain not in (*_ONNX_DOMAINS, *_OTHER_ONNX_DOMAINS)
+    }
+
+
+@lru_cache(maxsize=1)
+def _rtx_parser() -> Any:
+    """Return a parser and the objects it depends on, if installed."""
+    try:
+        import tensorrt_rtx as trt
+    except (ImportError, OSError, RuntimeError):
+        return None
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    return trt.OnnxParser(network, logger), network, builder, logger
+
+
+def rtx_supports(operator: str) -> bool | None:
+    """Check for an importer in TensorRT-RTX's parser; None without TensorRT-RTX."""
+    found = _rtx_parser()
+    return None if found is None else bool(found[0].supports_operator(operator))
+
+
+TORCHSCRIPT_OPSETS = range(7, 24)  # accepted by the exporter
+DYNAMO_OPSETS = range(18, 27)
+_REFUSAL = "_onnx_opset_unsupported"  # some symbolic functions only raise this
+_BLOCKED = "_block_list_in_opset"
+_MAX_CALL_DEPTH = 4
+
+
+class Translation(NamedTuple):
+    """Dynamo's translation of an operator."""
+
+    opset: int | None  # the lowest with a translation and all its operators; None: only by parts
+    operators: tuple[str, ...] = ()  # of ONNX, newer than torchlib's own opset
+    by_parts: bool = False  # below that opset torch decomposes it and translates the parts
+
+
+def operator_schemas(operator: str) -> tuple[str, ...]:
+    """Return the schemas of one operator; none if unknown."""
+    return tuple(str(schema) for schema in torch._C._jit_get_schemas_for_operator(operator))
+
+
+@lru_cache(maxsize=1)
+def load_symbolics() -> None:
+    """Import torch's symbolic functions of all opsets, mostly loaded late."""
+    for module in pkgutil.iter_modules(torchscript_exporter.__path__):
+        if module.name.startswith("symbolic_opset"):
+            importlib.import_module(f"{torchscript_exporter.__name__}.{module.name}")
+
+
+def torchscript_from(operator: str) -> int | None:
+    """Return the lowest opset with a TorchScript translation, if any."""
+    load_symbolics()
+    group = registry.get_function_group(operator.removesuffix("_"))
+    if group is None:
+        return None
+    lowest = None
+    for opset in reversed(TORCHSCRIPT_OPSETS):
+        function = group.get(opset)
+        if function is None or _only_refuses(function):
+            break
+        lowest = opset
+    return lowest
+
+
+def dynamo_translation(operator: str) -> Translation | None:
+    """Return dynamo's translation of an overload (``aten::add.Tensor``), if any.
+
+    A translation registered for an opset may write operators newer than that, an invalid file
+    there; so their opsets count as well.
+    """
+    for opset in DYNAMO_OPSETS:
+        functions = translations(opset).get(operator, ())
+        if functions:
+            newer = {
+                name: since for function in functions for name, since in _newer_operators(function)
+            }
+            lowest = max([opset, *newer.values()])
+            by_parts = lowest > DYNAMO_OPSETS[0] and _is_decomposed(operator)
+            return Translation(lowest, tuple(sorted(newer)), by_parts)
+    return Translation(None, by_parts=True) if _is_decomposed(operator) else None
+
+
+def _only_refuses(function: Callable[..., Any]) -> bool:
+    if _BLOCKED in getattr(function, "__qualname__", ""):
+        return True
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return _REFUSAL in names and set(names) <= {"symbolic_helper", _REFUSAL}
+
+
+@cache
+def translations(opset: int) -> Mapping[str, tuple[Any, ...]]:
+    """Return dynamo's translations of each overload at an opset."""
+    return {
+        name: tuple(meta.onnx_function for meta in metas)
+        for name, metas in _registry_for(opset).functions.items()
+        if isinstance(name, str)
+    }
+
+
+@lru_cache(maxsize=1)
+def _torchlib() -> ONNXRegistry:
+    from buildsys.backends.parsed_torchlib import TORCHLIB  # takes a second
+
+    return TORCHLIB
+
+
+def _registry_for(opset: int) -> ONNXRegistry:
+    """Return the result of ``ONNXRegistry.from_torchlib`` for an opset."""
+    registry = ONNXRegistry()
+    registry._opset_version = opset
+    registry.functions = dict(_torchlib().functions)
+    registry._cleanup_registry_based_on_opset_version()
+    return registry
+
+
+def _newer_operators(function: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield a translation's ONNX operators newer than torchlib's opset."""
+    plain = getattr(function, "func", None) or getattr(function, "function", None) or function
+    code = getattr(plain, "__code__", None)
+    if code is None or depth > _MAX_CALL_DEPTH:
+        return
+    for name in code.co_names:
+        since = abs(operator_versions().get(("", name), (0,))[0])
+        if since > DYNAMO_OPSETS[0]:
+            yield name, since
+        called = plain.__globals__.get(name)
+        is_onnx = callable(called) and "onnx" in str(getattr(called, "__module__", ""))
+        if is_onnx and called is not function:
+            yield from _newer_operators(called, depth + 1)
+
+
+@lru_cache(maxsize=1)
+def _decomposed() -> frozenset[str]:
+    known = set(_decomp.get_onnx_implemented_overloads(_registry_for(DYNAMO_OPSETS[0])))
+    table = _decomp.create_onnx_friendly_decomposition_table(known)
+    overloads: list[Any] = [key for key in table if isinstance(key, torch._ops.OpOverload)]
+    return frozenset(str(overload.name()) for overload in overloads)
+
+
+def _is_decomposed(operator: str) -> bool:
+    if operator in _decomposed():
+        return True
+    try:
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        return bool(has_kernel(operator, "CompositeImplicitAutograd"))
+    except RuntimeError:  # unknown to the dispatcher
+        return False
+
+
+_NAMESPACES = ("aten", "torchvision", "prims", "quantized")
+
+
+def _torch_rows() -> dict[str, Any]:
+    with suppress(ImportError, RuntimeError):
+        import torchvision  # noqa: F401 (registers its operators)
+
+    overloads: dict[str, list[str]] = {}
+    translated = {name for opset in DYNAMO_OPSETS for name in translations(opset)}
+    for overload in sorted(translated):
+        overloads.setdefault(overload.partition(".")[0], []).append(overload)
+    # in-place variants (``add_``) are translated like the operator without the underscore
+    schemas: dict[str, list[str]] = {}
+    for schema in torch._C._jit_get_all_schemas():
+        schemas.setdefault(schema.name, []).append(str(schema))
+    names = {
+        name
+        for name in schemas
+        if name.partition("::")[0] in _NAMESPACES and not name.endswith("_")
+    }
+    load_symbolics()
+    names |= overloads.keys() | registry.all_functions()
+    rows: dict[str, Any] = {}
+    for name in sorted(names):
+        if name.startswith(("onnx::", "onnx_symbolic::")):
+            continue
+        found = [dynamo_translation(overload) for overload in overloads.get(name, [name])]
+        translations = [one for one in found if one is not None]
+        opsets = [one.opset for one in translations if one.opset is not None]
+        rows[name] = {
+            "torchscript": torchscript_from(name),
+            "dynamo": min(opsets, default=None),
+            "by_parts": any(one.by_parts for one in translations),
+            "writes": sorted({operator for one in translations for operator in one.operators}),
+            "schemas": schemas.get(name, []),
+        }
+    return rows
+
+
+def make_table() -> dict[str, Any]:
+    """Return the table for the installed libraries, as JSON values.
+
+    ``torch``: operator -> {torchscript: opset or None, dynamo: opset or None, by_parts, writes,
+    schemas}.
+    ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
+    """
+    rows: dict[str, Any] = {}
+    for (domain, name), since in operator_versions().items():
+        rows[f"{domain}::{name}" if domain else name] = {
+            "opsets": list(since),
+            "onnxruntime": ort_support(domain, name, since),
+            "tensorrt_rtx": rtx_supports(name),
+        }
+    for name, types in ort_operators().items():
+        support = [{"opset": 1, "types": types, "body": False}]
+        rows[name] = {"opsets": [], "onnxruntime": support, "tensorrt_rtx": False}
+    return {"torch": _torch_rows(), "onnx": rows}
+
+
+def write_table(descriptor: int) -> None:
+    """Write the table as JSON to an open file and end the process."""
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(make_table(), file)
+    os._exit(0)  # the teardown of torch takes a second
