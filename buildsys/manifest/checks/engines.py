@@ -167,14 +167,10 @@ def _calibration_use(
         text = f"{what} needs calibration data, but this model has no section calibration"
         entries = ", ".join(f"{name}: {_example_data(shape)}" for name, shape in shapes.items())
         yield view.problem((*path, field), text, f"add calibration: {{data: {{{entries}}}}}")
-    if precision == "fp8" and tool == "onnxruntime":
-        text = "the fp8 scales of onnxruntime.quantization are not supported by TensorRT"
-        hint = "use builtin or modelopt, or remove it"
-        yield view.problem(("quantize", "tool"), text, hint)
     if tool == "modelopt":
         for field, default in (("per_channel", True), ("outputs", False)):
             if view.get("quantize", field) not in (None, REFUSED, default):
-                hint = "remove it, or use tool: builtin or onnxruntime"
+                hint = "remove it, or use tool: builtin"
                 text = "not supported by ModelOpt"
                 yield view.problem(("quantize", field), text, hint, of_key=True)
         if algorithm == "percentile":

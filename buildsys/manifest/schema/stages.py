@@ -145,7 +145,7 @@ class QuantizeSpec(Spec):
     """Insertion of quantizers into a graph."""
 
     tool: Literal["onnxruntime", "builtin", "modelopt"] | None = Field(
-        None, description="Default: onnxruntime for int8, builtin for fp8; modelopt is NVIDIA's."
+        None, description="Default: builtin, formerly also onnxruntime; modelopt is NVIDIA's."
     )
     per_channel: bool = Field(True, description="One scale per output channel of a weight.")
     operators: tuple[QuantizedOperator, ...] = Field(

@@ -8,8 +8,6 @@ from typing import Any
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import QUANTIZED, Conversion, ModelPlan
 
-_QUANTIZERS = {"int8": "onnxruntime", "fp8": "builtin"}  # defaults of ``quantize.tool``
-
 
 def plan_convert(model: ModelPlan) -> Iterator[Action]:
     """Plan the conversions for engines and ONNX Runtime baselines."""
@@ -19,11 +17,11 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
         modelopt = tool in ("autocast", "modelopt")
         code = ["buildsys.stages.convert.typed"]
         if conversion.without_calibration:
-            code = ["buildsys.stages.quantize.weights"]
+            code = ["buildsys.stages.convert.weights_only"]
         elif conversion.precision in QUANTIZED:
-            code = ["buildsys.stages.quantize.convert"]
+            code = ["buildsys.stages.convert.quantized"]
         elif tool == "autocast":
-            code.append("buildsys.stages.quantize.modelopt")
+            code.append("buildsys.stages.convert.modelopt")
         if conversion.search:
             fields["inputs"] = {**fields["inputs"], "nodes": conversion.nodes}
             fields["after"] = (*fields["after"], conversion.search_target)
@@ -48,7 +46,7 @@ def conversion_fields(model: ModelPlan, conversion: Conversion) -> dict[str, Any
     if conversion.without_calibration:
         options = dict(conversion.without_calibration)
     elif precision in QUANTIZED:
-        tool = spec["quantize"]["tool"] or _QUANTIZERS[precision]
+        tool = "modelopt" if spec["quantize"]["tool"] == "modelopt" else "builtin"
         algorithm = spec["calibration"]["algorithm"]
         options = {"quantize": {**spec["quantize"], "tool": tool, "algorithm": algorithm}}
         calibrated = model.calibrated("ranges", *(["batches"] if tool == "modelopt" else []))

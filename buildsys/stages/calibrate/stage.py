@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.stages.common.node_patterns import matching_pattern, named_nodes
-from buildsys.stages.quantize.batches import (
+from buildsys.stages.calibrate.batches import (
     Batch,
     BatchPlan,
     describe_data,
@@ -15,16 +14,16 @@ from buildsys.stages.quantize.batches import (
     load_batches,
     save_batches,
 )
-from buildsys.stages.quantize.node_selection import HEAVY
-from buildsys.stages.quantize.ranges import (
+from buildsys.stages.calibrate.ranges import (
     IntermediateTensors,
     Range,
     Ranges,
     measure,
     range_of,
     save_ranges,
-    tensor_origin,
 )
+from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, tensor_origin
+from buildsys.stages.convert.quantizers import HEAVY
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
 

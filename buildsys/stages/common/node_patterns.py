@@ -1,8 +1,9 @@
-"""Patterns of node names in the manifest."""
+"""Names of nodes: patterns in the manifest, and places in messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from onnx import ModelProto, NodeProto
@@ -28,7 +29,7 @@ def named_nodes(model: ModelProto) -> None:
 
 def matching_pattern(name: str, patterns: Sequence[str]) -> str:
     """Return the first pattern that equals or matches a name, or ""."""
-    return next((one for one in patterns if name == one or fnmatchcase(name, one)), "")
+    return next((p for p in patterns if name == p or fnmatchcase(name, p)), "")
 
 
 def check_patterns(field: str, patterns: Sequence[str], names: Sequence[str]) -> None:
@@ -39,3 +40,25 @@ def check_patterns(field: str, patterns: Sequence[str], names: Sequence[str]) ->
             hint = f"did you mean {' or '.join(near)}?"
             examples = f"some names: {', '.join(names[:5])}"
             raise StageError(f"{field}: {pattern} matches no node", hint if near else examples)
+
+
+@dataclass(frozen=True)
+class TensorOrigin:
+    """A tensor and its node; the operator of a graph input is empty."""
+
+    tensor: str
+    operator: str = ""
+    node: str = ""
+
+    def __str__(self) -> str:
+        """Name all three, followed by a comma."""
+        if not self.operator:
+            return f"{self.tensor}, an input of the graph,"
+        node = f"node {self.node}" if self.node else "an unnamed node"
+        return f"{self.tensor}, of {self.operator} ({node}),"
+
+
+def tensor_origin(tensor: str, nodes: Iterable[NodeProto]) -> TensorOrigin:
+    """Find the node that computes a tensor."""
+    node = next((node for node in nodes if tensor in node.output), None)
+    return TensorOrigin(tensor) if node is None else TensorOrigin(tensor, node.op_type, node.name)

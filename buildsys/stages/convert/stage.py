@@ -81,9 +81,9 @@ def run(job: Job) -> StageResult:
 def _converter(options: Mapping[str, Any]) -> str:
     """Choose a module by name, so that only its targets have its code in their keys."""
     if "quantize" in options:
-        return "buildsys.stages.quantize.convert"
+        return "buildsys.stages.convert.quantized"
     if options.keys() & {"optimize", "quantize_weights"}:
-        return "buildsys.stages.quantize.weights"
+        return "buildsys.stages.convert.weights_only"
     return "buildsys.stages.convert.typed"
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from importlib import import_module
 from typing import Any
 
-from onnx import ModelProto, TensorProto
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model, opsets
 from buildsys.onnx_graphs.tensor_types import DTYPES, ELEM_TYPES, element_types
 from buildsys.onnx_graphs.tensors import Case
+from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.golden_check import OutputCheck
 from buildsys.stages.common.kept_nodes import REASON
-from buildsys.stages.common.node_patterns import named_nodes
+from buildsys.stages.common.node_patterns import TensorOrigin, named_nodes, tensor_origin
 from buildsys.stages.convert.cast_graph import (
     BF16_IR_VERSION,
     BF16_OPSET,
@@ -23,8 +25,6 @@ from buildsys.stages.convert.cast_graph import (
     convert_precision,
     raise_opset,
 )
-from buildsys.stages.convert.overflow import OverflowOrigin, add_probes, find_origin
-from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 
 Figures = dict[str, Any]
@@ -100,7 +100,7 @@ def _by_schemas(job: Job, searched: Sequence[str]) -> tuple[ModelProto, Figures]
 
 
 def _by_autocast(job: Job) -> tuple[ModelProto, Figures]:
-    modelopt = import_module("buildsys.stages.quantize.modelopt")  # only in keys of its targets
+    modelopt = import_module("buildsys.stages.convert.modelopt")  # only in keys of its targets
     precision = job.options["precision"]
     dtype = DTYPES[precision]
     job.progress(f"converting to {dtype} with ModelOpt AutoCast")
@@ -129,12 +129,36 @@ def _by_autocast(job: Job) -> tuple[ModelProto, Figures]:
     }
 
 
-def _overflow_origin(job: Job, golden: Case) -> OverflowOrigin | None:
+def _overflow_origin(job: Job, golden: Case) -> TensorOrigin | None:
     """Run one case again to find the origin of an overflow."""
     typed = load_model(job.outputs["model"])
     nodes = list(typed.graph.node)
     emulated = emulate(typed, job.options["precision"])
-    probes = add_probes(emulated)
-    values = open_graph(job, emulated).run(golden.inputs)
-    finite = {tensor for probe, tensor in probes.items() if values[probe].array == 0}
-    return find_origin(nodes, finite, set(probes.values()) - finite)
+    is_finite = {
+        tensor.name: bool(np.isfinite(numpy_helper.to_array(tensor)).all())
+        for tensor in emulated.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT
+    }
+    inputs = dict(golden.inputs)
+    for group in IntermediateTensors.of_job(job, emulated).groups(inputs):
+        for name, array in group(inputs).items():
+            is_finite[name] = bool(np.isfinite(array).all())
+    finite = {name for name in is_finite if is_finite[name]}
+    return find_origin(nodes, finite, is_finite.keys() - finite)
+
+
+def find_origin(
+    nodes: Sequence[NodeProto], finite: Set[str], infinite: Set[str]
+) -> TensorOrigin | None:
+    """Find the origin of the ``infinite`` tensors; None if unknown.
+
+    A node without numeric inputs, such as a mask constant, is no origin. If a cast overflows, the
+    origin is its input.
+    """
+    for node in nodes:
+        inputs = [name for name in node.input if name in finite or name in infinite]
+        result = next((name for name in node.output if name in infinite), None)
+        if result is not None and inputs and infinite.isdisjoint(inputs):
+            tensor = node.input[0] if node.op_type == "Cast" else result
+            return tensor_origin(tensor, nodes)
+    return None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx import ModelProto, NodeProto
@@ -19,9 +19,11 @@ from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.inspection.load import drop_weights, plain_model, with_sizes
 from buildsys.onnx_graphs.inspection.macs import macs_per_node
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.stages.search.exclusion import Exclusion, find_exclusion
 from buildsys.stages.search.trials import QuantizedTrials, Trials, TypedTrials
 from buildsys.workers.job import Job, StageResult
+
+Passes = Callable[[Sequence[str]], bool]
+MayGoOn = Callable[[], bool]
 
 
 def run(job: Job) -> StageResult:
@@ -76,7 +78,7 @@ def _narrowed(job: Job, golden: Mapping[str, Case]) -> dict[str, float | None]:
     }
 
 
-def _written(job: Job, trials: Trials, names: Collection[str] | None) -> dict[str, Any]:
+def _written(job: Job, trials: Trials, names: Sequence[str] | None) -> dict[str, Any]:
     """Write the list for later stages; return further figures.
 
     Without a list that passes, all nodes stay in fp32: the engine is right, and the report says
@@ -124,3 +126,55 @@ def _macs(model: ModelProto, cases: Mapping[str, Mapping[str, int]]) -> dict[str
     body = plain_model(with_sizes(light, dims)).body
     names = [node.name for node, _ in body.walk()]
     return {name: macs or 0 for name, macs in zip(names, macs_per_node(body), strict=True)}
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Nodes that make the check pass; None without any."""
+
+    nodes: tuple[str, ...] | None
+    is_smallest: bool = False  # without any one of them the check fails
+
+
+def find_exclusion(
+    certain: Sequence[str], ranked: Callable[[], Sequence[str]], passes: Passes, may_go_on: MayGoOn
+) -> Exclusion:
+    """Return nodes whose exclusion passes, none of which can be left out.
+
+    ``certain`` are excluded first. If that does not pass, nodes of ``ranked`` follow, the most
+    suspicious first: 1, 2, 4, … until it passes, then by bisection the fewest of them. At last
+    halves, quarters and single nodes are tried without, the least suspicious first. The result
+    depends on the order only, unless it has to end early.
+    """
+    nodes = list(certain)
+    if not nodes or not passes(nodes):
+        order = [node for node in ranked() if node not in certain]
+        low, high = 0, 1
+        while high < len(order) and not passes([*certain, *order[:high]]):
+            if not may_go_on():
+                return Exclusion(None)
+            low, high = high, min(2 * high, len(order))
+        while high - low > 1 and may_go_on():
+            middle = (low + high) // 2
+            if passes([*certain, *order[:middle]]):
+                high = middle
+            else:
+                low = middle
+        nodes = [*certain, *order[:high]]
+        if high >= len(order) and not passes(nodes):  # with all of them nothing is converted
+            return Exclusion(None)
+    return _reduced(nodes, passes, may_go_on)
+
+
+def _reduced(nodes: list[str], passes: Passes, may_go_on: MayGoOn) -> Exclusion:
+    size = max(len(nodes) // 2, 1)
+    while may_go_on():
+        before = len(nodes)
+        for start in range(len(nodes) - size, -size, -size):
+            rest = nodes[: max(start, 0)] + nodes[max(start, 0) + size + min(start, 0) :]
+            if rest and may_go_on() and passes(rest):
+                nodes = rest
+        if size == 1 and (len(nodes) == before or len(nodes) == 1):
+            return Exclusion(tuple(nodes), may_go_on())
+        size = size if size == 1 else size // 2
+    return Exclusion(tuple(nodes))

@@ -19,6 +19,7 @@ from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.tensor_types import DTYPES
 from buildsys.onnx_graphs.tensors import Case
+from buildsys.stages.calibrate.ranges import IntermediateTensors
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
 from buildsys.stages.common.node_patterns import matching_pattern, named_nodes, node_name
 from buildsys.stages.convert.cast_graph import (
@@ -28,10 +29,8 @@ from buildsys.stages.convert.cast_graph import (
     raise_opset,
 )
 from buildsys.stages.convert.precision_rules import LARGEST
+from buildsys.stages.convert.quantized import insert, largest_losses, quantized_nodes
 from buildsys.stages.operators.open_graph import open_graph
-from buildsys.stages.quantize.convert import insert, quantized_nodes
-from buildsys.stages.quantize.losses import largest_losses
-from buildsys.stages.quantize.ranges import IntermediateTensors
 from buildsys.workers.job import Job
 
 
@@ -67,8 +66,8 @@ class Trials(ABC):
 
     def nodes(self, names: Collection[str]) -> list[NodeProto]:
         """List the nodes of these names in graph order."""
-        wanted = set(names)
-        return [node for node in self.original.graph.node if node.name in wanted]
+        chosen = set(names)
+        return [node for node in self.original.graph.node if node.name in chosen]
 
     def ranked(self) -> list[str]:
         """List the candidates by added error, the largest first."""

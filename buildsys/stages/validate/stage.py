@@ -18,10 +18,10 @@ from buildsys.stages.common.golden_check import (
     and_more,
     check_outputs,
     golden_limits,
+    is_unstable,
     output_rules,
     summarize_checks,
 )
-from buildsys.stages.common.graph_stability import is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.implementation import implementation_of

@@ -9,8 +9,7 @@ from typing import Any
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.stages.common.golden_check import ORIGINAL, check_outputs
-from buildsys.stages.common.graph_stability import is_unstable
+from buildsys.stages.common.golden_check import ORIGINAL, check_outputs, is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.open_graph import open_graph

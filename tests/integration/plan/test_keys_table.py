@@ -384,7 +384,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "gpu": another_gpu,
     **{f"code {stage}": code(f"stages/{stage}/stage.py") for stage in STAGES},
     "code backend": code("backends/tensorrt_rtx/backend.py"),
-    "code quantize": code("stages/quantize/insert_qdq.py"),
+    "code quantize": code("stages/convert/quantizers.py"),
     "code front": code("execution/executor.py", "workers/pool.py"),
 }
 

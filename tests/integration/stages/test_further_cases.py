@@ -21,8 +21,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Case, tensor_of
 from buildsys.plan.graph_points import graph_points, size_ranges
 from buildsys.plan.stage_table import plan_model
-from buildsys.stages.common.golden_check import check_outputs
-from buildsys.stages.common.graph_stability import is_unstable
+from buildsys.stages.common.golden_check import check_outputs, is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise, size_constants
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference

@@ -8,7 +8,7 @@ import pytest
 from quantize_jobs import Chain, overflowing_net, uneven_net
 
 from buildsys.onnx_graphs.onnx_file import load_model
-from buildsys.stages.quantize import ranges
+from buildsys.stages.calibrate import ranges
 from buildsys.stages.search import stage as localize
 from buildsys.workers.job import Job
 

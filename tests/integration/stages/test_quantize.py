@@ -19,8 +19,8 @@ from small_graphs import make_model, weights
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.schema.stages import QuantizedOperator
+from buildsys.stages.calibrate.ranges import load_ranges
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.quantize.ranges import load_ranges
 from buildsys.workers.job import Job
 
 
@@ -32,11 +32,9 @@ def save_images(folder: Path, count: int, size: tuple[int, int] = (12, 10)) -> P
     return folder
 
 
-@pytest.mark.parametrize(
-    ("precision", "tool"), [("int8", "onnxruntime"), ("int8", "builtin"), ("fp8", "builtin")]
-)
-def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str, tool: str) -> None:
-    chain = Chain(tmp_path, precision=precision, quantize={"tool": tool})
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str) -> None:
+    chain = Chain(tmp_path, precision=precision)
     result = chain.quantize(precision)
     assert result.status == "passed", result.reason
     figures = result.figures
@@ -65,6 +63,7 @@ def test_a_network_is_calibrated_and_quantized(tmp_path: Path, precision: str, t
         if a.name == "kernel_shape"
     ]
     assert kernels == [[3, 3], [3, 3]]
+    parse_by_tensorrt_rtx(chain, precision)
 
 
 def test_the_same_calibration_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -263,11 +262,8 @@ def test_products_of_activations_and_nodes_without_names_are_quantized(
     assert axes == {1}  # the columns of w
 
 
-@pytest.mark.parametrize("tool", ["onnxruntime", "builtin"])
 @pytest.mark.parametrize("outputs", [False, True])
-def test_every_operator_that_can_be_named_is_quantized(
-    tmp_path: Path, tool: str, outputs: bool
-) -> None:
+def test_every_operator_that_can_be_named_is_quantized(tmp_path: Path, outputs: bool) -> None:
     node = helper.make_node
     nodes = [
         node("ConvTranspose", ["x", "wt"], ["a"], name="/up", kernel_shape=[2, 2], strides=[2, 2]),
@@ -289,17 +285,14 @@ def test_every_operator_that_can_be_named_is_quantized(
     model = make_model(
         nodes, {"x": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 5])}, stored
     )
-    quantize = {"tool": tool, "operators": get_args(QuantizedOperator), "outputs": outputs}
+    quantize = {"operators": get_args(QuantizedOperator), "outputs": outputs}
     sizes = {"batches": 16, "batch_size": 8}
     chain = Chain(tmp_path, model, quantize=quantize, calibration=sizes)
     result = chain.quantize()
     assert result.status == "passed", result.reason
-    # onnxruntime lets pooling follow what it reads
-    follow = {"/average", "/global", "/max"} if tool == "onnxruntime" and not outputs else set()
     named = {node.name for node in nodes if node.op_type in quantize["operators"]}
-    kept = named - set(result.figures["quantized"])
-    assert kept <= follow
-    assert result.figures["kept_reasons"] == dict.fromkeys(kept, "the tool skipped it")
+    assert named <= set(result.figures["quantized"])
+    assert result.figures["kept_reasons"] == {}
     parse_by_tensorrt_rtx(chain, "int8")
 
 
@@ -357,13 +350,6 @@ def test_autocast_converts(tmp_path: Path, precision: str) -> None:
     result = chain.run(f"convert:m:{precision}")
     assert result.status == "passed", result.reason
     assert result.figures["converted"] == 6
-
-
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
-def test_tensorrt_rtx_accepts_the_quantized_graph(tmp_path: Path, precision: str) -> None:
-    chain = Chain(tmp_path / precision, precision=precision)
-    chain.quantize(precision)
-    parse_by_tensorrt_rtx(chain, precision)
 
 
 def parse_by_tensorrt_rtx(chain: Chain, precision: str) -> None:

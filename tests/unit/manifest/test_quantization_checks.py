@@ -57,13 +57,8 @@ CASES = [
         "calibration.batch_size: 8 is outside the range of batch (1 to 4)",
     ),
     (
-        f"{FP8}\ncalibration: {{{DATA}}}\nquantize: {{tool: onnxruntime}}",
-        "quantize.tool: the fp8 scales of onnxruntime.quantization are not supported by TensorRT",
-    ),
-    (
         f"{INT8}\ncalibration: {{{DATA}}}\nquantize: {{tool: modelopt, per_channel: false}}",
-        "quantize.per_channel: not supported by ModelOpt; remove it, or use tool: builtin or "
-        "onnxruntime",
+        "quantize.per_channel: not supported by ModelOpt; remove it, or use tool: builtin",
     ),
     (
         f"{INT8}\ncalibration: {{{DATA}, algorithm: percentile}}\nquantize: {{tool: modelopt}}",
@@ -131,7 +126,7 @@ def test_a_field_invalid_for_two_engines_is_reported_once(project):
     project.model(
         "engines: [{backend: onnxruntime, name: e, precision: fp8}, {backend: tensorrt_rtx, "
         "name: f, precision: fp8}]\n"
-        f"calibration: {{{DATA}}}\nquantize: {{tool: onnxruntime}}"
+        f"calibration: {{{DATA}}}\nquantize: {{tool: modelopt, per_channel: false}}"
     )
     assert len(project.errors()) == 1
 

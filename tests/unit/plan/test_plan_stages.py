@@ -64,7 +64,7 @@ DEPENDENCIES = {
     "surgery:net:after_simplify": "numpy onnx onnxruntime; onnxruntime; ; ",
     "calibrate:net": "numpy onnx onnxruntime python; onnxruntime; ; ",
     "convert:net:fp16": "numpy onnx onnxruntime; onnxruntime; ; stages.convert.typed",
-    "convert:net:int8": "numpy onnx onnxruntime; onnxruntime; ; stages.quantize.convert",
+    "convert:net:int8": "numpy onnx onnxruntime; onnxruntime; ; stages.convert.quantized",
     "validate:net": "numpy onnx onnxruntime; onnxruntime; ; ",
     "engine:net:ort": "onnx onnxruntime; onnxruntime; cores cpu; backends.onnxruntime.backend",
     "verify:net:ort": "numpy onnxruntime; onnxruntime; cpu; backends.onnxruntime.backend",
@@ -415,9 +415,9 @@ def test_an_onnx_file_is_copied_and_run_in_onnx_runtime() -> None:
 @pytest.mark.parametrize(
     ("precision", "tool", "code", "roles"),
     [
-        ("int8", "modelopt", ["quantize.convert"], {"ranges", "batches"}),
-        ("int8", "builtin", ["quantize.convert"], {"ranges"}),
-        ("fp16", "autocast", ["convert.typed", "quantize.modelopt"], set()),
+        ("int8", "modelopt", ["convert.quantized"], {"ranges", "batches"}),
+        ("int8", "builtin", ["convert.quantized"], {"ranges"}),
+        ("fp16", "autocast", ["convert.typed", "convert.modelopt"], set()),
         ("fp16", "builtin", ["convert.typed"], set()),
     ],
 )
@@ -614,7 +614,7 @@ def test_engines_without_calibration_have_graphs_of_their_own() -> None:
     for engine, variant in variants.items():
         assert f"convert:net:{variant}" in actions[f"engine:net:{engine}"].after
         convert = actions[f"convert:net:{variant}"]
-        assert "buildsys.stages.quantize.weights" in convert.code
+        assert "buildsys.stages.convert.weights_only" in convert.code
         assert ("optimize" in convert.options) is ("optimized" in variant)
         assert ("quantize_weights" in convert.options) is (variant != "optimized")
     assert actions["convert:net:int4"].options["quantize_weights"] == {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildsys.stages.search.exclusion import Exclusion, find_exclusion
+from buildsys.stages.search.stage import Exclusion, find_exclusion
 
 NODES = [f"n{number:02d}" for number in range(40)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from buildsys.stages.quantize.ranges import BINS, Magnitudes
+from buildsys.stages.calibrate.ranges import BINS, Magnitudes
 
 
 def magnitudes(*batches: np.ndarray) -> Magnitudes:

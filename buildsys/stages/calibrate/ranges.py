@@ -1,9 +1,9 @@
 """Value ranges of float32 tensors over the calibration batches.
 
 Tensors are measured in groups of limited memory. Source of the entropy method: TensorRT's
-calibrator, S. Migacz, "8-bit inference with TensorRT", GTC 2017. The one of
-onnxruntime.quantization clips nothing with its 128 bins; with 2048 it took 18 times as long for
-resnet18, and doubled the error of its outputs.
+calibrator, S. Migacz, "8-bit inference with TensorRT", GTC 2017. With the method of
+onnxruntime.quantization, 128 bins clip nothing, and 2048 took 18 times as long for resnet18 and
+doubled the error of its outputs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import save_model
 from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array
-from buildsys.stages.convert.overflow import OverflowOrigin
+from buildsys.stages.calibrate.batches import Batch
+from buildsys.stages.common.node_patterns import tensor_origin
 from buildsys.stages.operators.implementation import implementation_of
-from buildsys.stages.quantize.batches import Batch
 from buildsys.workers.job import Job
 
 Values = Callable[[Batch], dict[str, Array]]
@@ -289,11 +289,3 @@ def load_ranges(path: Path) -> dict[str, Range]:
         raise StageError(
             f"{path.name} contains no ranges: {error}", "rebuild the calibrate target"
         ) from error
-
-
-def tensor_origin(tensor: str, nodes: Iterable[NodeProto]) -> str:
-    """Name a tensor and its producer, followed by a comma."""
-    node = next((node for node in nodes if tensor in node.output), None)
-    return str(
-        OverflowOrigin(tensor) if node is None else OverflowOrigin(tensor, node.op_type, node.name)
-    )

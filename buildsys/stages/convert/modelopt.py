@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import first_line, load_model
-from buildsys.stages.quantize.batches import Batch
+from buildsys.stages.calibrate.batches import Batch
 
 INSTALL = "pip install 'buildsys[quantize]'"
 _METHODS = {

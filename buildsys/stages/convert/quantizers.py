@@ -1,24 +1,34 @@
-"""Insertion of quantize/dequantize pairs before the inputs of selected nodes.
+"""Quantize/dequantize pairs before the inputs of selected nodes, and the selection.
 
 TensorRT reads such a pair as int8 or fp8. Weights keep their float32 values and get a pair each; an
 activation gets one for the whole tensor. All zero points are 0, as TensorRT requires.
+
+The quantizer of onnxruntime.quantization is not used: it needs its own settings and repairs for
+int8 (betas of Gemm, types of tensors), and its scales of fp8 activations ignore the ranges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from buildsys.onnx_graphs.onnx_file import operator_name
+from buildsys.errors import StageError
+from buildsys.onnx_graphs.onnx_file import all_nodes, operator_counts, operator_name, subgraphs
 from buildsys.onnx_graphs.tensor_types import FreshNames, element_types
 from buildsys.onnx_graphs.tensors import Array
-from buildsys.stages.quantize.node_selection import Chosen, Selection
-from buildsys.stages.quantize.ranges import Ranges
+from buildsys.stages.calibrate.ranges import Ranges
+from buildsys.stages.common.node_patterns import check_patterns, matching_pattern
 
+HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # nearly all of a network's time
+# TensorRT requires a constant second input.
+_WEIGHTED = {"Conv": 1, "ConvTranspose": 1}
+# Operators with one activation input.
+_SINGLE = ("Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool")
+_SMALLEST = 1e-30  # magnitude with a sufficiently exact float32 scale
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
@@ -163,70 +173,90 @@ def channel_axis(node: NodeProto, place: int, dimensions: int) -> int | None:
     return None
 
 
-def insert_by_onnxruntime(
-    model: ModelProto,
-    selection: Selection,
-    limits: Mapping[str, float],
-    *,
-    per_channel: bool,
-    outputs: bool,
-) -> ModelProto:
-    """Insert int8 quantizers by onnxruntime.quantization.
+@dataclass(frozen=True)
+class Chosen:
+    """A node to quantize, with its activation and weight inputs."""
 
-    TensorRT rejects its defaults (zero points other than 0, int32 biases). These settings work in
-    both TensorRT and ONNX Runtime. ``limits`` maps each tensor to the magnitude of the value 127.
+    activations: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass
+class Selection:
+    """Nodes to quantize in graph order, and skipped ones."""
+
+    chosen: dict[str, Chosen] = field(default_factory=dict)  # by the node's name
+    skipped: dict[str, str] = field(default_factory=dict)  # node -> reason
+
+
+def select_nodes(model: ModelProto, ranges: Ranges, options: Mapping[str, Any]) -> Selection:
+    """Select the nodes to quantize for the manifest's section ``quantize``.
+
+    Raises: StageError: there are none, or a pattern of ``exclude`` matches no node.
     """
-    # slow to import
-    from onnxruntime.quantization import QuantType
-    from onnxruntime.quantization.calibrate import TensorData
-    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-    from onnxruntime.quantization.quant_utils import add_infer_metadata
-
-    operators = {node.op_type for node in model.graph.node if node.name in selection.chosen}
-    betas = {node.name: beta.f for node, beta in _betas(model)}
-    described = {
-        value.name for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
-    }
-    for name, elem_type in element_types(model).items():  # of intermediate tensors
-        if elem_type == TensorProto.FLOAT and name not in described:
-            model.graph.value_info.append(helper.make_tensor_value_info(name, elem_type, None))
-    add_infer_metadata(model)  # else it infers the types again through a file
-    quantizer = QDQQuantizer(
-        model,
-        per_channel,
-        False,  # full int8 range: session_options avoids overflow on CPUs without VNNI
-        QuantType.QInt8,
-        QuantType.QInt8,
-        {
-            name: TensorData(lowest=np.float32(-limit), highest=np.float32(limit))
-            for name, limit in limits.items()
-            if limit > 0.0
-        },
-        list(selection.chosen),
-        [],
-        sorted(operators),
-        {
-            "ActivationSymmetric": True,
-            "WeightSymmetric": True,
-            "QuantizeBias": False,
-            "AddQDQPairToWeight": True,
-            "QDQOpTypePerChannelSupportToAxis": {"MatMul": -1},
-            "OpTypesToExcludeOutputQuantization": [] if outputs else sorted(operators),
-        },
-    )
-    quantizer.quantize_model()
-    quantizer.model.topological_sort()
-    result: ModelProto = quantizer.model.model
-    del result.metadata_props[:]
-    del result.graph.value_info[:]
-    for node, beta in _betas(result):
-        beta.f = betas.get(node.name, beta.f)
-    return result
-
-
-def _betas(model: ModelProto) -> Iterator[tuple[NodeProto, AttributeProto]]:
-    """Yield the beta of each Gemm; the quantizer resets all to 1."""
+    exclude, names = options["exclude"], [node.name for node in model.graph.node]
+    check_patterns("quantize.exclude", exclude, names)
+    types = element_types(model)
+    inputs = {value.name for value in model.graph.input}
+    stored = {tensor.name for tensor in model.graph.initializer} - inputs
+    selection = Selection()
     for node in model.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Gemm" and attribute.name == "beta":
-                yield node, attribute
+        if node.op_type in options["operators"] and node.domain in ("", "ai.onnx"):
+            pattern = matching_pattern(node.name, exclude)
+            decision = f"excluded by {pattern}" if pattern else _select(node, types, stored, ranges)
+            if isinstance(decision, str):
+                selection.skipped[node.name] = decision
+            else:
+                selection.chosen[node.name] = decision
+    bodies = [body for node in model.graph.node for body in subgraphs(node)]
+    hidden = [node for body in bodies for node in all_nodes(body)]
+    hidden += [node for function in model.functions for node in function.node]
+    for node in hidden:
+        if node.op_type in options["operators"]:
+            name = node.name or node.output[0]
+            selection.skipped[name] = "it is in a subgraph or a local function"
+    if not selection.chosen:
+        if selection.skipped:
+            name, reason = next(iter(selection.skipped.items()))
+            others = len(selection.skipped) - 1
+            more = f" (and {others} more)" if others else ""
+            raise StageError(
+                f"no node of the graph can be quantized: {name}: {reason}{more}",
+                "correct the selection of nodes, or remove the quantized engines",
+            )
+        operators = ", ".join(options["operators"])
+        present = ", ".join(list(operator_counts(model))[:6])
+        raise StageError(
+            f"there is nothing to quantize: the graph has no {operators}, only {present}",
+            "set quantize.operators, or use another precision",
+        )
+    return selection
+
+
+def _select(
+    node: NodeProto, types: Mapping[str, int], stored: set[str], ranges: Ranges
+) -> Chosen | str:
+    """Select the inputs to quantize, or give the reason to skip."""
+    slots = range(min(1 if node.op_type in _SINGLE else 2, len(node.input)))
+    floats = [i for i in slots if types.get(node.input[i]) == TensorProto.FLOAT]
+    if not floats or len(floats) < len(slots):
+        return "it does not compute in float32"
+    activations = tuple(i for i in floats if node.input[i] not in stored)
+    weights = tuple(i for i in floats if i not in activations)
+    weight = _WEIGHTED.get(node.op_type)
+    if weight is not None:
+        name = node.input[weight]
+        if types.get(name) != TensorProto.FLOAT or name not in stored:
+            return "its weights are computed"
+        weights = (*weights, weight)
+    if not activations:
+        return "all its inputs are constant"
+    for tensor in (node.input[i] for i in activations):
+        if tensor not in ranges:
+            return f"{tensor} has no measured range"
+        largest = ranges[tensor].largest
+        if largest == 0.0:
+            return f"{tensor} is zero in all calibration batches"
+        if largest < _SMALLEST:
+            return f"the largest magnitude of {tensor}, {largest:.1e}, is too small for a scale"
+    return Chosen(activations, weights)

@@ -6,8 +6,10 @@ computes in int8 or fp8 and accumulates exactly.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,24 +19,24 @@ from onnx import ModelProto
 
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import dtype_name, load_model, opsets, save_model
-from buildsys.onnx_graphs.tensors import Case
+from buildsys.onnx_graphs.tensors import Array, Case
 from buildsys.report.formatting import error, percent
+from buildsys.stages.calibrate.batches import load_batches
+from buildsys.stages.calibrate.ranges import IntermediateTensors, load_ranges
 from buildsys.stages.common.golden_check import OutputCheck, check_outputs, judge_agreement
 from buildsys.stages.common.kept_nodes import REASON, kept_nodes
 from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.stages.convert.cast_graph import raise_opset
-from buildsys.stages.operators.open_graph import open_graph
-from buildsys.stages.quantize.batches import load_batches
-from buildsys.stages.quantize.insert_qdq import (
+from buildsys.stages.convert.quantizers import (
     GRIDS,
-    insert_by_onnxruntime,
+    HEAVY,
+    Selection,
     insert_quantizers,
     limits_of,
+    select_nodes,
     set_kernel_shapes,
 )
-from buildsys.stages.quantize.losses import Loss, largest_losses
-from buildsys.stages.quantize.node_selection import HEAVY, Selection, select_nodes
-from buildsys.stages.quantize.ranges import load_ranges
+from buildsys.stages.operators.open_graph import open_graph
 from buildsys.workers.job import Job
 
 Figures = dict[str, Any]
@@ -140,14 +142,11 @@ def insert(
             f"set export.opset to {version} or higher",
         )
     set_kernel_shapes(model)
-    places = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
-    limits = limits_of(ranges, precision, algorithm or options["algorithm"])
     if options["tool"] == "modelopt":
-        model = _insert_by_modelopt(job, model, selection)
-    elif options["tool"] == "onnxruntime":
-        model = insert_by_onnxruntime(model, selection, limits, **places)
-    else:
-        insert_quantizers(model, selection, limits, GRIDS[precision], **places)
+        return _insert_by_modelopt(job, model, selection), selection
+    limits = limits_of(ranges, precision, algorithm or options["algorithm"])
+    places = {"per_channel": options["per_channel"], "outputs": options["outputs"]}
+    insert_quantizers(model, selection, limits, GRIDS[precision], **places)
     return model, selection
 
 
@@ -165,7 +164,7 @@ def quantized_nodes(model: ModelProto) -> list[str]:
 
 
 def _insert_by_modelopt(job: Job, model: ModelProto, selection: Selection) -> ModelProto:
-    from buildsys.stages.quantize.modelopt import quantize_by_modelopt  # an extra
+    from buildsys.stages.convert.modelopt import quantize_by_modelopt  # an extra
 
     dtypes = {
         value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input
@@ -217,3 +216,61 @@ def _uncovered_inputs(job: Job, golden: Golden) -> Iterator[str]:
                 f"the golden input {name} reaches {largest:.3g}, the calibration data only"
                 f" {calibrated:.3g}: calibrate on similar data"
             )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Error of one node's result, and of its inputs.
+
+    Errors are the norm of the difference over the norm of the float32 tensor.
+    """
+
+    node: str
+    operator: str
+    error: float
+    before: float
+
+    @property
+    def added(self) -> float:
+        """The error added by this node; infinite where an overflow begins."""
+        return self.error - self.before if math.isfinite(self.before) else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the entry of a result file."""
+        errors = {"error": self.error, "error_before": self.before}
+        return {"node": self.node, "operator": self.operator, **errors}
+
+
+def largest_losses(
+    job: Job, exact: ModelProto, converted: ModelProto, nodes: Collection[str], case: Case
+) -> list[Loss]:
+    """Compare both graphs' tensors in one case; list the losses of ``nodes``, largest first.
+
+    Tensors without a counterpart in the other graph are left out. Both graphs may change.
+    """
+    tensors, others = (IntermediateTensors.of_job(job, model) for model in (exact, converted))
+    errors: dict[str, float] = {}
+    for name, expected, actual in tensors.compared(others, dict(case.inputs)):
+        if actual.shape == expected.shape:
+            errors[name] = _relative_error(expected, actual)
+    losses = [
+        Loss(
+            node.name,
+            node.op_type,
+            errors[node.output[0]],
+            max((errors.get(name, 0.0) for name in node.input), default=0.0),
+        )
+        for node in tensors.nodes
+        if node.name in nodes and node.output[0] in errors
+    ]
+    return sorted(losses, key=lambda loss: -loss.added)
+
+
+def _relative_error(expected: Array, actual: Array) -> float:
+    if not np.isfinite(actual).all():
+        return math.inf if np.isfinite(expected).all() else 0.0
+    scale = float(np.abs(expected).max(initial=0.0))
+    if scale == 0.0:
+        return math.inf if actual.any() else 0.0
+    a, b = actual.astype(np.float64) / scale, expected.astype(np.float64) / scale
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))

@@ -1,1 +1,0 @@
-"""Calibration ranges and explicit quantizers, for the calibrate and convert stages."""
