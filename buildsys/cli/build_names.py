@@ -18,9 +18,9 @@ from buildsys.history.compare import builds_at
 from buildsys.history.database import History
 from buildsys.history.recorder import machine_id
 from buildsys.plan.project_plan import model_of
+from buildsys.stages.table import ENGINE, ENGINE_STAGES
 
 LAST, PREVIOUS = "last", "previous"
-ENGINE_STAGES = ("engine", "verify", "bench")
 SHOWN_REVISION = 8
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
@@ -46,7 +46,7 @@ class Side:
 
     def engines(self) -> list[str]:
         """Return the recorded engines."""
-        return [one.variant for one in self.builds.values() if one.stage == "engine"]
+        return [one.variant for one in self.builds.values() if one.stage == ENGINE]
 
     def as_json(self) -> dict[str, Any]:
         """Return the side for ``--json``."""
@@ -113,7 +113,7 @@ class BuildNames:
         engine = other.partition(":")[2]
         if ":" in scope or not engine:
             return scope
-        built = (b for b in self.of_model(scope) if b.stage == "engine")
+        built = (b for b in self.of_model(scope) if b.stage == ENGINE)
         engines = sorted({build.variant for build in built})
         if engine in engines or len(engines) == 1:
             return f"{scope}:{engine if engine in engines else engines[0]}"
@@ -172,7 +172,7 @@ class BuildNames:
             return model_of(full)
         model, _, engine = name.partition(":")  # perhaps no longer in the manifests
         recorded = self.of_model(model)
-        if recorded and (not engine or any(b.target == f"engine:{name}" for b in recorded)):
+        if recorded and (not engine or any(b.target == f"{ENGINE}:{name}" for b in recorded)):
             return name
         return None
 
@@ -240,7 +240,7 @@ class BuildNames:
             return commits_until(self._session.project.root, name)
         except (UsageError, OSError):  # no repository, or no git
             models = dict.fromkeys((*self._session.project.models, *self._history.models()))
-            engines = [target.removeprefix("engine:") for target in self._history.targets("engine")]
+            engines = [target.partition(":")[2] for target in self._history.targets(ENGINE)]
             kind = "model, engine, build or git revision"
             known = [LAST, PREVIOUS, *models, *engines]
             raise unknown_name(kind, name, known, "`doit history` lists models") from None

@@ -21,13 +21,14 @@ from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown.document import is_failure_report, render
 from buildsys.report.results.reader import read_report
 from buildsys.report.results.report import Report, as_json
+from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import FAILED, PASSED, utc_now
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 from buildsys.workers.job import StageResult
 from buildsys.workers.result_file import TARGET_FIELDS, result_text
 
 KEPT = "last_passed"  # stem of the kept report of the last successful run
-_FIRST = ("engine", "report", "verify", "bench")  # what people use from the build folder
+_FIRST = (ENGINE, REPORT, VERIFY, BENCH)  # what people use from the build folder
 _MOST_NAMES = 6
 Problems = Mapping[str, TargetProblem]  # targets that are not up to date
 
@@ -67,7 +68,7 @@ def report_failure(session: Session, models: Iterable[str]) -> list[StaleOutputs
 
 
 def _report_model(session: Session, model: str) -> StaleOutputs:
-    target, report, problem = f"report:{model}", "", ""
+    target, report, problem = target_of(REPORT, model), "", ""
     try:
         problems, stale_since = _replace_report(session, session.actions[target])
         if problems:
@@ -150,7 +151,8 @@ def current_report(session: Session, model: str) -> tuple[Report, bool]:
 
     One that is not up to date is replaced by the state of all targets, without stale figures.
     """
-    target, build, actions = f"report:{model}", session.project.build, session.actions.of(model)
+    target, build = target_of(REPORT, model), session.project.build
+    actions = session.actions.of(model)
     own = actions[target]
     finished = session.finished.get(target)
     is_current = finished is not None and finished.status == PASSED

@@ -21,12 +21,13 @@ from buildsys.execution.freshness import FRESH, STALE
 from buildsys.execution.stale_reasons import summarize_reasons
 from buildsys.manifest.project import Project
 from buildsys.plan.action import Action
+from buildsys.stages.table import SIMPLIFY
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import Store
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.system.processes import run_python
 
-DEFAULT_STAGE = "simplify"
+DEFAULT_STAGE = SIMPLIFY
 STORED = "stored"  # the state of an earlier graph, besides fresh, stale and may rerun
 _ROLES = ("model", "engine")  # of outputs that are graphs
 _VERSION = re.compile(r"([^~@]*)(.*)", re.DOTALL)  # of a graph: ~1 or @REV

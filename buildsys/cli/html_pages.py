@@ -45,6 +45,7 @@ from buildsys.report.html.model_page import (
 )
 from buildsys.report.results.reader import adapter, load_types
 from buildsys.report.results.report import Report
+from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
 from buildsys.store.ledger import PASSED, RESTORED, Ledger, utc_now
 from buildsys.store.state_db import ReadOnlyStateDb, warn_on_stderr
 from buildsys.system.file_locks import locked
@@ -182,11 +183,12 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
             how = "from the cache" if past and past[0].status == RESTORED else ""
             files = [link(name) for name in (line.log, line.file)]
             # the report cannot say how long it took
-            if line.target == f"report:{model}" and line.status == PASSED and past:
+            if line.target == target_of(REPORT, model) and line.status == PASSED and past:
                 line = dataclasses.replace(line, seconds=past[0].seconds)
             yield PipelineRow(line, how, *files)
 
     report, is_current = current_report(session, model)
+    report_action = actions[target_of(REPORT, model)]
     engines = [one.name for one in report.engines]
     return ModelPage(
         report=report,
@@ -195,7 +197,7 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
         history=tuple(_engine_histories(history, model, engines)),
         history_is_readable=not history.problem,
         # those of another run may show another graph
-        pictures=tuple(_pictures(actions[f"report:{model}"], build, folder)) if is_current else (),
+        pictures=tuple(_pictures(report_action, build, folder)) if is_current else (),
         tags=tuple(map(str, data.get("tags") or ())),
         owner=str(data.get("owner") or ""),
     )
@@ -222,7 +224,7 @@ def _engine_histories(
     @cache
     def causes(run: str) -> Sequence[Reason]:
         """Return the causes of a run, without reasons that follow from others."""
-        of_run = [why for own, stage, why in reversed(last) if own == run and stage != "report"]
+        of_run = [why for own, stage, why in reversed(last) if own == run and stage != REPORT]
         reasons = dict.fromkeys(reason for why in of_run for reason in decode_reasons(why))
         return [one for one in reasons if one.kind not in FOLLOWING]
 
@@ -232,9 +234,9 @@ def _engine_histories(
     for engine in engines:
         yield EngineHistory(
             engine,
-            builds("engine", engine, 4),
-            builds("verify", engine, 4),
-            builds("bench", engine, _MOST_BUILDS),
+            builds(ENGINE, engine, 4),
+            builds(VERIFY, engine, 4),
+            builds(BENCH, engine, _MOST_BUILDS),
         )
 
 

@@ -17,13 +17,12 @@ from buildsys.errors import StageError, UsageError
 from buildsys.history.builds import Build
 from buildsys.plan.action import Action
 from buildsys.plan.stage_table import plan_model
+from buildsys.stages.table import ENGINE
 from buildsys.store.object_store import Store
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
 ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
-_ENGINE = "engine"
-# of builds with a manifest that cannot be planned any more
-_ORDER = ("export", "surgery:after_export", "simplify", "surgery:after_simplify")
+_ROLE = "engine"
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,17 @@ def compare_graphs(
 def _graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, dict[str, str]]]:
     """Return build and digests by stage, in the order of the stages."""
     planned = _planned(side, manifest)
-    targets = list(planned) or sorted(side.builds, key=lambda target: _place(side.builds[target]))
+    targets = list(planned) or sorted(side.builds, key=lambda target: side.builds[target].position)
     found = {}
     for target in targets:
         build = side.builds.get(target)
         if build is None:
             continue
         role, stage = "model", ":".join(filter(None, (build.stage, build.variant)))
-        if build.stage == _ENGINE and target in planned:
-            path = planned[target].outputs[_ENGINE].path
-            role = _ENGINE if path.endswith(".onnx") else ""
-            stage = _ENGINE if side.engine else stage
+        if build.stage == ENGINE and target in planned:
+            path = planned[target].outputs[_ROLE].path
+            role = _ROLE if path.endswith(".onnx") else ""
+            stage = ENGINE if side.engine else stage
         if role in build.outputs:
             names = (role, f"{role}.data")
             digests = {name: build.outputs[name] for name in names if name in build.outputs}
@@ -116,7 +115,7 @@ def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
     # of another version of buildsys
     with suppress(LookupError, TypeError, ValueError, AttributeError, UsageError):
         planned = {action.target: action for action in plan_model(dict(manifest))}
-    engine = f"{_ENGINE}:{side.model}:{side.engine}"
+    engine = f"{ENGINE}:{side.model}:{side.engine}"
     if not side.engine or engine not in planned:
         return planned
     needed, waiting = set[str](), [engine]
@@ -125,11 +124,6 @@ def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
         needed.add(target)
         waiting += (name for name in planned[target].after if name not in needed)
     return {target: action for target, action in planned.items() if target in needed}
-
-
-def _place(build: Build) -> tuple[int, str]:
-    stage = ":".join(filter(None, (build.stage, build.variant)))
-    return (_ORDER.index(stage) if stage in _ORDER else len(_ORDER)), stage
 
 
 def _in_order(first: list[str], second: list[str]) -> list[str]:

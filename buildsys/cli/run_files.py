@@ -36,13 +36,13 @@ from buildsys.report.run_results import (
     RunResults,
     TargetResult,
 )
+from buildsys.stages.table import GATE
 from buildsys.system.files import replace_file
 from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
     from buildsys.store.ledger import HistoryEntry
 
-_GATE = "gate"  # the stage that compares with earlier builds
 _RECENT_RUNS = 20
 _SHOWN_REASONS = 2
 
@@ -155,7 +155,7 @@ class _Results:
                 "seconds": end.seconds,
             }
             fields |= self._history(target)
-            fields["regressed"] = fields.get("regressed") or action.stage == _GATE
+            fields["regressed"] = fields.get("regressed") or action.stage == GATE
         else:
             figure = key_figure(action.stage, session.result(target))
             fields = {"status": RESTORED if end.restored else PASSED, "figure": figure}

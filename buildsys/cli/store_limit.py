@@ -12,6 +12,7 @@ from buildsys.errors import BuildsysError
 from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.build_cache import store_folder
 from buildsys.report.formatting import size
+from buildsys.stages.table import GATE
 from buildsys.store import garbage_collection
 from buildsys.store.ledger import ActionRecord, Ledger
 from buildsys.store.object_store import Store
@@ -80,7 +81,7 @@ def reached_names(
     ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
     names = reached.records(_known_records(ledger, stored))
     targets = {target for plan in reached.plans for target in plan.parts}
-    baselines = baseline_digests(ledger, (one for one in targets if one.startswith("gate:")))
+    baselines = baseline_digests(ledger, (one for one in targets if one.startswith(f"{GATE}:")))
     return names | {
         (record.target, record.key)
         for record in stored

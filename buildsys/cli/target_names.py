@@ -14,6 +14,7 @@ from buildsys.cli.command import unknown_name
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.errors import UsageError
 from buildsys.plan.project_plan import ProjectPlan, model_of
+from buildsys.stages.table import ENGINE, STAGES, target_of
 
 if TYPE_CHECKING:
     from buildsys.manifest.project import Project
@@ -22,22 +23,7 @@ _EVERY_MODEL = ModelFilter()
 _SHOWN_TARGETS = 8
 STAGE_DOCS = {
     "build": "everything of every model (the default)",
-    "operators": "build functions and libraries of custom operators",
-    "export": "export to ONNX",
-    "program": "capture the networks with torch.export",
-    "reference": "record golden inputs and outputs of the original model",
-    "surgery": "edit graphs as their manifests say",
-    "simplify": "simplify the exported graphs",
-    "calibrate": "measure the ranges for int8 and fp8",
-    "search": "find the nodes to keep in fp32 (precision: auto)",
-    "convert": "convert graphs to other precisions",
-    "validate": "compare the graphs in ONNX Runtime with the original model",
-    "engine": "build the engines",
-    "verify": "compare the engines with the golden outputs",
-    "bench": "benchmark the engines",
-    "gate": "compare the engines with earlier builds",
-    "command": "run other programs",
-    "report": "write the reports",
+    **{stage.name: stage.doc for stage in STAGES},
 }
 
 
@@ -111,7 +97,7 @@ class TargetNames:
                     groups = [f"build:{model}" for model in models]
                     groups += [f"{action.stage}:{action.model}" for action in actions]
                     stages = (action.stage for action in actions)
-                    engines = (f"{a.model}:{a.variant}" for a in actions if a.stage == "engine")
+                    engines = (f"{a.model}:{a.variant}" for a in actions if a.stage == ENGINE)
                     spelled = ("build", *groups, *one.actions, *stages, *models, *engines)
                     known |= dict.fromkeys(spelled)
                 listed = "`doit list --all` lists all targets"
@@ -221,7 +207,7 @@ def _readings(name: str, models: Collection[str], actions: ProjectPlan) -> list[
             planned = actions.of(model).values() if stage in STAGE_DOCS else ()
             if (stage == "build" and planned) or any(one.stage == stage for one in planned):
                 found[f"{stage}:{model}"] = None
-        engine = f"engine:{parts[0]}:{parts[1]}"
+        engine = target_of(ENGINE, *parts)
         found |= dict.fromkeys([engine] if engine in actions else [])
     elif len(parts) == 3:
         first, second, variant = parts
@@ -241,7 +227,7 @@ def matching(pattern: str, actions: ProjectPlan) -> list[str]:
     for target, action in actions.items():
         model, stage, variant = action.model, action.stage, action.variant
         spellings = [model, f"build:{model}", f"{model}:{stage}", f"{model}:{stage}:{variant}"]
-        spellings += [f"{model}:{variant}"] if stage == "engine" else []
+        spellings += [f"{model}:{variant}"] if stage == ENGINE else []
         if any(fnmatchcase(one, pattern) for one in spellings):
             found.append(target)
     return found

@@ -15,6 +15,7 @@ from buildsys.errors import with_hint
 from buildsys.execution.action_key import ActionKey
 from buildsys.execution.machine_needs import lacking, obstacle
 from buildsys.plan.action import Action, ToolchainRef
+from buildsys.stages.table import COMMAND, ENGINE
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.devices import NONE, gpu_facts
 from buildsys.system.interpreters.interpreter import check_interpreter
@@ -26,7 +27,7 @@ def expected_obstacle(action: Action, project: Path) -> str:
     """Return the known obstacle to ``action`` on this machine and its remedy, or ""."""
     if lacks := lacking(action.needs):
         return with_hint(*obstacle(lacks))
-    if action.stage == "command":
+    if action.stage == COMMAND:
         from buildsys.system.programs import missing_requirement  # not needed by most projects
 
         located, options = _located(action.toolchain, project), action.options
@@ -45,7 +46,7 @@ def expected_obstacle(action: Action, project: Path) -> str:
         if all(version == ABSENT for version in tool_versions(names, located).values()):
             where = f" in the toolchain {located.name}" if located else ""
             return f"{' or '.join(names)} is not installed{where}; {remedy}"
-    is_build = action.stage == "engine"
+    is_build = action.stage == ENGINE
     if not description.runs_on_gpu(engine) or (is_build and description.builds_without_gpu):
         return ""
     if not has_gpu:
@@ -71,7 +72,7 @@ def needs_no_device(action: Action, key: ActionKey, project: Path) -> bool:
     engine = action.inputs.get("engine")
     if engine is not None:
         return key.files[f"input:{engine.path}"] is None
-    if action.stage != "engine" or not (backend := action.options["engine"].get("backend")):
+    if action.stage != ENGINE or not (backend := action.options["engine"].get("backend")):
         return False
     if not _missing_library(backend, action.toolchain, project, has_gpu=False):
         return False

@@ -24,6 +24,7 @@ from buildsys import __version__
 from buildsys.errors import BuildsysError, StageError
 from buildsys.execution.environment_parts import FILES
 from buildsys.plan.action import RESULT, Action
+from buildsys.stages.table import ENGINE
 from buildsys.store.ledger import ActionRecord, utc_now
 from buildsys.store.record_file import signed_bytes
 from buildsys.store.signatures import RECORD
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from buildsys.store.signatures import SigningKey
 
 BUILD_TYPE = "urn:buildsys:target:1"
-_SIGNED = "engine"  # the stage whose results are deployed
 _FILES = ("input", "source", "weights", "read")  # parts with the digest of a file
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!_-]*")
@@ -102,7 +102,7 @@ class ProvenanceSigner:
         from buildsys.workers.result_file import format_figures  # not needed by most runs
 
         result = tree / action.outputs[RESULT].path
-        if action.stage != _SIGNED or not self._has_key or not result.is_file():
+        if action.stage != ENGINE or not self._has_key or not result.is_file():
             return
         try:
             figures = json.loads(result.read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from buildsys.errors import StageError
 from buildsys.execution.machine_needs import lacking, obstacle
 from buildsys.plan.action import RESULT, Action, FileRef
+from buildsys.stages.table import ENGINE, stage_info
 from buildsys.store.file_digests import hash_file
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.locks import CPU, Locks, OnWait
@@ -19,7 +20,6 @@ from buildsys.store.object_store import Store
 from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
 from buildsys.system.interpreters.toolchain import locate_toolchain
 from buildsys.workers.job import Job
-from buildsys.workers.server_kinds import DEFAULT_INTERPRETER_STAGES
 
 _EARLIER_BUILDS = 3  # to refit; older ones rarely have the same graph
 
@@ -65,13 +65,15 @@ def stage_job(
         outputs=outputs,
         project=project,
         advisory=existing(action.advisory),
-        timing_caches=timing_caches if action.stage == "engine" else None,
+        timing_caches=timing_caches if action.stage == ENGINE else None,
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
         threads=0 if action.measures else threads,
         environment=held.variables,
         exclusive=held.names,
         obstacle=obstacle(lacks) if (lacks := lacking(action.needs)) else None,
         earlier=earlier,
+        server=action.server,
+        preload=action.preload,
     )
 
 
@@ -121,7 +123,7 @@ def hold_devices(
             if choice := equal_gpus(variables):
                 selected = (stack.enter_context(locks.one_device(choice, target, on_wait)),)
             else:
-                gpus = gpu_uuids(variables, here=action.stage in DEFAULT_INTERPRETER_STAGES)
+                gpus = gpu_uuids(variables, here=stage_info(action.stage).in_own_interpreter)
         cpu = (CPU,) if exclusive else ()
         # devices first: waiting for one must not keep others from an exclusive project
         stack.enter_context(locks.devices((*gpus, *cpu), target, on_wait))

@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from buildsys.history.builds import Build, Measurement
 from buildsys.history.database import History
 from buildsys.report.results.bench import median_doubt
+from buildsys.stages.table import stage_info
 
 SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"
 INCOMPARABLE, NO_INTERVAL = "not comparable", "no interval"
 _COMPLETE = ("passed", "noisy")
 _ENGINE = "engine"  # begins the names of an engine's contenders
 _COMPARED_DEVICES = ("cpu.model", "cpu.cores", "gpu.name", "gpu.compute_capability")
-_FIGURES = {
-    "export": ("bytes", "nodes"),
-    "simplify": ("bytes", "nodes"),
-    "convert": ("bytes",),
-    "engine": ("bytes", "device_memory_bytes", "build_seconds"),
-    "validate": ("relative",),
-    "verify": ("relative",),
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ def compare_figures(pairs: Sequence[tuple[Build, Build]]) -> list[FigureChange]:
     return [
         FigureChange(second.target, name, first.figures[name], second.figures[name])
         for first, second in pairs
-        for name in _FIGURES.get(second.stage, ())
+        for name in stage_info(second.stage).compared
         if name in first.figures and name in second.figures
     ]
 

@@ -36,6 +36,7 @@ from buildsys.history.builds import (
     read_summary,
     unpack_samples,
 )
+from buildsys.stages.table import BENCH
 from buildsys.store.state_db import ReadOnlyStateDb, Schema, StateDb, Statement, warn_on_stderr
 
 FULL_BENCHMARKS = 20  # per target; older ones keep THINNED_SAMPLES per measurement
@@ -285,7 +286,7 @@ class History:
                 statements.append((_INSERT_TEXT, (digest, _packed(text))))
         for build in builds:
             statements.append((_COPY_BUILD, [value for _, value in build_row(build)]))
-            if build.how == RAN and build.stage == "bench":
+            if build.how == RAN and build.stage == BENCH:
                 statements += _measurement_statements(build.id, source.measurements(build))
         self._db.write(statements)
 

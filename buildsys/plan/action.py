@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 RESULT = "result"  # the role that every action has
 
@@ -107,6 +107,10 @@ class Action:
     alone_on_gpu: bool = False  # no other action of this kind uses the GPU meanwhile
     needs: Needs = NO_NEEDS  # in the key if the machine does not meet them
     timeout_s: float | None = None
+    # what its worker has imported: nothing, the libraries for graphs and engines, or torch too
+    server: Literal["bare", "light", "torch"] = field(default="light", compare=False)
+    preload: tuple[str, ...] = field(default=(), compare=False)  # modules that its worker keeps
+    usual_s: float | None = field(default=None, compare=False)  # without history; None: see STAGES
     doc: str = field(default="", compare=False)
 
     def owns(self, path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from buildsys.manifest.operator_choice import chosen_kind, implementations
 from buildsys.plan.action import FileRef
+from buildsys.stages.table import OPERATORS, target_of
 
 MAIN = "onnxruntime"  # validation runs its implementations; the exported file has its functions
 # how a backend implements one operator, unless it uses the graph's own function
@@ -39,7 +40,7 @@ class CustomOperators:
     """The custom operators of one model."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        self.target = f"operators:{spec['model']}"
+        self.target = target_of(OPERATORS, spec["model"])
         self._model = spec["model"]
         self._declared = spec["ops"]
         backends = dict.fromkeys((MAIN, *(engine["backend"] for engine in spec["engines"])))

@@ -26,6 +26,7 @@ from buildsys.manifest.surgery_interface import (
     steps_of,
 )
 from buildsys.plan.action import FileRef
+from buildsys.stages.table import EXPORT, REFERENCE, SIMPLIFY, SURGERY
 
 Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON values
 # input name -> {"min": shape, "opt": shape, "max": shape}
@@ -98,7 +99,7 @@ class GraphPoints(NamedTuple):
 def graph_points(spec: Spec) -> GraphPoints:
     """Return the graphs of a model."""
     name, interface = spec["model"], exported_interface(spec)
-    export, simplify = (Graph(f"{name}/{s}", f"{s}:{name}") for s in ("export", "simplify"))
+    export, simplify = (Graph(f"{name}/{s}", f"{s}:{name}") for s in (EXPORT, SIMPLIFY))
     chain = [("", export), (AFTER_EXPORT, export), (AFTER_SIMPLIFY, simplify)]
     steps, inputs = [steps_of(spec, when) if when else [] for when, _ in chain], []
     for taken in steps:
@@ -114,11 +115,11 @@ def graph_points(spec: Spec) -> GraphPoints:
         if sizes not in known:
             values[case] = {**values["opt"], **sizes}
     own, origins = values, representatives(values)
-    points, golden, has_further = [], (f"{name}/reference", f"reference:{name}"), True
+    points, golden, has_further = [], (f"{name}/{REFERENCE}", f"{REFERENCE}:{name}"), True
     declared = spec["outputs"].items()
     policies = {output: tensor["compare"] for output, tensor in declared if tensor.get("compare")}
     for (when, source), taken, found, spans in zip(chain, steps, inputs, dims, strict=True):
-        graph = Graph(f"{name}/surgery/{when}", f"surgery:{name}:{when}") if taken else source
+        graph = Graph(f"{name}/{SURGERY}/{when}", f"{SURGERY}:{name}:{when}") if taken else source
         if changes_golden(taken):
             golden = graph
         for step in taken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from buildsys.manifest.shape_cases import example_dims
 from buildsys.plan.action import FileRef, needs_of
@@ -27,6 +27,7 @@ from buildsys.plan.graph_points import (
     graph_points,
     profile_values,
 )
+from buildsys.stages.table import CONVERT, PROGRAM, SEARCH, SIMPLIFY, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
 from buildsys.system.hub_names import HUB
 from buildsys.system.shard_index import INDEX_SUFFIX
@@ -67,17 +68,22 @@ class Conversion:
     @property
     def graph(self) -> Graph:
         """The converted graph."""
-        return Graph(f"{self.model}/convert/{self.variant}", f"convert:{self.model}:{self.variant}")
+        return Graph(f"{self.model}/{CONVERT}/{self.variant}", self.target)
+
+    @property
+    def target(self) -> str:
+        """The target that converts the graph."""
+        return target_of(CONVERT, self.model, self.variant)
 
     @property
     def nodes(self) -> FileRef:
         """The nodes kept in fp32 by a search."""
-        return FileRef(f"{self.model}/search/{self.variant}/nodes.json")
+        return FileRef(f"{self.model}/{SEARCH}/{self.variant}/nodes.json")
 
     @property
     def search_target(self) -> str:
         """The target that finds the nodes."""
-        return f"search:{self.model}:{self.variant}"
+        return target_of(SEARCH, self.model, self.variant)
 
 
 class ModelPlan:
@@ -104,7 +110,7 @@ class ModelPlan:
         self.operators = CustomOperators(spec)
         # outputs made of unlike parts, before and after the steps on the simplified graph
         self.assembled = self.final_assembled = FileRef(f"{self.name}/simplify/assembled.json")
-        self.final_assembled_target = f"simplify:{self.name}"
+        self.final_assembled_target = target_of(SIMPLIFY, self.name)
         if changes_golden(self.final.steps):
             self.final_assembled = FileRef(f"{self.final.graph.folder}/assembled.json")
             self.final_assembled_target = self.final.graph.target
@@ -187,7 +193,7 @@ class ModelPlan:
     ) -> dict[str, Any]:
         """Return the name, needs and time limit of an action."""
         return {
-            "target": ":".join((stage, self.name, variant)).rstrip(":"),
+            "target": target_of(stage, self.name, variant),
             "stage": stage,
             "model": self.name,
             "variant": variant,
@@ -233,6 +239,8 @@ class EnginePlan:
         # the builder itself calibrates int8
         self.calibrates = is_implicit(spec) or description.quantizes(spec)
         self.on_gpu = description.runs_on_gpu(spec)
+        self.server: Literal["light", "torch"]
+        self.server = "torch" if "torch" in description.libraries else "light"
         self.devices = ("gpu",) if self.on_gpu else ("cpu",)
         self.environment = (*description.environment, *(("gpu",) if self.on_gpu else ()))
         self.toolchain = toolchain_of(model.spec, spec)
@@ -295,7 +303,8 @@ class EnginePlan:
         # what it is built from, and the target that writes it
         self.source, self.source_target = graph.files(), graph.target
         if takes_program:
-            self.source, self.source_target = {"program": model.program}, f"program:{model.name}"
+            self.source = {"program": model.program}
+            self.source_target = target_of(PROGRAM, model.name)
         if model.definition:
             self.source = model.definition_weights
             self.source_target = final.golden_target if self.source else ""

@@ -49,6 +49,7 @@ from buildsys.report.results.report import (
 )
 from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, EXPORT, REPORT, VALIDATE, VERIFY, target_of
 
 Manifest = Mapping[str, Any]
 _WARNINGS = ("warnings", "messages", "noisy")
@@ -56,8 +57,7 @@ _SOURCE_KINDS = (
     "torchvision", "timm", "transformers", "exported_program", "python", "onnx", "numpy",
     "tensorrt",
 )  # fmt: skip
-_OF_AN_ENGINE = ("verify", "bench", "gate")
-_NO_ENGINE = ("engine", UNAVAILABLE)
+_NO_ENGINE = (ENGINE, UNAVAILABLE)
 _MOST_NAMES = 4  # in the verdict
 _GRAPH_RUNTIME = "onnxruntime"  # simplify, convert and validate run graphs in it
 
@@ -102,7 +102,7 @@ def assemble_after_failure(
             status = FAILED if problem.failed else previous
             result = Result(result.target, status, {}, reason, hint, result.file)
         results.append(result)
-    own = problems.get(f"report:{model}")
+    own = problems.get(target_of(REPORT, model))
     own_status = PASSED if own is None else FAILED if own.failed else ABSENT
     report = _assemble(model, manifest, results, {}, own_status)
     verdict = report.verdict
@@ -242,7 +242,7 @@ def _target_lines(
     gone = {one.variant: one for one in results if (one.stage, one.status) == _NO_ENGINE}
     for result in results:
         line = _target_line(result, compared.get(result.target, ()))
-        engine = gone.get(result.variant) if result.stage in _OF_AN_ENGINE else None
+        engine = gone.get(result.variant) if result.stage in ENGINE_STAGES else None
         if engine is not None and result.status == UNAVAILABLE:
             line = replace(line, reason=engine.reason, hint=engine.hint)
         yield line
@@ -251,7 +251,7 @@ def _target_lines(
 def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> TargetLine:
     """Return one target's line with key figure and worst error."""
     outcome = key_figure(result.stage, result.content)
-    if result.stage not in ("validate", "verify"):  # their key figure
+    if result.stage not in (VALIDATE, VERIFY):  # their key figure
         errors = [
             (line.relative, f"{line.case} {line.output}")
             for line in comparisons
@@ -275,7 +275,7 @@ def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> Ta
 def _own_line(model: str, status: str) -> TargetLine:
     """Return the line of the report target."""
     file, log = "report/report.json", "report/report.log"
-    return TargetLine(f"report:{model}", "report", "", status, None, "", "", "", file, log)
+    return TargetLine(target_of(REPORT, model), REPORT, "", status, None, "", "", "", file, log)
 
 
 def _section(manifest: Manifest, name: str) -> Mapping[str, Any]:
@@ -346,13 +346,13 @@ def _provenance(manifest: Manifest, results: Sequence[AnyResult]) -> Provenance:
 
 
 def _files(results: Sequence[AnyResult]) -> Iterator[FileLine]:
-    for stage, prefix in (("export", ""), ("engine", "engine_")):
+    for stage, prefix in ((EXPORT, ""), (ENGINE, "engine_")):
         for result in results:
             content = result.content
             if result.stage != stage or not content.get(f"{prefix}sha256"):
                 continue
             name = "model.onnx"
-            if stage == "engine":
+            if stage == ENGINE:
                 name = next(iter(content.get("files", {})), "engine.engine")
             path = f"{result.file.rpartition('/')[0]}/{name}"
             yield FileLine(path, content[f"{prefix}sha256"], content.get(f"{prefix}bytes"))

@@ -19,6 +19,7 @@ from buildsys.report.results.engine import (
 )
 from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
+from buildsys.stages.table import BENCH, VERIFY
 from buildsys.system.backend_registry import describe_backend, find_package, our_backends
 
 _SHOWN_DIGITS = 16
@@ -55,8 +56,8 @@ def engine_lines(
             backend=content.get("backend") or str(spec.get("backend") or ""),
             precision=str(spec.get("precision") or ""),
             built=result.status,
-            verified=status.get(("verify", name), ABSENT),
-            timed=status.get(("bench", name), ABSENT),
+            verified=status.get((VERIFY, name), ABSENT),
+            timed=status.get((BENCH, name), ABSENT),
             size_bytes=content.get("engine_bytes"),
             build_seconds=content.get("build_seconds"),
             layers=layers,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.formatting import case_order
-from buildsys.report.results.bench import ENGINE, ENGINE_CUDA_GRAPH
+from buildsys.report.results.bench import ENGINE_CONTENDERS
 from buildsys.report.results.engine_lines import EngineLine, TimingLine
 from buildsys.report.results.ranking import (
     ERROR,
@@ -27,8 +27,8 @@ from buildsys.report.results.ranking import (
 )
 from buildsys.report.results.reader import ABSENT, FAILED, NOISY, PASSED, UNAVAILABLE
 from buildsys.report.results.report import Check, Report, TargetLine
+from buildsys.stages.table import BENCH, ENGINE, GATE, VERIFY, target_of
 
-ENGINE_CONTENDERS = (ENGINE, ENGINE_CUDA_GRAPH)
 COLUMNS = (
     "rank>", "engine", "precision", "p50 (ms)>", "95 % interval>", "items/s>", "size>", "error>",
     "Pareto-optimal",
@@ -59,7 +59,7 @@ def smallest_verified(report: Report, within: float | None) -> RankedEngine | No
     untimed = replace(
         report,
         engines=tuple(replace(one, timed=ABSENT) for one in report.engines),
-        summary=tuple(line for line in report.summary if line.stage != "bench"),
+        summary=tuple(line for line in report.summary if line.stage != BENCH),
     )
     return next(iter(_rank(untimed, SIZE, "", within).ranked), None)
 
@@ -78,7 +78,7 @@ def _rank(report: Report, by: str, case: str, within: float | None) -> Ranking:
     unranked: list[UnrankedEngine] = []
     for engine in report.engines:
         own = [one for one in trusted if (one.engine, one.case) == (engine.name, case)]
-        error = errors.get(f"verify:{report.model}:{engine.name}")
+        error = errors.get(target_of(VERIFY, report.model, engine.name))
         problem = _problem(engine, targets)
         if problem is None:
             noisy = any(
@@ -192,12 +192,12 @@ def _trusted_timings(report: Report) -> list[TimingLine]:
 def _problem(engine: EngineLine, lines: Mapping[str, TargetLine]) -> tuple[str, str] | None:
     """Return status and reason of an engine that must not be shipped, None if it may."""
     for stage, status, otherwise in (
-        ("engine", engine.built, "not built"),
-        ("verify", engine.verified, "not verified"),
+        (ENGINE, engine.built, "not built"),
+        (VERIFY, engine.verified, "not verified"),
     ):
         if status != PASSED:
             return _reason(lines.get(f"{stage}:{engine.name}"), status, otherwise)
-    gate = lines.get(f"gate:{engine.name}")
+    gate = lines.get(f"{GATE}:{engine.name}")
     if gate is not None and gate.status == FAILED:
         return _reason(gate, FAILED, "a gate has failed")
     return None
@@ -212,7 +212,7 @@ def _bench_problem(
     case: str,
     by: str,
 ) -> tuple[str, str] | None:
-    line = lines.get(f"bench:{engine.name}")
+    line = lines.get(f"{BENCH}:{engine.name}")
     if engine.timed == ABSENT and line is None:  # the manifest asks for no benchmark
         return (ABSENT, "its manifest has no benchmark") if by in _MEASURED else None
     if engine.timed != PASSED:

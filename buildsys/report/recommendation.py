@@ -8,16 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from buildsys.onnx_graphs.result_types import AgreementFigures
 from buildsys.report import formatting as q
 from buildsys.report.ranking import (
-    ENGINE_CONTENDERS,
     contender_name,
     is_close,
     smallest_verified,
     timed_cases,
 )
+from buildsys.report.results.bench import ENGINE_CONTENDERS
 from buildsys.report.results.engine_lines import ErrorMargin, Recommendation, TimingLine
 from buildsys.report.results.ranking import ERROR, LATENCY, SIZE, THROUGHPUT, Ranking
 from buildsys.report.results.reader import PASSED
 from buildsys.report.results.report import Check, ComparisonLine, Report
+from buildsys.stages.table import VERIFY, target_of
 
 _SUPERLATIVES = {
     LATENCY: "the fastest",
@@ -38,12 +39,12 @@ def recommend(report: Report, ranking: Ranking) -> Recommendation:
         smallest = None if timed_cases(report) else smallest_verified(report, ranking.within)
         if smallest is None:
             return Recommendation("", _why_none(report, ranking))
-        margin = margins.get(f"verify:{report.model}:{smallest.engine}")
+        margin = margins.get(target_of(VERIFY, report.model, smallest.engine))
         only = "the only" if ranking.verified == 1 else "the smallest"
         why = f"It is {only} verified engine{_limit(ranking)}; no benchmark has passed."
         return Recommendation(smallest.engine, why, margin=margin)
     first, case = ranking.ranked[0], ranking.case
-    margin = margins.get(f"verify:{report.model}:{first.engine}")
+    margin = margins.get(target_of(VERIFY, report.model, first.engine))
     why = _why_first(ranking)
     if first.p50_ms is None:
         return Recommendation(first.engine, why, margin=margin)

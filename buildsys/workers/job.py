@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from buildsys.errors import BuildsysError
 from buildsys.system.interpreters.toolchain import Toolchain
@@ -41,6 +41,9 @@ class Job:
     baseline: Mapping[str, Any] | None = None  # of a gate: the earlier build, as JSON values
     # files by role of an engine's earlier builds, for `refit`; newest first
     earlier: Sequence[Mapping[str, str]] = ()
+    # what the server has imported before it forks the job's process
+    server: Literal["bare", "light", "torch"] = "bare"
+    preload: tuple[str, ...] = ()  # further modules, imported at the first such job
     # variables of this job only, such as the GPU selected for it
     environment: Mapping[str, str] = field(default_factory=dict)
     exclusive: tuple[str, ...] = ()  # devices that no other stage uses: UUIDs of GPUs, "cpu"

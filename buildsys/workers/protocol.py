@@ -98,6 +98,7 @@ def job_from_json(fields: Message, **local: Any) -> Job:
         "timing_caches": caches and Path(caches),
         "earlier": tuple(fields["earlier"]),
         "exclusive": tuple(fields["exclusive"]),
+        "preload": tuple(fields["preload"]),
         "toolchain": toolchain and Toolchain(**{**toolchain, "python": Path(toolchain["python"])}),
     }
     return Job(**{**fields, **converted, **local})

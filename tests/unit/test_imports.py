@@ -18,13 +18,14 @@ ROOT = PACKAGE.parent
 # so no import cycle between packages can pass. Lazy and type-only imports count.
 ALLOWED: dict[str, set[str]] = {
     "system": set(),
+    "table": set(),
     "manifest": {"system"},
     "onnx_graphs": {"system"},
     "store": {"system"},
-    "workers": {"system"},
-    "plan": {"manifest", "system"},
-    "report": {"manifest", "onnx_graphs", "system"},
-    "history": {"report", "store"},
+    "workers": {"system", "table"},
+    "plan": {"manifest", "system", "table"},
+    "report": {"manifest", "onnx_graphs", "system", "table"},
+    "history": {"report", "store", "table"},
     "models": {"manifest", "onnx_graphs", "system"},
     "backends": {"manifest", "models", "onnx_graphs", "system"},
     "deploy": {"backends", "onnx_graphs", "store", "system"},
@@ -40,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
         "system",
         "workers",
     },
-    "execution": {"history", "plan", "store", "system", "workers"},
+    "execution": {"history", "plan", "store", "system", "table", "workers"},
     "cli": {
         "deploy",
         "execution",
@@ -50,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
         "store",
         "system",
+        "table",
         "workers",
     },
 }
@@ -106,6 +108,9 @@ def imported_names(path: Path) -> frozenset[str]:
 
 
 def package_of(name: str) -> str:
+    """Return the row of a module; the table of stages is a row of its own."""
+    if name.startswith("buildsys.stages.table"):
+        return "table"
     return f"{name}.".split(".")[1]
 
 
@@ -113,9 +118,9 @@ def own_imports(path: Path) -> set[str]:
     return {package_of(name) for name in imported_names(path) if name.split(".")[0] == "buildsys"}
 
 
-def test_there_are_fourteen_packages_and_no_loose_modules() -> None:
+def test_there_are_fifteen_rows_and_no_loose_modules() -> None:
     assert {package_of(name) for name in modules()} - set(ALLOWED) <= LOOSE
-    assert len(ALLOWED) == 14
+    assert len(ALLOWED) == 15
 
 
 def test_a_row_names_only_rows_above_it() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.build_names import ENGINE_STAGES, BuildNames, Side
+from buildsys.cli.build_names import BuildNames, Side
 from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, print_lines
 from buildsys.cli.commands.diff import diff_lines
 from buildsys.cli.commands.explain import reasons_json
@@ -42,6 +42,7 @@ from buildsys.report.formatting import (
     plural,
     size,
 )
+from buildsys.stages.table import BENCH, ENGINE_STAGES, STAGES
 from buildsys.store.object_store import Store
 
 SCHEMA = "buildsys/compare/1"
@@ -134,9 +135,13 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> C
     else:
         found.engines = {name: "first" for name in engines[0] if name not in engines[1]}
         found.engines |= {name: "second" for name in engines[1] if name not in engines[0]}
-    wanted = [((stage, ""), (stage, "")) for stage in ("export", "simplify", "validate")]
-    converted = [build.variant for build in first.builds.values() if build.stage == "convert"]
-    wanted += [(("convert", precision), ("convert", precision)) for precision in converted]
+    wanted = [
+        ((stage.name, build.variant), (stage.name, build.variant))
+        for stage in STAGES
+        if stage.compared and stage.of == "model"
+        for build in first.builds.values()
+        if build.stage == stage.name
+    ]
     wanted += [((s, one), (s, other)) for one, other in paired for s in ENGINE_STAGES]
     pairs: list[tuple[Build, Build]] = []
     for one, other in wanted:
@@ -148,7 +153,7 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> C
     for pair in pairs:
         for environment, build in zip(environments, pair, strict=True):
             environment.update(history.environment(build))
-        if pair[0].stage == "bench":
+        if pair[0].stage == BENCH:
             found.latencies += compare_latencies(history, *pair)
     # a tool of one side only belongs to a target that the other does not have
     labels = environments[0].keys() & environments[1].keys()

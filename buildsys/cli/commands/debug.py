@@ -19,6 +19,7 @@ from buildsys.execution.freshness import FRESH, is_required
 from buildsys.execution.stage_job import hold_devices, stage_job
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration
+from buildsys.stages.table import ENGINE
 from buildsys.store.locks import LockHolder, Locks
 from buildsys.workers.foreground import run_in_foreground
 
@@ -87,7 +88,7 @@ def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     caches, copied = project.timing_caches(), folder / "timing_caches"
-    if action.stage == "engine" and caches.is_dir():
+    if action.stage == ENGINE and caches.is_dir():
         shutil.copytree(caches, copied)  # a build adds its timings
     job = stage_job(action, project.root, project.build, paths, timing_caches=copied)
     key = session.executor.examine(action.target).key if action.baseline else None

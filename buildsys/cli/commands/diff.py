@@ -20,9 +20,10 @@ from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.report.formatting import TIMES, count, first_names, size
 from buildsys.report.formatting import nodes as node_count
+from buildsys.stages.table import EXPORT, SIMPLIFY
 
 SCHEMA = "buildsys/diff/1"
-_DEFAULT = ("export", "simplify")
+_DEFAULT = (EXPORT, SIMPLIFY)
 _INDENT = 14
 _WIDTH = 100
 _SHOWN = 12  # kinds of a change

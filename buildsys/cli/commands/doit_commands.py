@@ -28,6 +28,7 @@ from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, optio
 from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.project_root import shown_path
 from buildsys.errors import BuildsysError
+from buildsys.stages.table import REPORT
 from buildsys.system.printable import printable
 from buildsys.system.suggestions import nearest
 
@@ -190,7 +191,7 @@ class Clean(FilteredCommand, DoitClean):  # type: ignore[misc]
         code = super()._execute(**options)
         session: Session | None = next((task.session for task in self.task_list), None)
         names = [target.split(":", 2) for target in session.cleaned] if session else []
-        models = {model for stage, model, *_ in names if stage == "report"}
+        models = {model for stage, model, *_ in names if stage == REPORT}
         if session and models:
             from buildsys.cli.html_pages import remove_pages
 

@@ -23,6 +23,7 @@ from buildsys.report.formatting import duration, first_names
 from buildsys.report.key_figures import key_figure, refit_origin
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.reader import PASSED, AnyResult, parse, read_result
+from buildsys.stages.table import CONVERT, ENGINE, SEARCH
 from buildsys.store.ledger import NOISY, UNAVAILABLE
 
 SCHEMA = "buildsys/explain/1"
@@ -153,7 +154,7 @@ def _searched(session: Session, target: str) -> Iterator[str]:
     found = _search_of(session, target)
     if found is None:
         return
-    yield f"{found.target}: {key_figure('search', found.content)}"
+    yield f"{found.target}: {key_figure(SEARCH, found.content)}"
     names = [" ".join(node[:1]) for node in found.content.get("nodes", [])]
     if names and not found.content.get("is_fp32"):
         yield f"in fp32: {first_names(names, _SHOWN_NODES)} ({found.file} has all)"
@@ -162,11 +163,11 @@ def _searched(session: Session, target: str) -> Iterator[str]:
 def _search_of(session: Session, target: str) -> AnyResult | None:
     """Return the passed search for a graph or an engine, None without one."""
     actions = session.actions
-    if actions[target].stage not in ("search", "convert", "engine"):
+    if actions[target].stage not in (SEARCH, CONVERT, ENGINE):
         return None
     above = [target, *actions[target].after]
-    above += [one for name in above[1:] for one in actions[name].after if _is(name, "convert")]
-    search = next((one for one in above if _is(one, "search")), None)
+    above += [one for name in above[1:] for one in actions[name].after if _is(name, CONVERT)]
+    search = next((one for one in above if _is(one, SEARCH)), None)
     if search is None:
         return None
     path = session.project.build / actions[search].outputs["result"].path

@@ -11,6 +11,7 @@ from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.manifest.project import load_project
+from buildsys.stages.table import GATE, target_of
 from buildsys.system.printable import printable
 
 _ACCEPT = "accept"
@@ -40,7 +41,7 @@ class Gate(ProjectCommand):
             session.executor.accept(target, reason)
         finally:
             session.close()
-        accepted = f"{target.removeprefix('gate:')} is accepted; later builds are compared with it"
+        accepted = f"{target.partition(':')[2]} is accepted; later builds are compared with it"
         sys.stdout.write(printable(f"{accepted}, `doit {target}` checks its limits\n"))
         return 0
 
@@ -51,7 +52,7 @@ def _gate_of(session: Session, name: str) -> str:
     if len(engines) > 1:
         listed = ", ".join(engine.variant for engine in engines)
         raise UsageError(f"{name} has several engines", f"name one of {listed}")
-    target = f"gate:{engines[0].model}:{engines[0].variant}"
+    target = target_of(GATE, engines[0].model, engines[0].variant)
     action = session.actions.get(target)
     if action is None:
         raise UsageError(f"{name} has no gates", "add `gates` to its manifest")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.cli.build_names import ENGINE_STAGES, SHOWN_REVISION, BuildNames
+from buildsys.cli.build_names import SHOWN_REVISION, BuildNames
 from buildsys.cli.command import (
     JSON,
     Options,
@@ -42,6 +42,7 @@ from buildsys.report.formatting import (
 )
 from buildsys.report.key_figures import key_figure
 from buildsys.report.results.bench import is_recorded_noisy
+from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY
 
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
 _IMPORT = "import"
@@ -123,7 +124,7 @@ def _named(session: Session, history: History, name: str) -> _Named:
     scope = names.known_scope(name)
     if scope is None:
         known = list(dict.fromkeys((*session.project.models, *history.models())))
-        known_engines = [one.removeprefix("engine:") for one in history.targets("engine")]
+        known_engines = [one.partition(":")[2] for one in history.targets(ENGINE)]
         listed = f"models: {first_names(known, _SHOWN)}" if known else "it has no models yet"
         raise unknown_name("model or engine", name, [*known, *known_engines], listed)
     model, _, engine = scope.partition(":")
@@ -163,7 +164,7 @@ def _engine_lines(history: History, named: _Named, engine: str, count: int) -> I
         details = ", ".join(filter(None, (group[0], hardware[group])))
         yield f"{named.model}:{engine} on {details}"
         yield from _run_table(builds, count)
-        yield from _trend([b for b in builds if b.stage == "bench" and b.how == RAN])
+        yield from _trend([b for b in builds if b.stage == BENCH and b.how == RAN])
         yield ""
 
 
@@ -175,7 +176,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
     for stages in list(runs.values())[:count]:
         last = max(stages.values(), key=lambda build: build.position)
         figures = {stage: build.figures for stage, build in stages.items()}
-        bench, verify = figures.get("bench", {}), figures.get("verify", {})
+        engine, verify, bench = (figures.get(name, {}) for name in (ENGINE, VERIFY, BENCH))
         failed = [build for build in stages.values() if build.status not in _COMPLETE]
         noisy = is_recorded_noisy(bench)
         notes = [failed[0].status] if failed else ["noisy"] if noisy else []
@@ -188,7 +189,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
                 _revision(last),
                 latency(p50_ms, noisy=noisy) if (p50_ms := bench.get("latency_p50_ms")) else "",
                 _precision(bench),
-                size(figures["engine"]["bytes"]) if "bytes" in figures.get("engine", {}) else "",
+                size(engine["bytes"]) if "bytes" in engine else "",
                 error(verify["relative"]) if "relative" in verify else "",
                 " ".join(notes),
             ]
@@ -306,7 +307,7 @@ def _import(session: Session, file: Path, other: Path, options: Options) -> int:
 def _as_json(history: History, name: str, builds: Sequence[Build]) -> dict[str, Any]:
     shown = []
     for build in builds:
-        measured = history.measurements(build, samples=False) if build.stage == "bench" else ()
+        measured = history.measurements(build, samples=False) if build.stage == BENCH else ()
         measurements = [asdict(one) for one in measured]
         for one in measurements:
             del one["samples_ms"]

@@ -26,6 +26,7 @@ from buildsys.errors import Unavailable, UsageError
 from buildsys.manifest.shape_cases import case_values
 from buildsys.report.engines import placement_text
 from buildsys.report.formatting import TIMES, count, first_names, large, plain, size
+from buildsys.stages.table import ENGINE
 from buildsys.system.graphviz import require_dot
 
 SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
@@ -116,7 +117,7 @@ def _describe(
         ]
     if options["nodes"]:
         return document, _node_table(document)
-    if graph.state != STORED and graph.target.startswith("engine:"):
+    if graph.state != STORED and graph.target.startswith(f"{ENGINE}:"):
         document["placement"] = session.result(graph.target).get("placement", {})
     return document, _graph_lines(document)
 

@@ -27,6 +27,7 @@ from buildsys.manifest.precisions import base_precision, is_auto
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
 from buildsys.report.formatting import error, plural
+from buildsys.stages.table import CONVERT, ENGINE, VERIFY, target_of
 from buildsys.workers.job import Job
 
 SCHEMA = "buildsys/localize/1"
@@ -55,7 +56,7 @@ class Localize(ProjectCommand):
             raise UsageError(f"{names[0]} has several engines", f"name one of {listed}")
         model, engine = engines[0].model, engines[0].variant
         convert = _conversion(session, model, engine)
-        verify = session.actions[f"verify:{model}:{engine}"]
+        verify = session.actions[target_of(VERIFY, model, engine)]
         found = _search(session, convert, verify, limit)
         document = {
             "schema": SCHEMA,
@@ -80,16 +81,16 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     precision = base_precision(spec)
     if is_auto(spec):
         problem = f"the build of {model}:{engine} finds its nodes itself"
-        raise UsageError(problem, f"`doit explain engine:{model}:{engine}` names them")
+        raise UsageError(problem, f"`doit explain {ENGINE}:{model}:{engine}` names them")
     if precision == FULL_PRECISION:
         problem = f"{model}:{engine} is an fp32 engine, so no node is rounded"
-        raise UsageError(problem, f"`doit debug verify:{model}:{engine}` repeats its check")
+        raise UsageError(problem, f"`doit debug {VERIFY}:{model}:{engine}` repeats its check")
     require_graph(session.project, model)
     if spec.get("optimized") or spec.get("quantization") == "dynamic" or precision == "int4":
         problem = f"{model}:{engine} is fused or has quantized weights, which cannot be bisected"
         raise UsageError(problem, "compare engines with other quantize_weights.exclude")
-    actions, target = session.actions.of(model), f"convert:{model}:{precision}"
-    if target not in actions[f"engine:{model}:{engine}"].after:
+    actions, target = session.actions.of(model), target_of(CONVERT, model, precision)
+    if target not in actions[target_of(ENGINE, model, engine)].after:
         kind = "quantization: explicit" if precision in QUANTIZED else "typing: strong"
         problem = f"the builder of {model}:{engine} chooses the precision of each layer itself"
         raise UsageError(problem, f"set precision: auto-{precision}, {kind}, or layer_precisions")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from buildsys import __version__
 from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer, print_json
-from buildsys.cli.commands.doctor.engines import ENGINE_STAGES, project_reasons
+from buildsys.cli.commands.doctor.engines import project_reasons, required_checks
 from buildsys.cli.console.rows import Row, format_table, print_rows
 from buildsys.cli.model_filter import ModelFilter, filter_options
 from buildsys.cli.project_root import typed_path
@@ -27,6 +27,7 @@ from buildsys.manifest.project import STATE_FOLDER
 from buildsys.manifest.schema.base import NAME_PATTERN
 from buildsys.plan.action import RESULT, Action
 from buildsys.report.formatting import plural, size
+from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, REPORT, target_of
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.remote_folder import RemoteFolder, connect, remedy_of
 from buildsys.system.urls import mask_secrets, mask_text
@@ -194,7 +195,9 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
     Raises: UsageError: there are none.
     """
     chosen = (session.actions[one] for one in session.select(names, only=only))
-    targets = {f"engine:{one.model}:{one.variant}" for one in chosen if one.stage in ENGINE_STAGES}
+    targets = {
+        target_of(ENGINE, one.model, one.variant) for one in chosen if one.stage in ENGINE_STAGES
+    }
     engines = [session.actions[target] for target in session.in_order(targets)]
     explained = session.explain(action.target for action in engines)
     unavailable = {action.target: explained[action.target].unavailable for action in engines}
@@ -221,10 +224,8 @@ def _with_files(engine: _Engine) -> _Engine:
     """
     session, action = engine.session, engine.action
     folder = PurePosixPath(action.outputs[RESULT].path).parent
-    variant = f"{action.model}:{action.variant}"
-    checks = [f"validate:{action.model}", f"verify:{variant}", f"gate:{variant}"]
-    required = [action.target, *(check for check in checks if check in session.actions)]
-    others = [f"bench:{variant}", f"report:{action.model}"]
+    required = [action.target, *required_checks(session, action)]
+    others = [target_of(BENCH, action.model, action.variant), target_of(REPORT, action.model)]
     explained = session.explain([*required, *others])
     current = (name for name, one in explained.items() if one.state == FRESH and one.noise is None)
     records = _records(session, current)

@@ -32,13 +32,13 @@ from buildsys.errors import StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, load_project
 from buildsys.plan.action import Action
 from buildsys.report.formatting import plural
+from buildsys.stages.table import ENGINE, STAGE_INFO, stage_info
 from buildsys.store.locks import machine_lock_folder
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.processes import package_environment
 
 SCHEMA = "buildsys/repro/2"
 EQUAL, DIFFERENT, NOT_EXPECTED = "equal", "different", "not expected to be equal"
-_MEASURING_STAGES = ("validate", "verify", "bench", "gate", "report")  # they write no artifacts
 _NOT_REPRODUCIBLE, _NOT_BUILT = 1, 2
 # paths of different length and depth: a path in a file shifts all that follows
 _FOLDERS = {"1": "a/project", "4242": "the-second-of-two/deeper/checkout"}  # by hash seed
@@ -78,10 +78,10 @@ def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) ->
 
     Raises: UsageError: an unknown stage, or one without artifacts.
     """
-    known = list(dict.fromkeys(a.stage for a in plan if a.stage not in _MEASURING_STAGES))
+    known = list(dict.fromkeys(a.stage for a in plan if stage_info(a.stage).has_artifacts))
     listed = f"stages of {model}: {', '.join(known)}"
     for stage in stages:
-        if stage in _MEASURING_STAGES:
+        if stage in STAGE_INFO and not stage_info(stage).has_artifacts:
             raise UsageError(f"{stage} writes measurements, not artifacts to compare", listed)
         if stage not in known:
             raise unknown_name("stage", stage, known, listed)
@@ -260,7 +260,7 @@ def compare_builds(first: Path, second: Path, actions: Sequence[Action]) -> list
             if role == "result" or not any(path.is_file() for path in pair):
                 continue
             file, exemption = ref.path.removeprefix(f"{action.model}/"), ""
-            if action.stage == "engine":
+            if action.stage == ENGINE:
                 engine = action.options["engine"]
                 exemption = describe_backend(engine["backend"]).not_reproducible(engine)
             sizes = tuple(path.stat().st_size if path.is_file() else None for path in pair)

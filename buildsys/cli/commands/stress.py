@@ -25,6 +25,7 @@ from buildsys.execution.freshness import FRESH
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import changes_golden, graph_points, size_ranges
+from buildsys.stages.table import REFERENCE, VALIDATE, target_of
 from buildsys.workers.job import Job
 
 SCHEMA = "buildsys/stress/1"
@@ -52,7 +53,7 @@ class Stress(ProjectCommand):
         count = positive_integer("-n", options["count"])
         seed = _seed(options["seed"])
         actions = session.actions.of(model)
-        validate, reference = actions[f"validate:{model}"], actions[f"reference:{model}"]
+        validate, reference = (actions[target_of(s, model)] for s in (VALIDATE, REFERENCE))
         states = session.explain(validate.after)
         stale = [target for target in validate.after if states[target].state != FRESH]
         if stale:
@@ -100,6 +101,7 @@ def _run_stage(
             inputs={role: path for role, path in inputs.items() if path.exists()},
             outputs={"result": Path(folder) / "stress.json"},
             project=project.root,
+            server=reference.server,
         )
         with open_pool(project.state) as pool:
             result = run_job(pool, job)

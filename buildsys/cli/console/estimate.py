@@ -19,18 +19,10 @@ from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH
 from buildsys.plan.action import Action
-from buildsys.system.backend_registry import describe_backend
+from buildsys.stages.table import stage_info
 
-# seconds of an image classifier on two cores; those of bench follow from its fields
-_STAGES = {
-    "operators": 20.0, "export": 6.0, "program": 5.0, "reference": 5.0, "surgery": 2.0,
-    "simplify": 2.0, "calibrate": 30.0, "search": 60.0, "convert": 4.0, "validate": 4.0,
-    "verify": 2.0, "report": 0.5,
-}  # fmt: skip
-_OTHER = 10.0
 _RESTORED_S = 0.2
 _PER_TARGET_S = 0.2  # for the process, digests and publishing
-_BENCH_OVERHEAD = 1.7  # uncounted starts of turns, loading and binding
 _MAGNITUDES = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000)
 _KNOWN = 0.8  # share of the time that must be from history to show a figure
 _LEAST_LEFT = 0.1  # of its usual time, for a target that takes longer
@@ -151,13 +143,7 @@ def _rest(usual: _Usual, taken_s: float) -> float:
 
 def default_s(action: Action) -> float:
     """Return the order of magnitude of an action's time."""
-    if action.stage == "engine":
-        return describe_backend(action.options["engine"]["backend"]).build_seconds
-    if action.stage == "bench":
-        bench = action.options["bench"]
-        each = (bench["duration"] + bench["warmup"]) * (1 + len(bench["baselines"]))
-        return float(_BENCH_OVERHEAD * each * len(action.options["cases"]))
-    return _STAGES.get(action.stage, _OTHER)
+    return stage_info(action.stage).usual_s if action.usual_s is None else action.usual_s
 
 
 def _rounded(seconds: float) -> str:

@@ -20,6 +20,7 @@ from buildsys.cli.session import Session
 from buildsys.execution.stale_reasons import FAILED, NOISY, TEXTS
 from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
+from buildsys.stages.table import REPORT
 from buildsys.system.printable import printable, printable_line
 from buildsys.system.program_name import command_line
 
@@ -80,7 +81,7 @@ def print_summary(
         for warning in _warnings(session, rows):
             print_line(warning, "yellow")
         for row in rows:
-            if row.stage == "report" and row.status in ("passed", "restored", "fresh"):
+            if row.stage == REPORT and row.status in ("passed", "restored", "fresh"):
                 outputs = session.actions[row.target].outputs
                 file = outputs.get("markdown", outputs["result"])
                 print_line(f"report: {shown_path(session.project.build / file.path)}")
@@ -215,7 +216,7 @@ def _warnings(session: Session, lines: Iterable[TargetLine]) -> Iterator[str]:
     """Yield the first warnings of built and restored targets."""
     found = []
     for line in lines:
-        if line.status in ("passed", "restored") and line.stage != "report":  # it repeats others'
+        if line.status in ("passed", "restored") and line.stage != REPORT:  # it repeats others'
             for warning in session.result(line.target).get("warnings") or ():
                 text = shown_text(" ".join(str(warning).split()))
                 cut = f"{text[:_WARNING_LENGTH]}…" if len(text) > _WARNING_LENGTH else text

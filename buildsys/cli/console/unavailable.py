@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from buildsys.cli.console.target_line import TargetLine
 from buildsys.report.formatting import duration, first_names, plural
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, target_of
 
-_OF_AN_ENGINE = ("verify", "bench", "gate")  # stages that need an engine
 _SHOWN_NAMES = 3
 Groups = list[list[TargetLine]]
 
 
 def engine_of(line: TargetLine) -> str:
     """Return the engine target needed by a target, "" for none."""
-    return f"engine:{line.model}:{line.variant}" if line.stage in _OF_AN_ENGINE else ""
+    is_of_engine = line.stage in ENGINE_STAGES and line.stage != ENGINE
+    return target_of(ENGINE, line.model, line.variant) if is_of_engine else ""
 
 
 def causes(lines: Iterable[TargetLine], reason: Callable[[TargetLine], str]) -> dict[str, str]:

@@ -95,6 +95,7 @@ def _plan_command(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str,
         ),
         required=spec["required"],
         measures=measures,
+        server="bare",  # it starts its program itself
         exclusive=measures and not on_gpu,
         alone_on_gpu=on_gpu,
         doc=f"run the command {name} of {model.name}",

@@ -32,6 +32,7 @@ def plan_convert(model: ModelPlan) -> Iterator[Action]:
             **fields,
             outputs={**graph.files(), "result": FileRef(f"{graph.folder}/convert.json")},
             code=("buildsys.stages.convert.stage", *code),
+            server="torch" if modelopt else "light",  # ModelOpt imports torch
             doc=f"convert {model.name} to {conversion.variant} and check its numbers",
         )
 

@@ -76,7 +76,9 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
         advisory={"origins": model.program_origins} if takes_program else model.origins,
         required=engine.spec["required"],
         refits=bool(engine.spec.get("refit")),
+        server=engine.server,
         alone_on_gpu=engine.on_gpu,  # builders time tactics
+        usual_s=engine.description.build_seconds,
         doc=f"build the engine {engine.name} of {name}",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.graph_points import size_ranges
 from buildsys.plan.model_plan import ModelPlan
+from buildsys.plan.stages.export import DYNAMO_MODULES
 
 
 def plan_program(model: ModelPlan) -> Iterator[Action]:
@@ -28,5 +29,7 @@ def plan_program(model: ModelPlan) -> Iterator[Action]:
         tools=(*model.network_tools, "sympy"),  # sympy evaluates the guards on sizes
         environment=model.environment,
         alone_on_gpu=model.on_gpu,
+        server="torch",
+        preload=DYNAMO_MODULES,
         doc=f"capture the program of {model.name} with torch.export",
     )

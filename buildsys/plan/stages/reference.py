@@ -48,5 +48,6 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
         ),
         environment=("onnxruntime",) if model.is_onnx else model.environment,
         alone_on_gpu=model.on_gpu,
+        server="torch" if model.is_torch else "light",
         doc=f"golden inputs and outputs of {name}",
     )

@@ -42,6 +42,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
         toolchain=engine.toolchain,
         devices=engine.devices,
         environment=engine.environment,
+        server=engine.server,
         alone_on_gpu=engine.on_gpu,  # it would disturb whoever times there
         doc=f"check the engine {engine.name} of {name} against the golden outputs",
     )

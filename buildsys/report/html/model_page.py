@@ -19,6 +19,7 @@ from buildsys.report.html.environment import MODEL, environment
 from buildsys.report.recommendation import headline
 from buildsys.report.results.reader import ABSENT, FAILED, PASSED, STALE
 from buildsys.report.results.report import Report, TargetLine
+from buildsys.stages.table import BENCH, ENGINE, VERIFY
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _changes(page: ModelPage, engine: str) -> list[Change]:
     }
     found: dict[str, Change] = {}  # reasons are much the same for several engines
     for one in sorted(page.history, key=lambda one: one.engine != engine):
-        builds = {"engine": one.built, "verify": one.verified, "bench": one.timed}
+        builds = {ENGINE: one.built, VERIFY: one.verified, BENCH: one.timed}
         for change in changes(
             one.engine,
             *(own if (stage, one.engine) in current else () for stage, own in builds.items()),

@@ -26,6 +26,7 @@ from buildsys.report.recommendation import error_margin
 from buildsys.report.results.engine_lines import ErrorMargin
 from buildsys.report.results.ranking import LATENCY, Ranking
 from buildsys.report.results.report import Report, TargetLine
+from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable
 
 Lines = Iterator[str]
@@ -95,7 +96,7 @@ def _engines(report: Report) -> Lines:
             "yes" if line.built == "passed" else status_text(line.built),
             q.size(line.size_bytes),
             status_text(line.verified),
-            _margin(margins.get(f"verify:{report.model}:{line.name}")),
+            _margin(margins.get(target_of(VERIFY, report.model, line.name))),
             status_text(line.timed),
             rank_text(ranking, ranked[line.name]) if line.name in ranked else q.NOTHING,
             ("yes" if ranked[line.name].is_optimal else "no") if line.name in ranked else q.NOTHING,

@@ -11,7 +11,7 @@ from buildsys.report.results.engine import SlowLayer
 from buildsys.report.results.header import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
-ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"  # contenders
+ENGINE_CONTENDERS = ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"
 
 
 class Latencies(TypedDict, total=False):

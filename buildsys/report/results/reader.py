@@ -30,6 +30,7 @@ from buildsys.report.results.simplify import SimplifyResult
 from buildsys.report.results.surgery import SurgeryResult
 from buildsys.report.results.validate import ValidateResult
 from buildsys.report.results.verify import VerifyResult
+from buildsys.stages.table import COMMAND
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
     folder = os.path.commonpath(folders) if folders else ""
     for target, path in inputs.items():
         stage, _, name = (*target.split(":", 2), "", "")[:3]
-        if stage == "command":  # of a model that may have no other results
+        if stage == COMMAND:  # of a model that may have no other results
             own = [str(each) for each in path.parents if f"{each}/".endswith(f"/{stage}/{name}/")]
             folder = str(Path(own[0]).parents[1]) if own else folder
             break

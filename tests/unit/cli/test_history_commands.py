@@ -141,14 +141,15 @@ def test_failures_before_the_engines_are_listed(recorded: Recorded, run: Run) ->
     printed = run(HistoryCommand, "m")
     assert "failures of other targets" in printed
     row, reason = printed.splitlines()[
-        printed.splitlines().index("failures of other targets") + 6 :
+        printed.splitlines().index("failures of other targets") + 4 :
     ]
     assert row.split()[::3] == [failed.short_id, "export:m"]
     assert reason.startswith("    no such operator no such")
     assert "an output differs" in printed
     assert max(map(len, printed.splitlines())) <= 80
+    assert "gate failed: 5 % slower" in printed  # of the engine
     assert printed.count("older") == 0
-    assert "and 2 older (-n 3 shows all)" in run(HistoryCommand, "m", count="1")
+    assert "and 1 older (-n 2 shows all)" in run(HistoryCommand, "m", count="1")
     of_engine = run(HistoryCommand, "m:ort")
     assert "no such operator" in of_engine
     assert "5 % slower" not in of_engine

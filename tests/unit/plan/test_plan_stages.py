@@ -6,6 +6,7 @@ tests/integration/plan/keys_table.md has the reason of each dependency.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -650,3 +651,37 @@ def test_an_engine_that_takes_any_size_knows_the_verified_ones() -> None:
     assert other["engine:net:ort"].options["ranges"] == ranges
     fixed = plan(inputs={"x": {"shape": [2, 4], "data": {"images": "data/x"}}}, dims={})
     assert "ranges" not in fixed["engine:net:ort"].options
+
+
+ONNX = {"source": {"onnx": "net.onnx"}, "ops": [], "surgery": []}
+EXECUTORCH = {"backend": "executorch", "name": "e"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "servers"),
+    [
+        ({}, {"export": "torch", "reference": "torch", "simplify": "light", "convert": "light"}),
+        ({}, {"calibrate": "light", "validate": "light", "engine": "light", "report": "light"}),
+        (ONNX, {"export": "light", "reference": "light", "bench": "light"}),
+        ({"bench": {"baselines": ["torch"]}}, {"bench": "torch"}),
+        ({"bench": {"baselines": ["onnxruntime"]}}, {"bench": "light"}),
+        ({"convert": {"tool": "autocast"}, "quantize": {"tool": "modelopt"}}, {"convert": "torch"}),
+        ({"engines": [EXECUTORCH], **ONNX, "source": MANIFEST["source"]}, {"program": "torch"}),
+        ({"engines": [EXECUTORCH]}, {"engine": "torch", "verify": "torch"}),
+        ({"commands": [{"name": "c", "run": ["true"]}]}, {"command": "bare"}),
+    ],
+)
+def test_each_stage_has_its_kind_of_server(
+    changes: Mapping[str, Any], servers: Mapping[str, str]
+) -> None:
+    actions = plan(**changes).values()
+    assert {a.stage: a.server for a in actions if a.stage in servers} == servers
+
+
+def test_only_torch_export_keeps_its_modules_in_the_server() -> None:
+    stages = {a.stage: a.preload for a in plan(engines=[EXECUTORCH]).values() if a.preload}
+    assert list(stages) == ["program"]
+    actions = plan(export={"exporter": "dynamo"})
+    modules = actions["export:net"].preload
+    assert "torch.export._trace" in modules
+    assert all(find_spec(name) for name in modules if name.startswith("buildsys"))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,55 +12,33 @@ from buildsys.workers.server_kinds import LIGHT, TORCH, late_preload, server_kin
 
 
 def _job(stage: str, **options: Any) -> Job:
-    return Job(f"{stage}:m", stage, "m", "", options, {}, {}, Path())
+    return Job(f"{stage}:m", stage, "m", "", options, {}, {}, Path(), server="light")
+
+
+@pytest.mark.parametrize("name", ["bare", "light", "torch"])
+def test_a_job_names_its_server(name: Any) -> None:
+    assert server_kind_of(replace(_job("export"), server=name)).name == name
 
 
 @pytest.mark.parametrize(
-    ("job", "name"),
+    ("stage", "name"),
     [
-        (_job("export", source={"torchvision": "resnet18"}), "torch"),
-        (_job("export", source={"onnx": "given.onnx"}), "light"),
-        (_job("reference", source={"python": "net.py:make"}), "torch"),
-        (_job("reference", source={"onnx": "given.onnx"}), "light"),
-        (_job("bench", network={}), "torch"),
-        (_job("bench"), "light"),
-        (_job("simplify"), "light"),
-        (_job("convert"), "light"),
-        (_job("convert", tool="autocast"), "torch"),
-        (_job("convert", quantize={"tool": "modelopt"}), "torch"),
-        (_job("convert", quantize={"tool": "onnxruntime"}), "light"),
-        (_job("calibrate"), "light"),
-        (_job("validate"), "light"),
-        (_job("engine", engine={"backend": "onnxruntime"}), "light"),
-        (_job("verify", engine={"backend": "openvino"}), "light"),
-        (_job("engine", engine={"backend": "coreml"}), "torch"),
-        (_job("engine", engine={"backend": "executorch"}), "torch"),
-        (_job("verify", engine={"backend": "executorch"}), "torch"),
-        (_job("program", source={"torchvision": "resnet18"}), "torch"),
-        (_job("report"), "light"),
-        (_job("buildsys.stages.validate.stress", source={"python": "net.py:make"}), "torch"),
-        (_job("buildsys.stages.validate.stress", source={"onnx": "given.onnx"}), "light"),
-        (_job("buildsys.stages.run.labels", weights=["ResNet18_Weights.DEFAULT"]), "torch"),
-        (_job("buildsys.stages.run.inputs"), "bare"),
-        (_job("team.stages.prune"), "bare"),
+        ("verify", "toolchain-other"),
+        ("buildsys.stages.run.engine", "toolchain-other"),
+        ("bench", "light"),
+        ("gate", "light"),
+        ("command", "light"),
     ],
 )
-def test_each_stage_has_its_kind_of_server(job: Job, name: str) -> None:
-    assert server_kind_of(job).name == name
+def test_some_stages_use_a_toolchain_through_another_process(stage: str, name: str) -> None:
+    toolchain = Toolchain("other", Path("/envs/other/bin/python"), {})
+    assert server_kind_of(replace(_job(stage), toolchain=toolchain)).name == name
 
 
 def test_the_light_server_hides_what_onnxsim_imports_without_need() -> None:
     assert set(LIGHT.without) == {"torch", "sympy"}
     assert not [name for name in LIGHT.preload if name.partition(".")[0].startswith("torch")]
     assert TORCH.preload[0] == "torch"
-
-
-def test_only_dynamo_exports_load_dynamo() -> None:
-    stage = "buildsys.stages.export.stage"
-    assert late_preload(_job("export", export={"exporter": "torchscript"})) == (stage,)
-    first, *rest = late_preload(_job("export", export={"exporter": "dynamo"}))
-    assert first == stage and "torch.export._trace" in rest
-    assert all(importlib.util.find_spec(name) for name in rest if name.startswith("buildsys"))
 
 
 def test_the_module_of_a_stage_is_loaded_into_its_server() -> None:

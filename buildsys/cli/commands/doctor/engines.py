@@ -24,6 +24,7 @@ from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED, summarize_reasons
 from buildsys.manifest.project import empty_project
 from buildsys.plan.action import Action
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, GATE, stage_info, target_of
 from buildsys.store.ledger import UNAVAILABLE
 from buildsys.store.signatures import ACCEPT, WARN, SigningKey
 from buildsys.system.compatibility.engine_files import Reason as Damage
@@ -34,7 +35,6 @@ from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_nam
 from buildsys.system.suggestions import nearest
 
 SCHEMA = "buildsys/doctor/1"
-ENGINE_STAGES = ("engine", "verify", "bench")
 STALE, CHECK = "stale", "check"  # kinds of reasons that only the project knows
 _NOT_USABLE = 1
 _LIMIT_S = 120
@@ -114,9 +114,9 @@ class _EngineChecker:
         Raises: UsageError: there are none.
         """
         session = self._session
-        found = (session.actions[one] for one in session.select(names or ["engine"], only=only))
+        found = (session.actions[one] for one in session.select(names or [ENGINE], only=only))
         named = (one for one in found if one.stage in ENGINE_STAGES)
-        targets = session.in_order({f"engine:{one.model}:{one.variant}" for one in named})
+        targets = session.in_order({target_of(ENGINE, one.model, one.variant) for one in named})
         if not targets:
             raise UsageError(
                 f"no engine of {' '.join(names)} has {only}",
@@ -131,7 +131,7 @@ class _EngineChecker:
             actions = self._session.actions
             named = (actions[target] for target in self._session.targets_of(name))
             named = (one for one in named if one.stage in ENGINE_STAGES)
-            found = dict.fromkeys(f"engine:{one.model}:{one.variant}" for one in named)
+            found = dict.fromkeys(target_of(ENGINE, one.model, one.variant) for one in named)
             engines = [self._of_action(actions[target]) for target in found if target in actions]
             if engines:
                 return engines
@@ -140,14 +140,14 @@ class _EngineChecker:
                 for model, found in self._session.project.models.items()
                 for engine in found.data["engines"]
             ]
-            near = nearest(name.removeprefix("engine:"), known)
+            near = nearest(name.removeprefix(f"{ENGINE}:"), known)
             listed = ", ".join(known[:_SHOWN_ENGINES]) or "none yet"
             hint = f"nearest: {', '.join(near)}" if near else f"engines: {listed}"
             raise UsageError(f"there is no engine file and no engine {name!r}", hint)
         path = typed.resolve()
         if path.is_relative_to(empty_project(self._root).build.resolve()):
             for action in self._session.actions.values():
-                if action.stage == "engine":
+                if action.stage == ENGINE:
                     engine = self._of_action(action)
                     if path in (engine.path.resolve(), engine.path.parent.resolve()):
                         return [engine._replace(shown=name)]
@@ -196,14 +196,24 @@ class _EngineChecker:
         return {**found, "current": current, "reasons": [*found["reasons"], *reasons]}
 
 
+def required_checks(session: Session, engine: Action) -> list[str]:
+    """List the targets that must have passed for an engine to be deployed."""
+    return [
+        action.target
+        for action in session.actions.of(engine.model).values()
+        if stage_info(action.stage).is_required_check and action.variant in ("", engine.variant)
+    ]
+
+
+def _is_gate(target: str) -> bool:
+    return target.startswith(f"{GATE}:")
+
+
 def project_reasons(
     session: Session, engine: Action, *, with_gate: bool = True
 ) -> Iterator[Reason]:
     """Yield reasons against deploying an engine: stale, or without passed checks."""
-    gate = f"gate:{engine.model}:{engine.variant}"
-    named = [f"validate:{engine.model}", f"verify:{engine.model}:{engine.variant}"]
-    named += [gate] if with_gate else []
-    checks = [name for name in named if name in session.actions]  # validate: only of graphs
+    checks = [name for name in required_checks(session, engine) if with_gate or not _is_gate(name)]
     found = session.explain([engine.target, *checks])
 
     def reason(kind: str, problem: str, target: str) -> Reason:
@@ -220,7 +230,7 @@ def project_reasons(
             # a gate has no baseline before the second build; validate cannot run operators that
             # only a plugin computes, and verify has compared the engine
             operators = session.actions[name].options.get("operators", ())
-            is_accepted = name == gate or any(entry["kind"] is None for entry in operators)
+            is_accepted = _is_gate(name) or any(entry["kind"] is None for entry in operators)
             if check.last is not None and check.last.status == UNAVAILABLE and not is_accepted:
                 yield reason(CHECK, f"{name} could not run here: {check.last.reason}", name)
             if check.noise is not None:

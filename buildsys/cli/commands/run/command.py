@@ -236,7 +236,7 @@ class _Call:
         for output, labels in self._network.labels.items():
             if "torchvision" in labels:
                 weights = labels["torchvision"]
-                answer = self._work(pool, "labels", {"weights": [weights]})
+                answer = self._work(pool, "labels", {"weights": [weights]}, server="torch")
                 found[output] = answer["labels"][weights]["names"]
             elif "file" in labels:
                 found[output] = _read_labels(self._session.project.root, output, labels["file"])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from buildsys.cli.command import build_command, unknown_name
-from buildsys.cli.commands.doctor.engines import ENGINE_STAGES, project_reasons
+from buildsys.cli.commands.doctor.engines import project_reasons
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.plan.action import Action
 from buildsys.plan.project_plan import model_of
 from buildsys.report.formatting import first_names
+from buildsys.stages.table import ENGINE, ENGINE_STAGES, REPORT, VALIDATE, VERIFY, target_of
 from buildsys.store.ledger import UNAVAILABLE
 
 NAMED, RECOMMENDED, FIRST = "named", "recommended", "first"  # why an engine is chosen
@@ -27,7 +28,7 @@ def named_engines(session: Session, name: str) -> list[Action]:
     actions, targets = session.actions, session.targets_of(name)
     models = dict.fromkeys(map(model_of, targets))
     chosen = [actions[target] for target in targets if actions[target].stage in ENGINE_STAGES]
-    variants = dict.fromkeys(f"engine:{one.model}:{one.variant}" for one in chosen)
+    variants = dict.fromkeys(target_of(ENGINE, one.model, one.variant) for one in chosen)
     if len(models) == 1 and variants:
         return [actions[target] for target in variants]
     known = [
@@ -71,13 +72,13 @@ def choose_engine(session: Session, engines: Sequence[Action], program: str) -> 
     if problem.startswith(_UNAVAILABLE):
         raise UsageError(f"{name} cannot run: {problem}", "or name another engine")
     build = f"{program} build" if program == "buildsys" else program
-    command = f"{build} validate:{model} verify:{name}"
+    command = f"{build} {VALIDATE}:{model} {VERIFY}:{name}"
     raise UsageError(f"{name} cannot run: {problem}", f"`{command}` builds and verifies it")
 
 
 def _recommended(session: Session, model: str) -> str:
     """Return the engine recommended by an up-to-date report, or ""."""
-    target = f"report:{model}"
+    target = target_of(REPORT, model)
     if session.explain([target])[target].state != FRESH:
         return ""
     found = session.result(target).get("recommendation")
@@ -88,7 +89,7 @@ def _problem(session: Session, engine: Action) -> str | None:
     """Return the first reason against running an engine, None without any."""
     # a gate decides on deployment, not on the outputs
     reason = next(project_reasons(session, engine, with_gate=False), None)
-    for target in (engine.target, f"verify:{engine.model}:{engine.variant}"):
+    for target in (engine.target, target_of(VERIFY, engine.model, engine.variant)):
         unavailable = session.result(target).get("status") == UNAVAILABLE
         if unavailable and session.explain([target])[target].state == FRESH:
             return f"{_UNAVAILABLE}: {session.recorded_reason(target)}"

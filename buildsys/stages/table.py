@@ -1,0 +1,123 @@
+"""The table of stages: one row per stage, in the order of the pipeline.
+
+A stage is a folder of this package with `plan.py`, `stage.py` and `result.py`, and a row here.
+Everything may import this module, so it imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OPERATORS, EXPORT, PROGRAM, REFERENCE = "operators", "export", "program", "reference"
+SURGERY, SIMPLIFY, CALIBRATE, SEARCH = "surgery", "simplify", "calibrate", "search"
+CONVERT, VALIDATE, ENGINE, VERIFY = "convert", "validate", "engine", "verify"
+BENCH, GATE, COMMAND, REPORT = "bench", "gate", "command", "report"
+
+
+@dataclass(frozen=True, slots=True)
+class StageInfo:
+    """One stage.
+
+    ``of``: what its plan takes: the model, each engine of it, or the actions before it.
+    """
+
+    name: str  # of its folder, in targets and in manifests
+    doc: str  # what `doit list` says about all its targets
+    of: Literal["model", "engine", "actions"] = "model"
+    usual_s: float = 10.0  # of an image classifier on two cores, unless its plan knows better
+    has_artifacts: bool = True  # else it writes numbers about artifacts
+    has_graph: bool = False  # writes an ONNX graph
+    needs_graph: bool = True  # not planned for networks defined by hand
+    is_required_check: bool = False  # an engine without a pass is not deployed
+    in_own_interpreter: bool = False  # a toolchain is used through another process
+    compared: tuple[str, ...] = ()  # figures that `buildsys compare` compares
+
+    @property
+    def package(self) -> str:
+        """The package of the stage's modules."""
+        return f"buildsys.stages.{self.name}"
+
+
+STAGES = (
+    StageInfo(
+        OPERATORS,
+        "build functions and libraries of custom operators",
+        usual_s=20,
+        needs_graph=False,
+    ),
+    StageInfo(EXPORT, "export to ONNX", usual_s=6, has_graph=True, compared=("bytes", "nodes")),
+    StageInfo(PROGRAM, "capture the networks with torch.export", usual_s=5),
+    StageInfo(
+        REFERENCE,
+        "record golden inputs and outputs of the original model",
+        usual_s=5,
+        needs_graph=False,
+    ),
+    StageInfo(SURGERY, "edit graphs as their manifests say", usual_s=2, has_graph=True),
+    StageInfo(
+        SIMPLIFY,
+        "simplify the exported graphs",
+        usual_s=2,
+        has_graph=True,
+        compared=("bytes", "nodes"),
+    ),
+    StageInfo(CALIBRATE, "measure the ranges for int8 and fp8", usual_s=30),
+    StageInfo(SEARCH, "find the nodes to keep in fp32 (precision: auto)", usual_s=60),
+    StageInfo(
+        CONVERT,
+        "convert graphs to other precisions",
+        usual_s=4,
+        has_graph=True,
+        compared=("bytes",),
+    ),
+    StageInfo(
+        VALIDATE,
+        "compare the graphs in ONNX Runtime with the original model",
+        usual_s=4,
+        has_artifacts=False,
+        is_required_check=True,
+        compared=("relative",),
+    ),
+    StageInfo(
+        ENGINE,
+        "build the engines",
+        of="engine",
+        compared=("bytes", "device_memory_bytes", "build_seconds"),
+    ),
+    StageInfo(
+        VERIFY,
+        "compare the engines with the golden outputs",
+        of="engine",
+        usual_s=2,
+        has_artifacts=False,
+        is_required_check=True,
+        compared=("relative",),
+    ),
+    StageInfo(
+        BENCH, "benchmark the engines", of="engine", has_artifacts=False, in_own_interpreter=True
+    ),
+    StageInfo(
+        GATE,
+        "compare the engines with earlier builds",
+        of="engine",
+        has_artifacts=False,
+        is_required_check=True,
+        in_own_interpreter=True,
+    ),
+    StageInfo(COMMAND, "run other programs", of="actions", in_own_interpreter=True),
+    StageInfo(REPORT, "write the reports", of="actions", usual_s=0.5, has_artifacts=False),
+)
+STAGE_INFO = {stage.name: stage for stage in STAGES}
+GRAPH_STAGES = tuple(stage.name for stage in STAGES if stage.has_graph)
+ENGINE_STAGES = tuple(stage.name for stage in STAGES if stage.of == "engine")
+
+
+def stage_info(name: str) -> StageInfo:
+    """Return the row of a stage; another package's stage has the defaults."""
+    return STAGE_INFO.get(name) or StageInfo(name, f"{name} of every model")
+
+
+def target_of(stage: str, model: str, variant: str = "") -> str:
+    """Join the parts of a target's name."""
+    return ":".join(filter(None, (stage, model, variant)))
