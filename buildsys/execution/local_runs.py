@@ -103,7 +103,7 @@ class LocalRuns:
                 from buildsys.workers.pool import JobReply
 
                 status = FAILED if isinstance(error, CheckFailed) else UNAVAILABLE
-                return JobReply(status, error.problem, error.hint, {}, error.seconds, log)
+                return JobReply(status, error.problem, error.hint, {}, error.seconds)
             except BuildsysError as error:
                 error.seconds = time.perf_counter() - begun
                 raise

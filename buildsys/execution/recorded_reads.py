@@ -91,7 +91,7 @@ class ReadValues:
 
     def _digest(self, name: str, environment: Mapping[str, str]) -> str:
         if name == "$*":
-            from buildsys.workers.environment import split_environment
+            from buildsys.workers.launch import split_environment
 
             return _digest_of(repr(sorted(split_environment(environment)[0])))
         if name.startswith("$"):
@@ -236,7 +236,7 @@ def _in_words(name: str) -> str:
 
 
 def _differs_between_terminals(name: str) -> bool:
-    from buildsys.workers.environment import split_environment
+    from buildsys.workers.launch import split_environment
 
     return bool(split_environment({name: ""})[1])
 

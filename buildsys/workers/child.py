@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,7 +28,7 @@ from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.system.memory_limit import OUT_OF_MEMORY
 from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import Job, StageResult
-from buildsys.workers.protocol import INTERRUPTED, Message, encode, error_to_json
+from buildsys.workers.protocol import INTERRUPTED, TERMINAL, Message, encode, error_to_json
 from buildsys.workers.read_recorder import ReadRecorder
 from buildsys.workers.result_file import without_long_lists, write_result
 
@@ -91,10 +91,18 @@ def flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def run_child(job: Job, log_file: Path | None, events: int, *, debugger: bool = False) -> NoReturn:
+def run_child(
+    job: Job,
+    log_file: Path | None,
+    events: int,
+    *,
+    terminal: Sequence[int] = (),
+    debugger: bool = False,
+) -> NoReturn:
     """Run ``job`` with its output in ``log_file``, report on ``events``, end.
 
-    Without a log, the output is on the terminal, where ``debugger`` opens pdb after an exception.
+    Without a log, the job is in the foreground: its input and output are the descriptors of
+    ``terminal``, where ``debugger`` opens pdb after an exception.
     """
     sending = threading.Lock()  # a stage may report progress from several threads
 
@@ -123,10 +131,13 @@ def run_child(job: Job, log_file: Path | None, events: int, *, debugger: bool = 
         send({"event": "error", "error": expected, **measure(clock)})
         os._exit(0)
 
-    send({"event": "started", "pid": os.getpid()})
     try:
+        if log_file is None:
+            _use_descriptors(terminal)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # passed on by the client
+        send({"event": "started", "pid": os.getpid()})
         if log_file is not None:
-            _redirect_output(job, log_file)
+            _open_log(job, log_file)
         with contextlib.suppress(OSError):  # only a preference, and specific to Linux
             # if memory runs out, the system should kill this process, not the orchestrator
             Path("/proc/self/oom_score_adj").write_text("500")
@@ -140,8 +151,7 @@ def run_child(job: Job, log_file: Path | None, events: int, *, debugger: bool = 
     job = replace(job, progress=progress, count=count, fail=fail)
     answer = _run_job(job, log_file, debugger=debugger)
     flush()
-    if log_file is not None:
-        limit_log(log_file)
+    limit_log(log_file)
     send(answer)
     os._exit(0)
 
@@ -209,7 +219,7 @@ def _start_recorder(job: Job) -> ReadRecorder | None:
 
 
 def _shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """Return a message, without its middle if it is too long."""
+    """Cut out the middle of a message that is too long."""
     if len(text) <= longest:
         return text
     left_out = len(text) - longest
@@ -259,33 +269,40 @@ def _as_expected(error: BaseException, job: Job, log_file: Path | None) -> Build
 
 
 def measure(clock: float) -> dict[str, float]:
-    """Return the time since ``clock`` and the peak memory, including the server's."""
+    """Measure the time since ``clock`` and the peak memory, including the server's."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mib = peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
     return {"seconds": round(time.perf_counter() - clock, 4), "peak_rss_mib": round(mib, 1)}
 
 
-def _redirect_output(job: Job, log_file: Path) -> None:
-    """Redirect all output of Python and C to ``log_file``."""
+def _open_log(job: Job, log_file: Path) -> None:
+    """Redirect all output of Python and C to a new ``log_file``."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    _use_descriptors((0, descriptor, descriptor))
     os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    libc = ctypes.CDLL(None)
-    with contextlib.suppress(ValueError):  # a libc with another symbol keeps its buffering
-        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
     log(f"# {job.target}, {datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}, process {os.getpid()}")
 
 
-def limit_log(log_file: Path) -> None:
+def _use_descriptors(descriptors: Sequence[int]) -> None:
+    """Make ``descriptors`` the standard input, output and errors of Python and C."""
+    for standard, descriptor in zip(TERMINAL, descriptors, strict=True):
+        os.dup2(descriptor, standard)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(ValueError):  # a libc with another symbol keeps its buffering
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
+
+
+def limit_log(log_file: Path | None) -> None:
     """Cut out the middle of a log above its limit.
 
     Its writers append to the rest.
     """
+    if log_file is None:
+        return
     half = _LONGEST_LOG // 2
     with contextlib.suppress(OSError), log_file.open("r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)

@@ -1,59 +1,76 @@
-"""Start of worker servers and foreground stages, or connection to running servers."""
+"""Start of worker servers, or connection to running ones, in the right environment.
+
+A running server is reused if its fingerprint is equal. The fingerprint misses what is written into
+a module deep inside a large library, as keys do; ``doit workers --stop`` is for those who do that.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
+import buildsys
 from buildsys.errors import StageError, Unavailable
+from buildsys.system.backend_registry import link_packages
+from buildsys.system.files import Stamp, link_into, stamp
 from buildsys.system.interpreters.interpreter import Interpreter, check_interpreter
 from buildsys.system.interpreters.toolchain import Toolchain
+from buildsys.system.libraries import in_library
+from buildsys.system.package_files import package_identities
 from buildsys.system.printable import printable
 from buildsys.system.processes import Process
 from buildsys.system.text_cache import TextCache
 from buildsys.workers import registry
-from buildsys.workers.environment import fingerprint, server_environment, split_environment
 from buildsys.workers.job import Job, StageResult
-from buildsys.workers.protocol import Message
 from buildsys.workers.result_file import write_result
 from buildsys.workers.server_handle import ServerHandle
-from buildsys.workers.server_kinds import ServerKind, server_kind_of, toolchain_of
+from buildsys.workers.server_kinds import ServerKind
 
 _BACKLOG = 128  # connections waiting while a server still loads libraries
+_DEFAULTS = {
+    # A worker ends with its stage, so freed memory need not be returned to the system. With glibc's
+    # defaults each buffer of a large graph is mapped, zeroed and unmapped: half the time of
+    # exporting vgg11.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    # telemetry would run in a thread, which a fork does not copy, and report models to the vendor
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+# no library reads these at import; they differ between terminals or calls
+_PER_CALL = (
+    "_", "ALACRITTY_WINDOW_ID", "COLUMNS", "GNOME_TERMINAL_SCREEN", "GPG_TTY", "INVOCATION_ID",
+    "ITERM_SESSION_ID", "JOURNAL_STREAM", "KITTY_PID", "KITTY_WINDOW_ID", "LINES", "OLDPWD",
+    "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION",
+    "SSH_TTY", "STY", "TERM", "TERM_SESSION_ID", "TMUX", "TMUX_PANE", "WEZTERM_PANE", "WINDOWID",
+    "XDG_SESSION_ID",
+)  # fmt: skip
+_SCHEMA = "buildsys/server/1"
+_STATUS = ("Umask", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed_list")
+_LIBRARY_CACHE = "/etc/ld.so.cache"  # rewritten when a system library or the driver is installed
 
 
 @dataclass(frozen=True)
-class Launch:
-    """Everything a worker process is started from. ``folder`` is its current one."""
+class _Launch:
+    """What a server is started with."""
 
     kind: ServerKind
     python: str
-    folder: Path
+    log: Path
     environment: Mapping[str, str]
-    interpreter: Interpreter | None  # None: that of this process
-
-    @classmethod
-    def of(cls, kind: ServerKind, toolchain: Toolchain | None, folder: Path) -> Launch:
-        """Prepare ``folder`` for worker processes of one kind."""
-        folder.mkdir(parents=True, exist_ok=True)
-        interpreter = None if toolchain is None else check_interpreter(toolchain).require()
-        path = None if interpreter is None else interpreter.path
-        environment = server_environment(folder, os.environ, toolchain, path)
-        python = sys.executable if toolchain is None else str(toolchain.python)
-        return cls(kind, python, folder, environment, interpreter)
-
-    @property
-    def log(self) -> Path:
-        """Return the log of a server."""
-        return self.folder / f"{self.kind.name}.log"
+    job_environment: Mapping[str, str]  # sent with each job
 
     def connect_or_start(self, address: Path, idle_s: float) -> ServerHandle:
         """Connect to the server at ``address``, or start it there."""
@@ -62,20 +79,18 @@ class Launch:
             control = registry.connect(address) if record is not None else None
             if record is not None and control is not None:
                 return self._handle(control, record.process)
-            registry.remove(address)  # of a server that was killed
+            registry.remove(address)  # left by a server that was killed
             registry.retire_others(address, self.log)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(str(address))
                 listener.listen(_BACKLOG)
                 handle = self.start(listener, path=str(address), idle_s=idle_s)
             process = Process.of(handle.server.pid)
+            record = registry.ServerRecord(
+                process.pid, process.started, self.kind.name, self.python, str(self.log)
+            )
             try:
-                registry.write_record(
-                    address,
-                    registry.ServerRecord(
-                        process.pid, process.started, self.kind.name, self.python, str(self.log)
-                    ),
-                )
+                registry.write_record(address, record)
             except OSError:
                 handle.close()
                 raise
@@ -84,6 +99,7 @@ class Launch:
     def start(self, listener: socket.socket | None = None, **start: object) -> ServerHandle:
         """Start a server. Without ``listener``, only this process knows it."""
         control, remote = socket.socketpair()
+        start |= {"preload": self.kind.preload, "without": self.kind.without}
         start["control"] = remote.fileno()
         descriptors = [remote.fileno()]
         if listener is not None:
@@ -92,12 +108,13 @@ class Launch:
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         try:
             process = subprocess.Popen(
-                self.command(start),
+                [self.python, "-m", "buildsys.workers.server", json.dumps(start)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=self.folder,
-                env=split_environment(self.environment)[0],
+                # `-m` imports from the current folder first; a project may contain an `onnx.py`
+                cwd=self.log.parent,
+                env=self.environment,
                 pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C must not reach a server that other runs use
             )
@@ -112,53 +129,38 @@ class Launch:
     def _handle(
         self, control: socket.socket, server: subprocess.Popen[bytes] | Process
     ) -> ServerHandle:
-        per_job = split_environment(self.environment)[1]
-        return ServerHandle(control, server, log=self.log, environment=per_job)
-
-    def command(self, start: Message) -> list[str]:
-        """Return the command line of a worker process.
-
-        It runs in ``folder``: `-m` imports from the current one first, and a project may contain
-        its own ``onnx.py``.
-        """
-        start = {**start, "preload": self.kind.preload, "without": self.kind.without}
-        return [self.python, "-m", "buildsys.workers.server", json.dumps(start)]
+        return ServerHandle(control, server, log=self.log, environment=self.job_environment)
 
 
 def start_server(
     kind: ServerKind, toolchain: Toolchain | None, folder: Path, texts: TextCache | None = None
 ) -> ServerHandle:
-    """Return a server for jobs of one kind, preferably a running one.
+    """Connect to a running server for jobs of one kind, or start one.
 
     ``folder`` receives its log. ``texts`` caches facts about the libraries that it loads.
     Raises: OSError: it cannot be started. UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
-    launch = Launch.of(kind, toolchain, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    interpreter = None if toolchain is None else check_interpreter(toolchain).require()
+    path = None if interpreter is None else interpreter.path
+    python = sys.executable if toolchain is None else str(toolchain.python)
+    environments = split_environment(server_environment(folder, os.environ, toolchain, path))
+    launch = _Launch(kind, python, folder / f"{kind.name}.log", *environments)
     idle_s = registry.idle_limit_s(os.environ)
     servers = registry.server_folder(os.environ) if idle_s > 0 else None
     if servers is not None:
         digest = fingerprint(
             kind,
-            python=launch.python,
-            environment=split_environment(launch.environment)[0],
+            python=python,
+            environment=launch.environment,
             folder=folder,
-            interpreter=launch.interpreter,
+            interpreter=interpreter,
             texts=texts,
         )
         # a full disk, or a lock that is never released: an unlisted server needs neither
         with contextlib.suppress(OSError):
             return launch.connect_or_start(registry.address(servers, digest), idle_s)
     return launch.start()
-
-
-def start_in_foreground(job: Job, folder: Path, request: Path) -> subprocess.Popen[bytes]:
-    """Start the process of ``job`` on this terminal; ``request`` has the rest."""
-    launch = Launch.of(server_kind_of(job), toolchain_of(job), folder)
-    return subprocess.Popen(
-        launch.command({"request": str(request), "parent": os.getpid()}),
-        cwd=folder,
-        env={**launch.environment, **job.environment},
-    )
 
 
 def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavailable | None:
@@ -190,3 +192,142 @@ def check_toolchain(job: Job, toolchain: Toolchain, log: Path | None) -> Unavail
         )
         return error
     return None
+
+
+def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Split variables into the server's and those sent with each job.
+
+    Without the second kind a server could not be reused from another terminal. A job sees both.
+    """
+    lasting, per_job = dict[str, str](), dict[str, str]()
+    for name, value in environment.items():
+        (per_job if name in _PER_CALL or name.startswith("BUILDSYS_") else lasting)[name] = value
+    return lasting, per_job
+
+
+def server_environment(
+    folder: Path,
+    base: Mapping[str, str],
+    toolchain: Toolchain | None = None,
+    path: Sequence[str] | None = None,
+) -> dict[str, str]:
+    """Choose the variables of a server in our or a toolchain's interpreter.
+
+    ``folder`` receives links; ``path`` is the module path of a toolchain's interpreter, which gets
+    only this package of ours.
+    """
+    package = Path(buildsys.__file__).resolve().parent
+    if toolchain is not None:
+        environment = toolchain.environment(base)
+        _prepend(environment, "PYTHONPATH", link_packages(folder / "package"))
+    else:
+        environment = dict(base)
+        if environment.get("PYTHONPATH"):  # a server starts in another folder
+            entries = filter(None, environment["PYTHONPATH"].split(os.pathsep))
+            environment["PYTHONPATH"] = os.pathsep.join(str(Path(e).absolute()) for e in entries)
+        # on PYTHONPATH, site-packages would hide the standard library
+        if not in_library(str(package)):
+            _prepend(environment, "PYTHONPATH", package.parent)
+    for name, value in _DEFAULTS.items():
+        environment.setdefault(name, value)
+    # TensorRT-RTX's parser opens libtensorrt_rtx.so for Python plugins and aborts without it; the
+    # wheel only has libtensorrt_rtx.so.1. Through a link the loader recognizes the loaded library.
+    spec = PathFinder.find_spec("tensorrt_rtx_libs", path)
+    locations = spec.submodule_search_locations if spec is not None else None
+    libraries = sorted(Path(locations[0]).glob("libtensorrt_rtx.so.*")) if locations else []
+    if libraries:
+        links = folder / ("lib" if toolchain is None else f"lib-{toolchain.name}")
+        link = link_into(links, "libtensorrt_rtx.so", libraries[-1])
+        _prepend(environment, "LD_LIBRARY_PATH", link)
+    return environment
+
+
+def _prepend(environment: dict[str, str], name: str, entry: Path) -> None:
+    parts = (str(entry), environment.get(name, ""))
+    environment[name] = os.pathsep.join(filter(None, parts))
+
+
+def fingerprint(
+    kind: ServerKind,
+    *,
+    python: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    interpreter: Interpreter | None = None,
+    texts: TextCache | None = None,
+) -> str:
+    """Digest everything a server started now depends on.
+
+    ``folder`` is the project's folder of worker logs: projects do not share servers.
+    ``interpreter`` describes ``python`` unless that is this process's interpreter. ``texts`` caches
+    facts about preloaded libraries, whose edited modules would stay in the memory of a server.
+    """
+    if interpreter is None:
+        version, path, standard = sys.version, tuple(sys.path), str(Path(os.__file__).parent)
+    else:
+        version, path = interpreter.full_version, interpreter.path
+        standard = interpreter.standard
+    # not where this process looks for modules only because of how it was called
+    program = str(Path(sys.argv[0]).absolute().parent)
+    ours = {"", str(Path.cwd()), str(folder.parent.parent), program}
+    named = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    entries = dict.fromkeys([*named, *(entry for entry in path if entry not in ours)])
+    unchanging = {standard, f"{standard}/lib-dynload"}  # these belong to the interpreter
+    preloaded = sorted({name.partition(".")[0] for name in kind.preload})
+    parts = {
+        "schema": _SCHEMA,
+        "kind": [kind.name, kind.preload, kind.without],
+        # a virtual environment has several names for one interpreter
+        "python": [str(Path(python).parent), os.path.realpath(python), version, stamp(python)],
+        "folder": str(folder),
+        "code": [(path, stamp(path)) for path in server_modules()],
+        "modules": {
+            entry: [("", stamp(entry))] if entry in unchanging else list(_modules(entry))
+            for entry in entries
+        },
+        "preloaded": None
+        if texts is None
+        else package_identities(preloaded, tuple(entries), texts),
+        "libraries": stamp(_LIBRARY_CACHE),
+        "environment": sorted(environment.items()),
+        "process": _inherited_state(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def server_modules() -> list[str]:
+    """List the files of this package possibly imported by a server."""
+    return sorted(map(str, Path(buildsys.__file__).parent.rglob("*.py")))
+
+
+def _modules(folder: str) -> Iterator[tuple[str, Stamp | None]]:
+    """Yield a stamp of everything importable in a folder."""
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - only the names matter
+    except OSError:  # an archive or a missing folder
+        yield folder, stamp(folder)
+        return
+    for name in names:
+        path = f"{folder}/{name}"
+        if name.endswith((".py", ".so", ".pth")):
+            yield name, stamp(path)
+        elif name.endswith(".dist-info"):
+            yield name, stamp(f"{path}/RECORD")
+        elif "." not in name and name != "__pycache__":
+            init = stamp(f"{path}/__init__.py")
+            if init is not None:
+                yield name, init
+
+
+def _inherited_state() -> dict[str, Any]:
+    """Describe the inherited state of child processes, except environment variables."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
+    namespaces = sorted(Path("/proc/self/ns").iterdir())
+    return {
+        "status": [line for line in lines if line.startswith(_STATUS)],
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
+        "scheduling": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
+        "group": Path("/proc/self/cgroup").read_text(),
+        "namespaces": [str(namespace.readlink()) for namespace in namespaces],
+    }

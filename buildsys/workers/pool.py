@@ -28,7 +28,6 @@ class JobReply:
     hint: str
     figures: dict[str, Any]
     seconds: float
-    log: Path
     peak_rss_mib: float = 0.0  # includes pages shared with the server
     reads: list[list[Any]] = field(default_factory=list)  # of user code, as the recorder has them
 
@@ -55,16 +54,21 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         self,
         job: Job,
         *,
-        log: Path,
+        log: Path | None,
         timeout_s: float | None = None,
         on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+        debugger: bool = False,
     ) -> JobReply:
         """Run ``job`` in a separate process, with all output in ``log``.
 
+        Without a log, it runs in the foreground: on this process's terminal, with Ctrl-C for the
+        stage, and its reads are not recorded. There ``debugger`` opens pdb where an exception was
+        raised.
         Events: ``started`` (pid), any number of ``progress`` (message) and ``count`` (done, total,
         unit), ``finished`` (status, seconds, peak_rss_mib). They arrive in the calling thread; an
         exception there stops the job.
         Raises: StageError: raised by the stage. WorkerDied: the process ended without a result.
+        KeyboardInterrupt: Ctrl-C ended a job in the foreground.
         """
         from buildsys.workers.protocol import JobNotStartedError  # not needed with nothing to do
         from buildsys.workers.server_kinds import LIGHT, TORCH, server_kind_of, toolchain_of
@@ -74,37 +78,40 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
 
             problem = check_toolchain(job, job.toolchain, log)
             if problem is not None:
-                return JobReply("unavailable", problem.problem, problem.hint, {}, 0.0, log)
+                return JobReply("unavailable", problem.problem, problem.hint, {}, 0.0)
         kind, toolchain = server_kind_of(job), toolchain_of(job)
 
         def forward(event: dict[str, Any]) -> None:
-            if kind is TORCH and event["event"] == "started":
+            if kind is TORCH and event["event"] == "started" and log is not None:
                 self._server(LIGHT, None)  # simplify follows export: load its libraries meanwhile
             on_event(event)
+
+        def run_on(server: ServerHandle) -> dict[str, Any]:
+            return server.run(
+                job, log=log, timeout_s=timeout_s, on_event=forward, debugger=debugger
+            )
 
         try:
             server = self._server(kind, toolchain)
             try:
-                answer = server.run(job, log=log, timeout_s=timeout_s, on_event=forward)
+                answer = run_on(server)
             except JobNotStartedError:
                 if self._closed or not server.reused:
                     raise
                 # a server of an earlier run that was about to end, or hung
-                server = self._server(kind, toolchain)
-                answer = server.run(job, log=log, timeout_s=timeout_s, on_event=forward)
+                answer = run_on(self._server(kind, toolchain))
         except WorkerDied as error:
             if self._closed:
                 problem_text = f"{job.target} was stopped because the run was ended"
                 error = WorkerDied(problem_text, error.hint)
-            # the log's writer is gone; if this fails too, the error itself says everything
-            with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:
-                stream.write(f"# {error.problem}\n")
+            if log is not None:
+                # the log's writer is gone; if this fails too, the error itself says everything
+                with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:
+                    stream.write(f"# {error.problem}\n")
             raise error from None
         finished = {name: answer[name] for name in ("status", "seconds", "peak_rss_mib")}
         on_event({"event": "finished", **finished})
-        return JobReply(
-            log=log, **{name: value for name, value in answer.items() if name != "event"}
-        )
+        return JobReply(**{name: value for name, value in answer.items() if name != "event"})
 
     def close(self) -> None:
         """End all servers. Jobs in other threads fail at once."""

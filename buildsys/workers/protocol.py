@@ -2,8 +2,8 @@
 
 Orchestrator and server share one *control* socket per connection; it keeps the server alive. For
 each job the orchestrator sends one end of a new *channel* over it. The request,
-``{"job", "log", "timeout_s", "preload", "environment", "server_log"}``, comes through that channel,
-and so do all answers:
+``{"job", "log", "debugger", "timeout_s", "preload", "environment", "server_log"}``, comes through
+that channel, with the terminal of a job in the foreground, and so do all answers:
 
 - of the child: ``{"event": "started", "pid"}``, any number of ``{"event": "progress", "message"}``
   and ``{"event": "count", "done", "total", "unit"}``, then ``{"event": "result", …}`` or
@@ -31,6 +31,7 @@ from buildsys.workers.job import Job
 
 Message = dict[str, Any]
 JOB, RETIRE = b"j", b"r"  # on control: a job's channel comes along; end after the running jobs
+TERMINAL = (0, 1, 2)  # descriptors of a job in the foreground
 INTERRUPTED = 130  # exit code of a stage in the foreground after Ctrl-C
 _PATHS = ("inputs", "outputs", "advisory")  # fields with paths by role
 _LOCAL = ("progress", "count", "fail")
@@ -42,7 +43,7 @@ class JobNotStartedError(WorkerDied):
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return ``message`` as one line."""
+    """Encode ``message`` as one line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
@@ -55,7 +56,7 @@ class LineBuffer:
     _waiting: int = 0  # bytes of an incomplete line
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the lines completed by ``piece``. Raises: ValueError: a line is too long."""
+        """Split off the lines completed by ``piece``. Raises: ValueError: a line is too long."""
         whole, newline, rest = piece.rpartition(b"\n")
         self._waiting = len(rest) if newline else self._waiting + len(piece)
         if self._waiting > self.longest:
@@ -76,7 +77,7 @@ def decode(lines: Iterable[bytes]) -> Iterator[Message]:
 
 
 def job_to_json(job: Job) -> Message:
-    """Return the fields of ``job`` as JSON values, without its callbacks."""
+    """Convert ``job`` to JSON values, without its callbacks."""
     toolchain = job.toolchain
     return {
         **{name: value for name, value in vars(job).items() if name not in _LOCAL},
@@ -89,8 +90,8 @@ def job_to_json(job: Job) -> Message:
     }
 
 
-def job_from_json(fields: Message, **local: Any) -> Job:
-    """Return the job described by ``fields``; ``local`` adds its callbacks."""
+def job_from_json(fields: Message) -> Job:
+    """Make a job from the values of ``job_to_json``, without callbacks."""
     toolchain, caches = fields["toolchain"], fields["timing_caches"]
     converted = {
         "project": Path(fields["project"]),
@@ -101,16 +102,16 @@ def job_from_json(fields: Message, **local: Any) -> Job:
         "preload": tuple(fields["preload"]),
         "toolchain": toolchain and Toolchain(**{**toolchain, "python": Path(toolchain["python"])}),
     }
-    return Job(**{**fields, **converted, **local})
+    return Job(**{**fields, **converted})
 
 
 def error_to_json(error: BuildsysError) -> Message:
-    """Return ``error`` as JSON values. Other classes become stage errors."""
+    """Convert ``error`` to JSON values. Other classes become stage errors."""
     if isinstance(error, StageError) and type(error).__name__ in _ERRORS:
         return {"class": type(error).__name__, "problem": error.problem, "hint": error.hint}
     return {"class": StageError.__name__, "problem": str(error), "hint": ""}
 
 
 def error_from_json(fields: Message) -> StageError:
-    """Return the error described by ``error_to_json``."""
+    """Make an error from the values of ``error_to_json``."""
     return _ERRORS[fields["class"]](fields["problem"], fields["hint"])

@@ -11,16 +11,19 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import socket
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildsys.errors import StageError
 from buildsys.system import file_locks
-from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file, stamp
-from buildsys.system.processes import Process, time_limit_s
+from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
+from buildsys.system.processes import Process, children_of, time_limit_s
 from buildsys.workers.protocol import RETIRE
 
 IDLE_VARIABLE = "BUILDSYS_WORKER_IDLE"
@@ -29,10 +32,11 @@ _NAME_LENGTH = 20  # of a fingerprint's 64 digits, to keep within the limit of s
 _ADDRESS_LIMIT = 107
 _LOCK_LIMIT_S = 5.0  # it is held for milliseconds
 _CONNECT_LIMIT_S = 1.0
+_STOP_LIMIT_S = 2.0
 
 
 def idle_limit_s(environment: Mapping[str, str]) -> float:
-    """Return the lifetime of an idle server. 0: it ends with its run.
+    """Read the lifetime of an idle server. 0: it ends with its run.
 
     Raises: UsageError: BUILDSYS_WORKER_IDLE is not a duration.
     """
@@ -76,16 +80,19 @@ def server_folder(environment: Mapping[str, str]) -> Path | None:
         if len(os.fsencode(address(folder, "f" * _NAME_LENGTH))) > _ADDRESS_LIMIT:
             continue
         with contextlib.suppress(OSError):
-            for part in (folder.parent, folder):
-                with contextlib.suppress(FileExistsError):
-                    part.mkdir(mode=0o700)
-                found = part.lstat()
-                owned = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-                if not owned or found.st_mode & 0o077:
-                    break
-            else:
+            if all(_make_private(part) for part in (folder.parent, folder)):
                 return folder
     return None
+
+
+def _make_private(folder: Path) -> bool:
+    """Create a folder. Return False if others could write to it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    return (
+        stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    )
 
 
 def address(folder: Path, fingerprint: str) -> Path:
@@ -101,7 +108,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """Return a connection to the server at ``path``, None if none listens."""
+    """Connect to the server at ``path``. None if none listens."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # a stopped server accepts nothing once its queue is full
@@ -120,7 +127,7 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> ServerRecord | None:
-    """Return the record of the server at ``path``, None without a valid one."""
+    """Read the record of the server at ``path``. None without a valid one."""
     try:
         return ServerRecord(**json.loads(read_limited(record_path(path), MAX_RESULT_BYTES)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -159,37 +166,93 @@ def retire(path: Path) -> bool:
     return True
 
 
-class Listener:
-    """A server's listening socket with its address file and record."""
+@dataclass(frozen=True)
+class RunningServer:
+    """A running server, as ``doit workers`` shows it."""
 
-    def __init__(self, listener: socket.socket, path: Path) -> None:
-        listener.setblocking(False)
-        self.socket = listener
-        self._path = path
-        self._stamp = stamp(path)
+    address: Path
+    record: ServerRecord
+    age_s: float
+    state: str  # idle | working
+    memory_mib: float
 
-    def accept(self) -> list[socket.socket]:
-        """Return the new connections."""
-        accepted = []
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            while True:
-                channel, _ = self.socket.accept()
-                channel.setblocking(True)
-                accepted.append(channel)
-        return accepted
 
-    def close(self) -> list[socket.socket]:
-        """Retire the address. Return the connections made before.
+def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
+    """List this user's running servers, and remove the records of others."""
+    folder = server_folder(environment)
+    if folder is None:
+        return []
+    servers = []
+    try:
+        with locked(folder):
+            for path in sorted(folder.glob("*.sock")):
+                record = read_record(path)
+                if record is None or not record.process.is_running:
+                    remove(path)
+                    continue
+                with contextlib.suppress(OSError):  # it has just ended
+                    servers.append(_examine(path, record))
+    except OSError as error:
+        problem = f"cannot look for worker servers in {folder}: {error.strerror}"
+        raise StageError(problem, "check the permissions of the folder") from None
+    return servers
 
-        A client that connects at this moment finds its connection closed, and tries again.
-        """
-        self.unlink()
-        accepted = self.accept()
-        self.socket.close()
-        return accepted
 
-    def unlink(self) -> None:
-        """Remove address and record, unless they belong to another server by now."""
-        with contextlib.suppress(OSError):
-            if stamp(self._path) == self._stamp:
-                remove(self._path)
+def _examine(path: Path, record: ServerRecord) -> RunningServer:
+    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    pages = int(Path("/proc", str(record.pid), "statm").read_text().split()[1])
+    age_s = uptime_s - record.started / os.sysconf("SC_CLK_TCK")
+    state = "working" if children_of(record.pid) else "idle"
+    memory_mib = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return RunningServer(path, record, age_s, state, memory_mib)
+
+
+def stop_servers(environment: Mapping[str, str], *, now: bool = True) -> list[RunningServer]:
+    """End all servers of this user, and list them.
+
+    They end ``now``, with their jobs, or after the runs that they serve.
+    """
+    servers = list_servers(environment)
+    for server in servers:
+        if now:
+            server.record.process.send_signal(signal.SIGTERM)
+        else:
+            retire(server.address)
+    deadline = time.monotonic() + _STOP_LIMIT_S
+    for server in servers:
+        if now or server.state == "idle":
+            ended = server.record.process.wait(deadline - time.monotonic())
+            if now and not ended:  # it is loading a library
+                server.record.process.send_signal(signal.SIGKILL)
+                server.record.process.wait(_STOP_LIMIT_S)
+    return servers
+
+
+def format_running(servers: Sequence[RunningServer]) -> list[str]:
+    """Format a table of servers, the youngest last."""
+    if not servers:
+        return ["no worker servers"]
+    rows = [("pid", "kind", "age", "state", "memory", "python", "project")]
+    for server in sorted(servers, key=lambda server: -server.age_s):
+        record, age_s = server.record, server.age_s
+        age = f"{age_s:.0f} s" if age_s < 100 else f"{age_s / 60:.0f} min"
+        memory = f"{server.memory_mib:.0f} MiB"
+        rows.append(
+            (str(record.pid), record.kind, age, server.state, memory, record.python, record.project)
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def format_stopped(servers: Sequence[RunningServer]) -> list[str]:
+    """Format one line per server, ended or still at work."""
+    lines = []
+    for server in servers:
+        record = server.record
+        line = f"{record.pid} ({record.kind}, {record.project})"
+        still = f"{line} ends with the run that it serves; `doit workers --now` ends it at once"
+        lines.append(still if record.process.is_running else f"ended {line}")
+    return lines or ["no worker servers"]

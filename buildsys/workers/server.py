@@ -1,8 +1,7 @@
 """The program of worker processes: ``python -m buildsys.workers.server JSON``.
 
 A server imports libraries once, then forks a child for each job. Single-threaded on purpose: a fork
-copies one thread only. A stage in the foreground runs in this process itself. Standard library
-only, apart from those libraries.
+copies one thread only. Standard library only, apart from those libraries.
 """
 
 from __future__ import annotations
@@ -29,30 +28,18 @@ from typing import Any, NoReturn
 
 from buildsys.errors import StageError
 from buildsys.system.files import stamp
-from buildsys.system.processes import (
-    adopt_orphans,
-    children_of,
-    descendants_of,
-    die_with_parent,
-    kill_process,
-)
-from buildsys.workers.child import (
-    flush,
-    fork_child,
-    limit_log,
-    log,
-    run_child,
-    signal_group,
-)
+from buildsys.system.processes import adopt_orphans, children_of, descendants_of, kill_process
+from buildsys.workers.child import flush, fork_child, limit_log, log, run_child, signal_group
 from buildsys.workers.protocol import (
     RETIRE,
+    TERMINAL,
     LineBuffer,
     Message,
     encode,
     error_to_json,
     job_from_json,
 )
-from buildsys.workers.registry import Listener, idle_limit_s
+from buildsys.workers.registry import idle_limit_s, remove
 
 _KILL_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _LOG_CHECK_S = 1.0  # between two looks at the sizes of logs
@@ -66,8 +53,9 @@ class _Job:
 
     channel: socket.socket
     request: LineBuffer = field(default_factory=lambda: LineBuffer(_LONGEST_REQUEST))
+    terminal: list[int] = field(default_factory=list)  # descriptors, in the foreground
     pid: int = 0
-    log: Path = Path()
+    log: Path | None = None
     stop_at: float | None = None  # then SIGTERM
     kill_at: float | None = None  # then SIGKILL
     timed_out: bool = False
@@ -81,10 +69,8 @@ class Server:
     """
 
     def __init__(self, start: Message) -> None:
-        self._code = _code()
         self._idle_s: float = start.get("idle_s", 0.0)
         self._end_at = 0.0  # unless there is a connection
-        self._listener: Listener | None = None
         self._retiring = False  # accepts no new connections and ends after the last one
         self._problem = ""
         self._loaded_late: set[str] = set()  # or tried to
@@ -101,10 +87,13 @@ class Server:
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self._stop())
         self._add_control(socket.socket(fileno=start["control"]))
+        self._listener: socket.socket | None = None
         if "listener" in start:
-            channel = socket.socket(fileno=start["listener"])
-            self._listener = Listener(channel, Path(start["path"]))
-            self._selector.register(channel, selectors.EVENT_READ, self._accept)
+            self._listener = socket.socket(fileno=start["listener"])
+            self._listener.setblocking(False)
+            self._address = Path(start["path"])
+            self._address_stamp = stamp(self._address)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def serve(self, problem: str) -> NoReturn:
         """Run jobs until nobody can send one. A ``problem`` refuses every job."""
@@ -120,17 +109,12 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             wakeup.recv(4096)
 
-    def _accept(self, _: socket.socket) -> None:
-        """Add new connections, or close them if the code of this server is gone."""
-        assert self._listener is not None
-        accepted = self._listener.accept()
-        if _code() != self._code:
-            self._retiring = True
-            self._listener.unlink()  # at once: the next attempt of a client starts another server
-            for channel in accepted:
-                channel.close()
-        else:
-            for channel in accepted:
+    def _accept(self, listener: socket.socket) -> None:
+        """Add new connections."""
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                channel, _ = listener.accept()
+                channel.setblocking(True)
                 self._add_control(channel)
 
     def _add_control(self, control: socket.socket) -> None:
@@ -155,11 +139,12 @@ class Server:
             control.close()
             self._end_at = time.monotonic() + self._idle_s
 
-    def _receive(self, job: _Job, _: socket.socket) -> None:
+    def _receive(self, job: _Job, channel: socket.socket) -> None:
         """Receive the request of a job, or the end of its channel: nobody wants its result."""
-        piece = b""
+        piece, descriptors = b"", list[int]()
         with contextlib.suppress(ConnectionResetError):
-            piece = job.channel.recv(1 << 16)
+            piece, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, len(TERMINAL))
+        job.terminal += descriptors
         if piece and not job.pid:
             try:
                 for line in job.request.feed(piece):
@@ -176,8 +161,8 @@ class Server:
 
     def _start_job(self, job: _Job, message: Message) -> None:
         timeout_s = None if message["timeout_s"] is None else float(message["timeout_s"])
-        target, job.log = message["job"]["target"], Path(message["log"])
-        self._idle_s = idle_limit_s(message["environment"])  # that of the latest run
+        target, job.log = message["job"]["target"], message["log"] and Path(message["log"])
+        self._idle_s = idle_limit_s(message["environment"])  # the limit of the latest run
         problem = self._problem
         if not problem:
             for name in message["preload"]:
@@ -198,12 +183,20 @@ class Server:
     def _run_in_child(self, message: Message, job: _Job) -> NoReturn:
         # close the server's descriptors: a copy would hide the end of the original
         self._selector.close()
-        listeners = [] if self._listener is None else [self._listener.socket]
+        listeners = [] if self._listener is None else [self._listener]
         channels = [other.channel for other in self._jobs if other is not job]
         for end in (self._wakeup, self._wakeup_writer, *listeners, *self._controls, *channels):
             end.close()
+        for descriptor in (fd for other in self._jobs if other is not job for fd in other.terminal):
+            os.close(descriptor)
         os.environ.update(message["environment"])
-        run_child(job_from_json(message["job"]), Path(message["log"]), job.channel.fileno())
+        run_child(
+            job_from_json(message["job"]),
+            job.log,
+            job.channel.fileno(),
+            terminal=job.terminal,
+            debugger=message["debugger"],
+        )
 
     def _close(self, job: _Job, last: Message | None = None) -> None:
         """Close the channel of a job, after a last message if anybody wants it."""
@@ -215,6 +208,8 @@ class Server:
                 # a killed child may have written half a line
                 job.channel.send(b"\n" + encode(last), socket.MSG_DONTWAIT)
         job.channel.close()
+        for descriptor in job.terminal:
+            os.close(descriptor)
 
     def _reap_children(self) -> None:
         while True:
@@ -229,7 +224,7 @@ class Server:
             signal_group(pid, signal.SIGKILL)
             _, exit_status, usage = os.wait4(pid, 0)
             self._kill_orphans()
-            for job in [job for job in self._jobs if job.pid == pid]:  # not of an orphan
+            for job in [job for job in self._jobs if job.pid == pid]:  # an orphan has none
                 limit_log(job.log)
                 ending = {
                     "event": "exit",
@@ -271,16 +266,24 @@ class Server:
         """End an idle server, unless a client connects at the last moment."""
         idle = not self._controls and time.monotonic() >= self._end_at
         if self._listener is not None and (self._retiring or idle):
-            self._selector.unregister(self._listener.socket)
-            for channel in self._listener.close():
-                self._add_control(channel)
-            self._listener = None
+            listener, self._listener = self._listener, None
+            self._selector.unregister(listener)
+            self._unlink()
+            # a client that connects after this finds its connection closed, and tries again
+            self._accept(listener)
+            listener.close()
         if self._listener is None and not self._controls and not self._jobs:
             self._stop()
 
+    def _unlink(self) -> None:
+        """Remove address and record, unless they belong to another server by now."""
+        with contextlib.suppress(OSError):
+            if stamp(self._address) == self._address_stamp:
+                remove(self._address)
+
     def _stop(self) -> NoReturn:
         if self._listener is not None:
-            self._listener.unlink()
+            self._unlink()
         # Their processes first: a large job takes seconds to end, and if this process had ended
         # before it, init would adopt the rest.
         for job in [job for job in self._jobs if job.pid]:
@@ -295,11 +298,6 @@ class Server:
             time.sleep(0.001)
         flush()
         os._exit(0)  # the teardown of torch takes a second
-
-
-def _code() -> list[object]:
-    """Stamp the files that tell whether the code of this process still exists."""
-    return [stamp(path) for path in (__file__, sys.executable)]
 
 
 def preload(modules: Iterable[str], without: Iterable[str] = ()) -> str:
@@ -341,8 +339,11 @@ def _load(name: str) -> str:
 
 
 def main() -> NoReturn:
-    """Serve clients, or run one stage in the foreground."""
+    """Load libraries, then serve clients."""
     faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     # OpenBLAS, the only library here that starts threads at import, handles forks itself
     warnings.filterwarnings(
         "ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning
@@ -350,27 +351,11 @@ def main() -> NoReturn:
     start = json.loads(sys.argv[1])
     here = str(Path.cwd())
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
-    if "request" in start:
-        run_in_foreground(start)
     adopt_orphans()
     os.chdir("/")  # the project may be moved or deleted
     server = Server(start)
     gc.disable()  # a collection would write to the pages shared with the children
     server.serve(preload(start["preload"], start["without"]))
-
-
-def run_in_foreground(start: Message) -> NoReturn:
-    """Run the stage of ``start["request"]`` in this process, with its output on the terminal."""
-    die_with_parent(start["parent"], signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent ignores it
-    request = json.loads(Path(start["request"]).read_bytes())
-    events = os.open(request["events"], os.O_WRONLY | os.O_CREAT)
-    with contextlib.redirect_stdout(io.StringIO()):  # the log of a server
-        problem = preload(start["preload"], start["without"])
-    if problem:
-        os.write(events, encode({"event": "error", "error": error_to_json(StageError(problem))}))
-        os._exit(0)
-    run_child(job_from_json(request["job"]), None, events, debugger=request["debugger"])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import selectors
 import signal
@@ -11,15 +12,18 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from buildsys.errors import WorkerDied
 from buildsys.system.files import read_end
 from buildsys.system.processes import Process, describe_exit, kill_group
 from buildsys.workers.job import Job
 from buildsys.workers.protocol import (
+    INTERRUPTED,
     JOB,
+    TERMINAL,
     JobNotStartedError,
     LineBuffer,
     Message,
@@ -65,7 +69,9 @@ class JobChannel:
         self._channel.close()
         self._control.close()
 
-    def run(self, request: bytes, timeout_s: float | None, on_event: OnEvent) -> Message | None:
+    def run(
+        self, request: bytes, timeout_s: float | None, on_event: OnEvent, *, foreground: bool
+    ) -> Message | None:
         """Pass on events; return the ``result``, ``error``, ``refused`` or ``exit`` message.
 
         None means that the server is gone or hangs.
@@ -77,6 +83,8 @@ class JobChannel:
             selector.register(self._control, selectors.EVENT_READ)
             lines = LineBuffer()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+                if foreground:
+                    request = request[socket.send_fds(self._channel, [request], TERMINAL) :]
                 self._channel.sendall(request)
             while True:
                 wait_s = None if math.isinf(deadline) else max(0, deadline - time.monotonic())
@@ -95,6 +103,23 @@ class JobChannel:
                         limit_s = math.inf if timeout_s is None else timeout_s + _LIMIT_SLACK_S
                         deadline = time.monotonic() + limit_s
                     on_event(message)
+
+    @contextlib.contextmanager
+    def passing_on_interrupts(self) -> Iterator[None]:
+        """Send Ctrl-C to the running job, which has no terminal to get it from."""
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self.pid is None:
+                signal.default_int_handler(number, frame)
+            else:
+                with contextlib.suppress(ProcessLookupError):  # just ended
+                    os.kill(self.pid, signal.SIGINT)
+
+        previous = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
 
 
 class ServerHandle:
@@ -132,14 +157,24 @@ class ServerHandle:
         except OSError:
             return False
 
-    def run(self, job: Job, *, log: Path, timeout_s: float | None, on_event: OnEvent) -> Message:
+    def run(
+        self,
+        job: Job,
+        *,
+        log: Path | None,
+        timeout_s: float | None,
+        on_event: OnEvent,
+        debugger: bool,
+    ) -> Message:
         """Run ``job`` in a child of the server and return its result.
 
         Raises: StageError: raised by the stage. WorkerDied: there will be no result.
+        KeyboardInterrupt: Ctrl-C ended a job in the foreground.
         """
         request = {
             "job": job_to_json(job),
-            "log": str(log),
+            "log": log and str(log),
+            "debugger": debugger,
             "timeout_s": timeout_s,
             "preload": late_preload(job),
             "server_log": job.display_path(self.log),
@@ -151,18 +186,21 @@ class ServerHandle:
             channel = JobChannel(self._control)
             self._jobs.add(channel)
         try:
-            answer = channel.run(encode(request), timeout_s, on_event)
+            with contextlib.nullcontext() if log else channel.passing_on_interrupts():
+                answer = channel.run(encode(request), timeout_s, on_event, foreground=log is None)
         finally:
             self._jobs.discard(channel)
             channel.close()
         if answer is None:
             raise self._server_died(job, log, channel.pid)
         if answer["event"] == "exit":
+            if log is None and answer["code"] == INTERRUPTED:
+                raise KeyboardInterrupt
             place = _crash_place(log) if answer["code"] in _CRASHES else ""
             problem = f"the worker of {job.target} {describe_exit(answer['code'])}{place}"
             if answer["timed_out"]:
                 problem = f"{job.target} exceeded its limit of {timeout_s:g} s and was stopped"
-            raise WorkerDied(problem, f"full log: {job.display_path(log)}")
+            raise WorkerDied(problem, _where_output_is(job, log))
         if answer["event"] in ("error", "refused"):
             raise error_from_json(answer["error"])
         return answer
@@ -202,7 +240,7 @@ class ServerHandle:
                 self.server.wait(_CLOSE_LIMIT_S)  # else the next connection would reach it again
         return ending or describe_exit(None)
 
-    def _server_died(self, job: Job, log: Path, pid: int | None) -> WorkerDied:
+    def _server_died(self, job: Job, log: Path | None, pid: int | None) -> WorkerDied:
         self._given_up = True
         if pid is None:
             problem = f"the worker server for {job.target} {self._end_server()}"
@@ -210,12 +248,16 @@ class ServerHandle:
             return JobNotStartedError(f"{problem} before it started the job", hint)
         kill_group(pid)  # the processes that the child had started
         problem = f"the worker server that ran {job.target} {self._end_server()}"
-        return WorkerDied(problem, f"full log: {job.display_path(log)}")
+        return WorkerDied(problem, _where_output_is(job, log))
 
 
-def _crash_place(log: Path) -> str:
-    """Return the Python function that a crashed process was in, from the end of its log."""
-    frames = _CRASHED_FRAME.findall(read_end(log, _LOG_END_BYTES))
+def _where_output_is(job: Job, log: Path | None) -> str:
+    return f"full log: {job.display_path(log)}" if log else "the output above has its last words"
+
+
+def _crash_place(log: Path | None) -> str:
+    """Find the Python function that a crashed process was in at the end of its log."""
+    frames = _CRASHED_FRAME.findall(read_end(log, _LOG_END_BYTES)) if log else ()
     if not frames:
         return ""
     file, line, function = frames[-1]

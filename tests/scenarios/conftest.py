@@ -22,7 +22,7 @@ from forked_machine import ForkedMachine
 from project_folder import ProjectFolder, Ran
 from ready_project import ReadyProject, TorchProject
 
-from buildsys.workers import status
+from buildsys.workers import registry
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,7 +47,7 @@ def shared_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("BUILDSYS_WORKER_IDLE", "600")
     yield runtime / "buildsys"
-    status.stop_servers(os.environ)
+    registry.stop_servers(os.environ)
     shutil.rmtree(runtime)
 
 

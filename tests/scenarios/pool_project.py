@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,32 @@ from buildsys.workers.pool import JobReply, WorkerPool
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = "tests.scenarios.worker_stages"
+ORCHESTRATOR = f"""
+import sys, threading
+from pathlib import Path
+from buildsys.workers.job import Job
+from buildsys.workers.pool import WorkerPool
+
+project, do, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+pool = WorkerPool(project / ".buildsys")
+outputs = {{"result": project / f"{{do}}.json"}}
+job = Job("export:m", "{STAGES}", "m", "", {{"do": do}}, {{}}, outputs, project)
+
+def say(event):
+    print(event.get("pid") or event.get("message"), flush=True)
+
+def work():
+    reply = pool.run(job, log=None if mode == "foreground" else project / "log", on_event=say)
+    print(reply.figures.get("parent"), flush=True)
+
+if mode == "thread":  # as under `doit -n`: not the main thread starts the server
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+else:
+    work()
+"""
 
 
 class PoolProject:
@@ -77,3 +106,21 @@ def wait_for_end(*pids: int) -> None:
 def import_from(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     """Let servers started from here on import from these folders."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, *folders))))
+
+
+@contextmanager
+def orchestrator(project: Path, do: str, mode: str = "main") -> Iterator[subprocess.Popen[str]]:
+    """Start a run in a separate process, which prints its events and its server's pid."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", ORCHESTRATOR, str(project), do, mode],
+        stdout=pipe,
+        stderr=pipe,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # or a failed test would wait for it

@@ -156,7 +156,7 @@ def finish(job: Job, status: str, reason: str, figures: dict[str, Any], log: Pat
     if "raise" in wanted:
         raise (CheckFailed if status == "failed" else Unavailable)(reason, "do something")
     hint, replied = "do something" if reason else "", without_long_lists(figures)
-    return JobReply(status, reason, hint, replied, 0.25, log)
+    return JobReply(status, reason, hint, replied, 0.25)
 
 
 def orders(job: Job) -> list[str]:

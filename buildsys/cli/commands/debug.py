@@ -5,23 +5,24 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from buildsys.cli.command import Options, ProjectCommand, option, print_lines
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
-from buildsys.errors import CheckFailed, StageError, UsageError, with_hint
+from buildsys.cli.worker_pool import open_pool
+from buildsys.errors import CheckFailed, StageError, Unavailable, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
 from buildsys.execution.stage_job import hold_devices, stage_job
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration
 from buildsys.stages.table import ENGINE
 from buildsys.store.locks import LockHolder, Locks
-from buildsys.workers.foreground import run_in_foreground
+from buildsys.workers.pool import JobReply
 
 if TYPE_CHECKING:
     from buildsys.workers.job import Job
@@ -48,19 +49,14 @@ class Debug(ProjectCommand):
         with TemporaryDirectory(prefix="buildsys-debug-") as folder:
             outputs = Path(folder) / "outputs"
             job = _job(session, action, Path(folder), outputs)
-            started = time.monotonic()
-            try:
-                answer = _run(session, action, job, Path(folder), debugger=options["pdb"])
-            except StageError as error:
-                answer = {"status": "error", "reason": error.problem, "hint": error.hint}
+            reply = _run(session, action, job, debugger=options["pdb"])
             if kept is not None:
                 shutil.copytree(outputs, kept)
-        seconds = answer.get("seconds", time.monotonic() - started)
-        took = f"{answer['status']} after {duration(seconds)}"
-        reason = with_hint(answer["reason"], answer["hint"])
+        took = f"{reply.status} after {duration(reply.seconds)}"
+        reason = with_hint(reply.reason, reply.hint)
         place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
         print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
-        return _exit_code(action, answer["status"])
+        return _exit_code(action, reply.status)
 
 
 def _check_inputs(session: Session, action: Action) -> None:
@@ -71,7 +67,7 @@ def _check_inputs(session: Session, action: Action) -> None:
             makers = [
                 name
                 for name in action.after
-                if ref.path in {one.path for one in session.actions[name].outputs.values()}
+                if ref.path in {output.path for output in session.actions[name].outputs.values()}
             ]
             hint = f"run `doit {makers[0]}` first" if makers else ""
             raise UsageError(f"{action.target} needs {path}, which does not exist", hint)
@@ -95,15 +91,21 @@ def _job(session: Session, action: Action, folder: Path, outputs: Path) -> Job:
     return job if key is None else session.executor.here.add_baseline(job, action, key, folder)
 
 
-def _run(
-    session: Session, action: Action, job: Job, folder: Path, *, debugger: bool
-) -> Mapping[str, Any]:
+def _run(session: Session, action: Action, job: Job, *, debugger: bool) -> JobReply:
     """Run the job under the same locks as a build."""
     locks = Locks(session.project.state / "locks")
-    name = f"debug {action.target}"
-    with hold_devices(locks, action, name, _report_wait) as held:
+    with (
+        hold_devices(locks, action, f"debug {action.target}", _report_wait) as held,
+        open_pool(session.project.state) as pool,
+    ):
         job = replace(job, environment=held.variables, exclusive=held.names)
-        return run_in_foreground(job, folder, debugger=debugger)
+        started = time.monotonic()
+        try:
+            return pool.run(job, log=None, debugger=debugger)
+        except StageError as error:
+            kinds = {CheckFailed: "failed", Unavailable: "unavailable"}
+            status, seconds = kinds.get(type(error), "error"), time.monotonic() - started
+            return JobReply(status, error.problem, error.hint, {}, seconds)
 
 
 def _report_wait(holder: LockHolder | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buildsys.cli.command import Options, ProjectCommand, option, print_lines
 from buildsys.errors import UsageError
-from buildsys.workers import status
+from buildsys.workers import registry
 
 
 class Workers(ProjectCommand):
@@ -26,8 +26,8 @@ class Workers(ProjectCommand):
         if names:
             raise UsageError("workers takes no arguments", "type it without a name")
         if options["now"] or options["stop"]:
-            lines = status.format_stopped(status.stop_servers(os.environ, now=options["now"]))
+            lines = registry.format_stopped(registry.stop_servers(os.environ, now=options["now"]))
         else:
-            lines = status.format_running(status.list_servers(os.environ))
+            lines = registry.format_running(registry.list_servers(os.environ))
         print_lines(lines)
         return 0

@@ -196,7 +196,7 @@ class StandIns:
             if not role.endswith(".data") and role != "result":
                 path.write_text(f"{role} {content}")
         job.outputs["result"].write_text(json.dumps([seen, dict(job.options)], sort_keys=True))
-        return JobReply("passed", "", "", {}, 0.0, log)
+        return JobReply("passed", "", "", {}, 0.0)
 
 
 def digest(path: Path) -> str:

@@ -27,7 +27,7 @@ def test_debug_runs_up_to_date_stale_and_failed_targets_and_changes_nothing(
     assert ready.doit("reference:a").code == 0
     before = everything(ready)
     fresh = ready.doit("debug", "a:reference", "--keep", "kept")
-    assert (fresh.code, fresh.err) == (0, "")
+    assert (fresh.code, fresh.err) == (0, ""), fresh.out
     first, *_, place = fresh.out.splitlines()
     assert first == "… case min"
     assert "reference:a: passed after " in fresh.out

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from project_folder import ProjectFolder
 
-from buildsys.workers.status import list_servers
+from buildsys.workers.registry import list_servers
 
 BRANCH = '''
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from project_folder import ProjectFolder
 
-from buildsys.workers import status
+from buildsys.workers import registry
 
 NETS = """\
 import torch
@@ -91,7 +91,7 @@ def project_with_models(project: ProjectFolder) -> ProjectFolder:
 
 
 def servers(project: ProjectFolder) -> list[int]:
-    return sorted(server.record.pid for server in status.list_servers(project.environment))
+    return sorted(server.record.pid for server in registry.list_servers(project.environment))
 
 
 def test_registrations_of_one_model_do_not_affect_another(

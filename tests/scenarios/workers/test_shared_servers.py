@@ -5,47 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pool_project import ROOT, STAGES, orchestrator, parent_of, wait_for_end
 from project_folder import TIMEOUT_S, ProjectFolder, wait_until
 
-import buildsys
-from buildsys.errors import StageError, UsageError, WorkerDied
+from buildsys.errors import StageError, UsageError
 from buildsys.system.processes import Process
-from buildsys.workers import registry, server_handle, server_kinds, status
-from buildsys.workers.environment import server_modules
+from buildsys.workers import registry, server_handle, server_kinds
 from buildsys.workers.job import Job
+from buildsys.workers.launch import server_modules
 from buildsys.workers.pool import WorkerPool
 from buildsys.workers.protocol import JOB
 from buildsys.workers.server_kinds import LIGHT, ServerKind
-
-ROOT = Path(__file__).resolve().parents[3]
-STAGES = "tests.scenarios.worker_stages"
-ORCHESTRATOR = f"""
-import sys
-from pathlib import Path
-from buildsys.workers.job import Job
-from buildsys.workers.pool import WorkerPool
-
-project, do = Path(sys.argv[1]), sys.argv[2]
-outputs = {{"result": project / f"{{do}}.json"}}
-job = Job("export:m", "{STAGES}", "m", "", {{"do": do}}, {{}}, outputs, project)
-pool = WorkerPool(project / ".buildsys")
-say = lambda event: print(event.get("pid") or event.get("message"), flush=True)
-reply = pool.run(job, log=project / "log", on_event=say)
-print(reply.figures.get("parent"), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -89,34 +69,12 @@ def server_of(project: Path) -> int:
     return server
 
 
-def running() -> dict[int, status.RunningServer]:
-    return {server.record.pid: server for server in status.list_servers(os.environ)}
+def running() -> dict[int, registry.RunningServer]:
+    return {server.record.pid: server for server in registry.list_servers(os.environ)}
 
 
 def lives(pid: int) -> bool:
     return Process.of(pid).is_running
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def wait_for_end(pid: int) -> None:
-    wait_until(lambda: not lives(pid), f"{pid} still lives")
-
-
-@contextlib.contextmanager
-def orchestrator(project: Path, do: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a run in a separate process."""
-    command = [sys.executable, "-c", ORCHESTRATOR, str(project), do]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_the_next_run_reuses_the_server(tmp_path: Path) -> None:
@@ -179,9 +137,7 @@ def test_a_change_starts_another_server(
     elif change == "limit":
         monkeypatch.setattr(os, "getpriority", lambda which, who: 7)
     else:
-        monkeypatch.setattr(
-            "buildsys.workers.environment.server_modules", lambda: server_modules()[1:]
-        )
+        monkeypatch.setattr("buildsys.workers.launch.server_modules", lambda: server_modules()[1:])
     assert server_of(project) != first
     wait_for_end(first)  # it was idle, and nobody else would have needed it
 
@@ -230,23 +186,6 @@ def test_a_job_ends_with_its_orchestrator_and_the_server_stays(
         wait_for_end(child)
     (server,) = running()
     assert server_of(tmp_path) == server
-
-
-def test_closing_waits_for_the_end_of_running_jobs(tmp_path: Path) -> None:
-    pool, pids = WorkerPool(tmp_path / ".buildsys"), []
-    job = Job(
-        "x:hang", STAGES, "m", "", {"do": "hang"}, {}, {"result": tmp_path / "r.json"}, tmp_path
-    )
-    with ThreadPoolExecutor(1) as threads:
-        hanging = threads.submit(
-            pool.run, job, log=tmp_path / "log", on_event=lambda event: pids.append(event)
-        )
-        wait_until(lambda: len(pids) == 2, "the job did not start")
-        pool.close()
-        assert not lives(pids[0]["pid"])
-        with pytest.raises(WorkerDied, match="the run was ended"):
-            hanging.result(timeout=TIMEOUT_S)
-    assert len(running()) == 1
 
 
 def test_a_process_with_pipes_ends_while_its_server_lives_on(tmp_path: Path) -> None:
@@ -325,35 +264,6 @@ def test_an_idle_server_ends(tmp_path: Path, folder: Path, monkeypatch: pytest.M
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
-def test_a_server_outlives_the_project(tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    server = server_of(project)
-    subprocess.run(["rm", "-r", str(project)], check=True)
-    assert lives(server)
-    project.mkdir()
-    assert server_of(project) == server
-
-
-def test_a_server_whose_code_is_gone_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # no fingerprint sees everything: let both clones have the same one
-    monkeypatch.setattr("buildsys.workers.launch.fingerprint", lambda *_, **__: "f" * 64)
-    clone, project = tmp_path / "clone", tmp_path / "project"
-    shutil.copytree(ROOT / "buildsys", clone / "buildsys")
-    (clone / "tests").symlink_to(ROOT / "tests")
-    project.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(buildsys, "__file__", str(clone / "buildsys/__init__.py"))
-        first = server_of(project)
-        assert server_of(project) == first
-    shutil.rmtree(clone)
-    assert server_of(project) != first
-    wait_for_end(first)
-    assert len(running()) == 1
-
-
 @pytest.mark.parametrize("spoil", ["mode", "file", "long"])
 def test_without_a_private_folder_the_server_ends_with_its_run(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
@@ -377,21 +287,6 @@ def test_an_invalid_idle_limit_fails_the_run(
     monkeypatch.setenv(registry.IDLE_VARIABLE, "soon")
     with pytest.raises(UsageError, match="BUILDSYS_WORKER_IDLE=soon is not a duration"):
         run(tmp_path)
-
-
-def test_threads_share_a_reused_server(tmp_path: Path) -> None:
-    server = server_of(tmp_path)
-    with WorkerPool(tmp_path / ".buildsys") as pool:
-        found: list[int] = []
-        threads = [
-            threading.Thread(target=lambda: found.append(run_in(pool, tmp_path)["parent"]))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == [server] * 4
 
 
 def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) -> None:
@@ -482,7 +377,7 @@ def test_doit_uses_the_servers_of_the_last_doit(project: ProjectFolder) -> None:
         project.edit("configs/models/lin.yaml", "opset: 17", f"opset: {opset}")
         assert project.doit("simplify:lin").passed >= {"export:lin", "simplify:lin"}
         project.edit("configs/models/lin.yaml", f"opset: {opset}", "opset: 17")
-        records = [server.record for server in status.list_servers(project.environment)]
+        records = [server.record for server in registry.list_servers(project.environment)]
         root = str(project.root)
         found.append({one.kind: one.pid for one in records if one.project == root})
         found[-1].pop("bare", None)  # of another test in this place

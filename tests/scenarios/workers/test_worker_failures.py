@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pool_project import (
-    ROOT,
     PoolProject,
     import_from,
+    orchestrator,
     parent_of,
     state,
     wait_for_end,
@@ -230,53 +228,6 @@ def test_a_server_survives_the_thread_that_started_it(project: PoolProject) -> N
     wait_until(lambda: not task.exists(), "the thread still runs")
     # by now the kernel has signalled the server, which handles that before the next job
     assert project.server_pid() == found[0]
-
-
-ORCHESTRATOR = """
-import sys, threading
-from pathlib import Path
-from buildsys.workers import server_kinds
-from buildsys.workers.pool import WorkerPool
-from buildsys.workers.job import Job
-from buildsys.workers.server_kinds import ServerKind
-
-if sys.argv[3] == "slow":
-    server_kinds.server_kind_of = lambda _: ServerKind("slow", ("slow_library",))
-project = Path(sys.argv[1])
-pool = WorkerPool(project / ".buildsys")
-options, outputs = {"do": sys.argv[2]}, {"result": project / "result.json"}
-job = Job("export:m", "tests.scenarios.worker_stages", "m", "", options, {}, outputs, project)
-
-def say(event):
-    print(event.get("pid") or event["message"], flush=True)
-
-def work():
-    pool.run(job, log=project / "log", on_event=say)
-
-if sys.argv[3] == "thread":  # as under `doit -n`: not the main thread starts the server
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-else:
-    work()
-"""
-
-
-@contextmanager
-def orchestrator(project: Path, do: str, mode: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", ORCHESTRATOR, str(project), do, mode],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(project)))},
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()  # or a failed test would wait for it
 
 
 @pytest.mark.parametrize(

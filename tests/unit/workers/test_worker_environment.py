@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import buildsys
-from buildsys.workers.environment import server_environment, split_environment
+from buildsys.workers.launch import server_environment, split_environment
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.workers import environment as module
-from buildsys.workers.environment import fingerprint
+from buildsys.workers import launch as module
+from buildsys.workers.launch import fingerprint
 from buildsys.workers.server_kinds import BARE, ServerKind
 
 

@@ -45,12 +45,6 @@ def test_a_job_survives_conversion_to_json() -> None:
     assert {field.name for field in fields(Job)} - message.keys() == {"progress", "count", "fail"}
 
 
-def test_progress_is_added_at_the_other_end() -> None:
-    said: list[str] = []
-    job_from_json(job_to_json(JOB), progress=said.append).progress("hello")
-    assert said == ["hello"]
-
-
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_pieces_of_any_size_are_joined_into_lines(size: int) -> None:
     messages = [{"n": n, "text": "a\nb" * n} for n in range(20)]
