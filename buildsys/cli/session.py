@@ -78,12 +78,12 @@ class Session(OpenProject):
     def read_only(cls, root: Path, names: Sequence[str] = ()) -> Session:
         """Open the project at ``root`` without writing anything, not even a cache.
 
-        If ``names`` are targets of single models, only the manifests of these models are resolved.
+        If ``names`` are targets of single models, other manifests may be broken.
         Raises: ManifestErrors: the manifests are wrong.
         """
         with no_garbage_collection():
-            if models := models_named_by(names):
-                session = cls(load_project(root, remember=False, wanted=models))
+            if models_named_by(names):
+                session = cls(load_project(root, remember=False, leave_out=True))
                 with contextlib.suppress(UsageError):
                     if all(map(session.targets_of, names)):
                         return session

@@ -1,4 +1,4 @@
-"""Merging of a manifest with extended files and engine presets."""
+"""Layers of a manifest: extended files and engine presets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.problem import Problem, expected, show_value, suggest, suggest_file
+from buildsys.manifest.problem import expected, show_value, suggest, suggest_file
 from buildsys.manifest.schema.network import DATA_KINDS
 from buildsys.manifest.schema.source import REFERENCE_KINDS, SOURCE_KINDS
 from buildsys.manifest.value_tree import FieldPath, ValueNode
@@ -19,6 +19,7 @@ _KINDS: Mapping[FieldPath, tuple[str, ...]] = {
     ("source", "reference"): REFERENCE_KINDS,
 }
 Presets = Mapping[str, "ValueNode | None"]  # None: broken and already reported
+Errors = list[ManifestError]
 
 
 def merge(base: ValueNode, override: ValueNode, path: FieldPath = ()) -> ValueNode:
@@ -43,112 +44,96 @@ def merge(base: ValueNode, override: ValueNode, path: FieldPath = ()) -> ValueNo
 
 
 class Layers:
-    """The files extended by one manifest, and problems with them."""
+    """The files extended by one manifest, and errors in them."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._files_left = MAX_FILES
-        self.problems: list[Problem | ManifestError] = []
+        self.errors: Errors = []
 
     def read(self, file: Path, users: tuple[Path, ...] = ()) -> ValueNode:
-        """Return a file merged over its ``extends``.
+        """Merge a file over its ``extends``; ``users`` are the files that led to this one.
 
-        ``users`` are the files that led to this one.
         Raises: ManifestError: the file cannot be read or is not a map.
         """
         document = self._workspace.document(file)
         if not isinstance(document.value, dict):
-            problem = Problem(document.origin, expected("a map of manifest fields", document.value))
-            raise self._workspace.errors([problem])[0]
+            raise document.error(expected("a map of manifest fields", document.value))
         merged = ValueNode({}, document.origin)
-        named = document.get("extends")
-        entries = named.value if named and isinstance(named.value, list) else [named]
-        for entry in filter(None, entries):
-            base = self._base_file(entry, file, (*users, file))
-            if isinstance(base, Problem):
-                self.problems.append(base)
-                continue
+        extends = document.get("extends")
+        names = extends.value if extends and isinstance(extends.value, list) else [extends]
+        for name in filter(None, names):
             try:
-                layer = self.read(base, (*users, file))
-            except ManifestError as error:
-                self.problems.append(error)
-            else:
+                layer = self.read(self._base_file(name, file, (*users, file)), (*users, file))
                 merged = merge(merged, layer.without("model", "extends"))
+            except ManifestError as error:
+                self.errors.append(error)
         return merge(merged, document.without("extends"))
 
-    def _base_file(self, node: ValueNode, file: Path, users: tuple[Path, ...]) -> Path | Problem:
-        name = node.value
+    def _base_file(self, node: ValueNode, file: Path, users: tuple[Path, ...]) -> Path:
+        """Find an extended file. Raises: ManifestError."""
+        name, hint = node.value, "paths are relative to this file"
         if not isinstance(name, str) or not name.strip() or "\0" in name:
-            return Problem(node.origin, expected("the path of a manifest", name))
-        path = Path(os.path.normpath(file.parent / name))
-        folders = (self._workspace.root.resolve(), self._workspace.configs.resolve())
-        try:
-            is_inside = any(path.resolve().is_relative_to(folder) for folder in folders)
-        except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
-            is_inside = False
-        if Path(name).is_absolute() or not is_inside:
-            hint = "paths are relative to this file"
-            return Problem(node.origin, f"path {show_value(name)} leaves the project", hint)
+            raise node.error(expected("the path of a manifest", name))
+        located = self._workspace.locate(name, file.parent)
+        if isinstance(located, str):
+            raise node.error(located, hint)
+        path = Path(os.path.normpath(located))
         if path in users:
-            names = " → ".join(user.name for user in (*users[users.index(path) :], path))
-            return Problem(node.origin, f"the manifest extends itself: {names}", "break the cycle")
+            chain = " → ".join(user.name for user in (*users[users.index(path) :], path))
+            raise node.error(f"the manifest extends itself: {chain}", "break the cycle")
         self._files_left -= 1
         if self._files_left < 0:
-            return Problem(
-                node.origin,
-                f"the manifest extends more than {MAX_FILES} files",
-                "merge some of them",
-            )
+            text = f"the manifest extends more than {MAX_FILES} files"
+            raise node.error(text, "merge some of them")
         if not self._workspace.exists(path):
-            hint = suggest_file(path) or "paths are relative to this file"
-            return Problem(node.origin, f"file {name} does not exist", hint)
+            raise node.error(f"file {name} does not exist", suggest_file(path) or hint)
         if path.is_dir():
             text = f"expected the path of a manifest, found the folder {show_value(name)}"
-            return Problem(node.origin, text, "name a file in it")
+            raise node.error(text, "name a file in it")
         return path
 
 
-def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], list[Problem]]:
-    """Return every preset of engines.yaml, merged over its base."""
+def build_presets(document: ValueNode) -> tuple[dict[str, ValueNode | None], Errors]:
+    """Merge every preset of engines.yaml over its base."""
     if not isinstance(document.value, dict):
-        return {}, [Problem(document.origin, expected("a map of engine presets", document.value))]
+        return {}, [document.error(expected("a map of engine presets", document.value))]
     presets: dict[str, ValueNode | None] = dict.fromkeys(document.value)
-    problems: list[Problem] = []
+    errors: Errors = []
     for name, node in document.items():
         if not isinstance(node.value, dict):
-            problems.append(Problem(node.origin, expected("a map of engine fields", node.value)))
+            errors.append(node.error(expected("a map of engine fields", node.value)))
             continue
-        if named := node.get("name"):
+        if own_name := node.get("name"):
             text = "an engine preset is named by its key"
-            problems.append(Problem(named.origin, text, "remove name", of_key=True))
-        built = _build(document, name, (), problems)
-        if built is not None:
-            presets[name] = built.with_member("name", ValueNode(name, node.origin))
-    return presets, problems
+            errors.append(own_name.error(text, "remove name", of_key=True))
+        preset = _preset(document, name, (), errors)
+        if preset is not None:
+            presets[name] = preset.with_member("name", ValueNode(name, node.origin))
+    return presets, errors
 
 
-def _build(
-    document: ValueNode, name: str, users: tuple[str, ...], problems: list[Problem]
+def _preset(
+    document: ValueNode, name: str, users: tuple[str, ...], errors: Errors
 ) -> ValueNode | None:
     node = document.value[name]
     if not isinstance(node.value, dict):
         return None
-    used = node.get("use")
-    if used is None:
+    use = node.get("use")
+    if use is None:
         return ValueNode(node.value, node.origin)
-    if used.value in (*users, name):
-        chain = " → ".join([*users, name, used.value])
-        text = f"the engine preset uses itself: {chain}"
-        problems.append(Problem(used.origin, text, "break the cycle"))
+    if use.value in (*users, name):
+        chain = " → ".join([*users, name, use.value])
+        errors.append(use.error(f"the engine preset uses itself: {chain}", "break the cycle"))
         return None
-    if not _is_known(used, document.value, problems):
+    if not _is_preset(use, document.value, errors):
         return None
-    base = _build(document, used.value, (*users, name), problems)
+    base = _preset(document, use.value, (*users, name), errors)
     return merge(base, node.without("use")) if base is not None else None
 
 
-def resolve_engines(tree: ValueNode, presets: Presets | None) -> tuple[ValueNode, list[Problem]]:
-    """Return the tree with every entry of ``engines`` written out.
+def resolve_engines(tree: ValueNode, presets: Presets | None) -> tuple[ValueNode, Errors]:
+    """Write out every entry of ``engines``.
 
     Entries with a broken preset are dropped, as it has been reported; ``presets`` is None if
     engines.yaml cannot be read.
@@ -156,37 +141,36 @@ def resolve_engines(tree: ValueNode, presets: Presets | None) -> tuple[ValueNode
     engines = tree.get("engines")
     if engines is None or not isinstance(engines.value, list):
         return tree, []
-    problems: list[Problem] = []
-    complete = [_resolve_entry(entry, presets, problems) for entry in engines.value]
-    kept = ValueNode([entry for entry in complete if entry is not None], engines.origin)
-    return tree.with_member("engines", kept), problems
+    errors: Errors = []
+    entries = [_resolve_entry(entry, presets, errors) for entry in engines.value]
+    complete = ValueNode([entry for entry in entries if entry is not None], engines.origin)
+    return tree.with_member("engines", complete), errors
 
 
-def _resolve_entry(
-    entry: ValueNode, presets: Presets | None, problems: list[Problem]
-) -> ValueNode | None:
-    used = entry if isinstance(entry.value, str) else entry.get("use")
-    if used is None:
+def _resolve_entry(entry: ValueNode, presets: Presets | None, errors: Errors) -> ValueNode | None:
+    use = entry if isinstance(entry.value, str) else entry.get("use")
+    if use is None:
         if isinstance(entry.value, dict):
             return entry
         what = "the name of an engine preset or a map of engine fields"
-        problems.append(Problem(entry.origin, expected(what, entry.value)))
+        errors.append(entry.error(expected(what, entry.value)))
         return None
-    if presets is None or not _is_known(used, presets, problems):
+    if presets is None or not _is_preset(use, presets, errors):
         return None
-    preset = presets[used.value]
+    preset = presets[use.value]
     if preset is None:
         return None
-    preset = preset.with_member("name", ValueNode(used.value, used.origin))
-    return preset if used is entry else merge(preset, entry.without("use"))
+    preset = preset.with_member("name", ValueNode(use.value, use.origin))
+    return preset if use is entry else merge(preset, entry.without("use"))
 
 
-def _is_known(used: ValueNode, presets: Presets, problems: list[Problem]) -> bool:
-    if isinstance(used.value, str) and used.value in presets:
-        return True
-    if isinstance(used.value, str):
-        text = f"unknown engine preset {show_value(used.value)}"
-        problems.append(Problem(used.origin, text, suggest(used.value, presets, what="presets")))
+def _is_preset(use: ValueNode, presets: Presets, errors: Errors) -> bool:
+    """Check the name of a preset."""
+    if not isinstance(use.value, str):
+        errors.append(use.error(expected("the name of an engine preset", use.value)))
+    elif use.value not in presets:
+        text = f"unknown engine preset {show_value(use.value)}"
+        errors.append(use.error(text, suggest(use.value, presets, what="presets")))
     else:
-        problems.append(Problem(used.origin, expected("the name of an engine preset", used.value)))
+        return True
     return False

@@ -151,28 +151,25 @@ def load_project(
     configs: Path | None = None,
     links_into: Path | None = None,
     leave_out: bool = False,
-    wanted: Collection[str] | None = None,
 ) -> Project:
     """Load the manifests below ``configs/models``, except files to extend (``_*``).
 
     BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; the
     argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of
     the project may be links into ``links_into``. With ``leave_out``, broken manifests are left out
-    of the project and their errors kept in it. With names of models in ``wanted``, nothing is
-    cached, and manifests without these names are neither resolved nor checked.
+    of the project and their errors stay in it.
 
     Raises: ManifestErrors: all errors of all files. With ``leave_out``, only if one of them is in
     a file that all models share.
     """
     project = empty_project(root, configs=configs)
-    load = _Load(project, remember and wanted is None, links_into, wanted)
+    load = _Load(project, remember, links_into)
     models = load.models()
     if not load.errors:
         return replace(project, models=models)
-    errors = _distinct(load.errors)
     # a preset or default that is wrong is dropped from the models, so none of them can be trusted
     if not leave_out or load.are_shared_files_broken:
-        raise ManifestErrors(errors)
+        raise ManifestErrors(_distinct(load.errors))
     models = {name: model for name, model in models.items() if name not in load.ambiguous}
     return replace(project, models=models, broken=load.broken)
 
@@ -180,18 +177,18 @@ def load_project(
 def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestError, ...]:
     """Return the errors of some manifests and of the shared files.
 
-    Manifests that the cache knows are not read. A file that is no manifest itself, but may be part
+    Manifests that the cache has are not read. A file that is no manifest itself, but may be part
     of others, checks all of them.
     """
-    load = _Load(project, True, None)
-    names = {load.shown(str(file)) for file in files}
-    every = {load.shown(file) for file in load.files()}
-    load.models(only=None if names - every else names)
+    load = _Load(project)
+    names = {load.relative(str(file)) for file in files}
+    manifests = {load.relative(file) for file in load.files()}
+    load.models(only=None if names - manifests else names)
     return _distinct(load.errors)
 
 
 def _distinct(errors: Iterable[ManifestError]) -> tuple[ManifestError, ...]:
-    """Return sorted errors without repetition: users of shared values repeat them."""
+    """Sort errors and drop repetitions: users of shared values repeat them."""
     distinct = {(error.file, error.key, error.problem): error for error in errors}
     return tuple(sorted(distinct.values(), key=lambda e: (str(e.file), e.line or 0, e.column or 0)))
 
@@ -212,9 +209,8 @@ class _Load:
     """One load of a project, from the cache or from manifests."""
 
     _project: Project
-    _remember: bool
-    _links_into: Path | None
-    _wanted: Collection[str] | None = None  # models
+    _remember: bool = True
+    _links_into: Path | None = None
     _started_ns: int = field(default_factory=time.time_ns)
     errors: list[ManifestError] = field(default_factory=list)
     broken: dict[str, list[ManifestError]] = field(default_factory=dict)  # by file
@@ -222,46 +218,39 @@ class _Load:
     are_shared_files_broken: bool = False
 
     def files(self) -> list[str]:
-        """Return the shared files and the manifests."""
+        """List the shared files and the manifests."""
         configs = self._project.configs
         return [f"{configs}/project.yaml", f"{configs}/engines.yaml", *self._manifests()]
 
     def models(self, only: Collection[str] | None = None) -> dict[str, ResolvedModel]:
-        """Return the models; with ``only``, read no other manifests."""
-        root, configs = self._project.root, self._project.configs
-        cache_file = self._project.state / "manifests.json"
-        files = self.files()
+        """Resolve the models; with ``only``, read no other manifests."""
+        cache_file, configs = self._project.state / "manifests.json", self._project.configs
         cache = read_cache(cache_file, str(configs))
-        valid = cache.valid_entries(root)
+        valid = cache.valid_entries(self._project.root)
         entries: dict[str, Entry] = {}
-        for number, file in enumerate(files):
-            name = self.shown(file)
+        for number, file in enumerate(self.files()):
+            name = self.relative(file)
+            is_shared = number < _SHARED_FILES
             entry = valid.get(name)
-            is_chosen = number < _SHARED_FILES or only is None or name in only
-            if entry is None and is_chosen and (number < _SHARED_FILES or self._is_wanted(file)):
-                entry = self._resolve(Path(file), cache)
+            if entry is None and (is_shared or only is None or name in only):
+                entry = self._resolve(Path(file), cache, is_shared=is_shared)
             if entry:
                 entries[name] = entry
-        if self._remember and (entries != valid or self.errors):
-            updated = self._updated_cache(entries, valid, cache)
-            if updated.entries.keys() != cache.entries.keys() or updated.stamps != cache.stamps:
-                write_cache(cache_file, str(configs), updated)
+        settled = {
+            name: entry
+            for name, entry in entries.items()
+            if name in valid or all(map(self._is_settled, entry.stamps.values()))
+        }
+        if self._remember and settled != cache.entries:
+            digests = {
+                path: known for path, known in cache.digests.items() if self._is_settled(known[0])
+            }
+            write_cache(cache_file, str(configs), Cache(settled, digests))
         models: dict[str, ResolvedModel] = {}
         for file, entry in entries.items():
             for name, text in entry.models:
                 if name in models:
-                    from buildsys.manifest.problem import Problem
-                    from buildsys.manifest.value_tree import ValueOrigin
-
-                    workspace = self._resolver.workspace
-                    workspace.document(root / file)  # positions are those of a file that was read
-                    self.ambiguous.add(name)
-                    problem = f'model "{name}" is already declared in {models[name].file}'
-                    origin = ValueOrigin(Path(file), ("model",))
-                    errors = workspace.errors([Problem(origin, problem, "rename one of them")])
-                    self.errors += errors
-                    for each in (file, models[name].file):
-                        self.broken.setdefault(each, []).extend(errors)
+                    self._refuse_name(name, file, models[name].file)
                 else:
                     trace = partial(_trace_origins, self._project, file, name)
                     models[name] = ResolvedModel(name, file, text, trace)
@@ -273,59 +262,35 @@ class _Load:
         from buildsys.manifest.resolve import Resolver
         from buildsys.manifest.workspace import Workspace
 
-        workspace = Workspace(self._project.root, self._project.configs, self._links_into)
-        return Resolver(workspace)
+        return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
 
-    def _is_wanted(self, file: str) -> bool:
-        if self._wanted is None:
-            return True
-        from buildsys.manifest.model_names import may_declare
-
-        return may_declare(file, self._wanted, self._resolver.workspace)
-
-    def _resolve(self, file: Path, cache: Cache) -> Entry | None:
+    def _resolve(self, file: Path, cache: Cache, *, is_shared: bool) -> Entry | None:
         resolver, workspace = self._resolver, self._resolver.workspace
-        workspace.digests = workspace.digests or dict(cache.digests)
-        shared = file in (resolver.project_file, resolver.engines_file)
-        with workspace.recording() as paths:
-            found, errors = ([], resolver.shared(file)) if shared else resolver.resolve(file)
-        self.errors += errors
+        workspace.digests = cache.digests
+        accessed: dict[str, Stamp | None] = {}
+        workspace.accessed = accessed
+        models, errors = ([], resolver.shared_errors(file)) if is_shared else resolver.resolve(file)
         if errors:
-            self.broken[workspace.shown(file).as_posix()] = errors
-        self.are_shared_files_broken |= shared and bool(errors)
-        if errors:
+            self.errors += errors
+            self.broken[self.relative(str(file))] = errors
+            self.are_shared_files_broken |= is_shared
             return None
-        if not shared:  # there may be thousands
-            workspace.release(file)
-        texts = [[data["model"], json.dumps(data, separators=(",", ":"))] for data, _ in found]
-        return Entry(texts, sorted(paths))
+        texts = [(data["model"], json.dumps(data, separators=(",", ":"))) for data, _ in models]
+        return Entry(texts, accessed)
 
-    def _updated_cache(
-        self, entries: Mapping[str, Entry], valid: Mapping[str, Entry], cache: Cache
-    ) -> Cache:
-        """Return the cache for the next load, without recently changed files."""
-        resolved = "_resolver" in self.__dict__
-        stamps = self._resolver.workspace.stamps if resolved else {}
-        digests = self._resolver.workspace.digests if resolved else cache.digests
+    def _refuse_name(self, name: str, file: str, other: str) -> None:
+        """Report a model's name that another manifest has."""
+        node = self._resolver.workspace.document(self._project.root / file)
+        problem = f'model "{name}" is already declared in {other}'
+        error = (node.get("model") or node).error(problem, "rename one of them")
+        self.ambiguous.add(name)
+        self.errors.append(error)
+        for broken in (file, other):
+            self.broken.setdefault(broken, []).append(error)
 
-        def is_current(name: str, entry: Entry) -> bool:
-            if valid.get(name) is not entry:
-                return all(self._is_settled(stamps[path]) for path in entry.paths)
-            # another entry may have seen a file that changed after the cache was checked
-            return all(
-                stamps.get(path, cache.stamps[path]) == cache.stamps[path] for path in entry.paths
-            )
-
-        kept = {name: entry for name, entry in entries.items() if is_current(name, entry)}
-        paths = sorted({path for entry in kept.values() for path in entry.paths})
-        return Cache(
-            kept,
-            {path: stamps[path] if path in stamps else cache.stamps[path] for path in paths},
-            {path: known for path, known in digests.items() if self._is_settled(known[0])},
-        )
-
-    def _is_settled(self, found: Stamp | None) -> bool:
-        return found is None or found.is_settled(self._started_ns)
+    def _is_settled(self, stamp: Stamp | None) -> bool:
+        """Return true if a later change of the file cannot leave the stamp as it is."""
+        return stamp is None or stamp.is_settled(self._started_ns)
 
     def _manifests(self) -> list[str]:
         folder = f"{self._project.configs}/models"
@@ -337,10 +302,10 @@ class _Load:
             hint = "put one YAML file per model there"
             text = f"cannot read the folder: {reason}"
             self.are_shared_files_broken = True
-            self.errors.append(ManifestError(Path(self.shown(folder)), (), text, hint))
+            self.errors.append(ManifestError(Path(self.relative(folder)), (), text, hint))
             return []
 
-    def shown(self, path: str) -> str:
+    def relative(self, path: str) -> str:
         """Return a path relative to the project, if inside."""
         return path.removeprefix(f"{self._project.root}{os.sep}")
 
@@ -355,7 +320,7 @@ def _trace_origins(project: Project, file: str, name: str) -> dict[str, str]:
     if errors:
         raise ManifestErrors(tuple(errors))
     return {
-        ".".join(map(str, path)): workspace.line(node)
+        ".".join(map(str, path)): node.origin.line()
         for data, tree in models
         for path, node in leaves(tree)
         if data["model"] == name

@@ -19,14 +19,20 @@ from buildsys.manifest.checks.referenced_files import file_problems
 from buildsys.manifest.checks.view import ManifestView
 from buildsys.manifest.expansion import expand_matrix, name_dynamic_axes
 from buildsys.manifest.graph_sections import without_inherited, without_inherited_engines
-from buildsys.manifest.layers import Layers, Presets, build_presets, merge, resolve_engines
-from buildsys.manifest.model_fields import model_fields
-from buildsys.manifest.problem import Problem, expected, problem_at
+from buildsys.manifest.layers import Errors, Layers, Presets, build_presets, merge, resolve_engines
+from buildsys.manifest.problem import expected
 from buildsys.manifest.schema.engines import Engine
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import ModelSpec, model_fields
 from buildsys.manifest.schema.project import ProjectSpec
-from buildsys.manifest.schema_errors import known_fields, schema_problems
-from buildsys.manifest.value_tree import FieldPath, ValueNode, ValueOrigin, plain, text_size
+from buildsys.manifest.schema_errors import field_names, schema_errors
+from buildsys.manifest.value_tree import (
+    FieldPath,
+    ValueNode,
+    ValueOrigin,
+    error_at,
+    plain,
+    text_size,
+)
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.backend_registry import package_files
 
@@ -46,20 +52,20 @@ class Resolver:
         self._defaults, self._project_errors = self._read_project()
         self._presets, self._engine_errors = self._read_presets()
 
-    def shared(self, file: Path) -> list[ManifestError]:
+    def shared_errors(self, file: Path) -> Errors:
         """Record a shared file and return its errors."""
         self.workspace.exists(file)
         if file == self.project_file:
             return self._project_errors
-        problems: list[Problem] = []
+        errors = [*self._engine_errors]
         for preset in filter(None, (self._presets or {}).values()):
-            problems += _validate(preset, Engine)
-            problems += unknown_toolchain(preset, self._toolchains)
+            errors += _validate(preset, Engine)
+            errors += unknown_toolchain(preset, self._toolchains)
             self._record_package(preset)
-        return self._engine_errors + self.workspace.errors(problems)
+        return errors
 
-    def resolve(self, file: Path) -> tuple[list[Resolution], list[ManifestError]]:
-        """Return the models of one manifest and all of its errors."""
+    def resolve(self, file: Path) -> tuple[list[Resolution], Errors]:
+        """Resolve the models of one manifest; return them and all of its errors."""
         for shared in (self.project_file, self.engines_file):
             self.workspace.exists(shared)
         layers = Layers(self.workspace)
@@ -67,8 +73,8 @@ class Resolver:
             tree = merge(self._defaults, layers.read(file))
         except ManifestError as error:
             return [], [error]
-        variants, matrix_problems = expand_matrix(tree)
-        problems = [*layers.problems, *matrix_problems]
+        variants, matrix_errors = expand_matrix(tree)
+        errors = [*layers.errors, *matrix_errors]
         resolutions = []
         size = 0
         for variant in variants:
@@ -76,63 +82,65 @@ class Resolver:
             if size > MAX_CHARACTERS:
                 text = "the models of this manifest have more than"
                 text += f" {MAX_CHARACTERS >> 20} million characters"
-                problems.append(Problem(tree.origin, text, "shorten its texts or its matrix"))
+                errors.append(tree.error(text, "shorten its texts or its matrix"))
                 break
             # a broken layer may set any field that is missing
-            names = known_fields(ModelSpec, ()) if layers.problems else ()
-            unknown = [(name,) for name in names if variant.get(name) is None]
-            resolution, found = self._resolve_model(variant, self.workspace.shown(file), unknown)
-            problems += found
-            resolutions += [resolution] if resolution else []
-        return resolutions, self.workspace.errors(problems)
+            names = field_names(ModelSpec, ()) if layers.errors else ()
+            unset = [(name,) for name in names if variant.get(name) is None]
+            model, model_errors = self._resolve_model(variant, self.workspace.relative(file), unset)
+            errors += model_errors
+            resolutions += [model] if model else []
+        return resolutions, errors
 
     def _resolve_model(
-        self, tree: ValueNode, file: Path, unknown: Sequence[FieldPath]
-    ) -> tuple[Resolution | None, list[Problem]]:
-        if ("source",) not in unknown:
+        self, tree: ValueNode, file: Path, unset: Sequence[FieldPath]
+    ) -> tuple[Resolution | None, Errors]:
+        if ("source",) not in unset:
             tree = without_inherited(tree, file)
-        tree, axes_problems = name_dynamic_axes(tree)
-        tree, engine_problems = resolve_engines(tree, self._presets)
+        tree, errors = name_dynamic_axes(tree)
+        tree, engine_errors = resolve_engines(tree, self._presets)
         tree = without_inherited_engines(tree, file)
         if text_size(tree, MAX_MODEL_CHARACTERS) > MAX_MODEL_CHARACTERS:
             text = f"the model has more than {MAX_MODEL_CHARACTERS >> 20} million characters with"
             text += " its engine presets"
-            return None, [Problem(tree.origin, text, "shorten its texts or its list of engines")]
+            return None, [tree.error(text, "shorten its texts or its list of engines")]
         tree = _without_shared_dims(tree, file)
-        problems = [*axes_problems, *engine_problems]
-        data: dict[str, Any] = {}
-        refused, written = [*unknown], plain(tree)
+        errors += engine_errors
+        fields: dict[str, Any] = {}
+        refused, written = [*unset], plain(tree)
         try:
-            data = model_fields(written)
+            fields = model_fields(written)
         except ValidationError as error:
-            found, refused = schema_problems(error, tree, ModelSpec, unknown)
-            problems += found
-        reported = {problem.origin for problem in problems}
-        reported |= {problem_at(tree, path, "").origin for path in refused}
+            field_errors, refused = schema_errors(error, tree, ModelSpec, unset)
+            errors += field_errors
+        refused_fields = [error_at(tree, path, "") for path in refused]
+        reported = {(error.file, error.key) for error in (*errors, *refused_fields)}
         view = ManifestView(tree, file, refused, None if refused else written)
         checks = [*check_model(view), *file_problems(view, self.workspace)]
         for section in ("engines", "commands"):
-            entries = tree.get(section)
-            for entry in entries.value if entries and isinstance(entries.value, list) else []:
+            for entry in node.entries() if (node := tree.get(section)) else ():
                 checks += unknown_toolchain(entry, self._toolchains)
                 self._record_package(entry)
-        for problem in checks:
-            file, path = problem.origin
-            parents = (ValueOrigin(file, path[:depth]) for depth in range(1, len(path) + 1))
-            if reported.isdisjoint(parents):
-                problems.append(problem)
-        if problems or not data:  # no data: the missing fields of a broken layer
-            return None, problems
-        used = {entry["toolchain"] for entry in (*data["engines"], *data["commands"])}
+        for check in checks:
+            parts = ((check.file, check.key[:depth]) for depth in range(1, len(check.key) + 1))
+            if reported.isdisjoint(parts):
+                errors.append(check)
+        if errors or not fields:  # no fields: the missing ones of a broken layer
+            return None, errors
+        return (fields, self._with_toolchains(tree, fields)), []
+
+    def _with_toolchains(self, tree: ValueNode, fields: dict[str, Any]) -> ValueNode:
+        """Add the toolchains that a model uses to its fields, and their origins to the tree."""
+        names = {entry["toolchain"] for entry in (*fields["engines"], *fields["commands"])}
         declared = self._toolchains.items() if self._toolchains else ()
-        if kept := {name: node for name, node in declared if name in used}:
-            toolchains = ValueNode(kept, tree.origin)
-            tree = tree.with_member("toolchains", toolchains)  # keeps their origins
-            data["toolchains"] = {
-                name: {"python": entry["python"], "env": entry.get("env") or {}}
-                for name, entry in plain(toolchains).items()
-            }
-        return (data, tree), []
+        used = ValueNode({name: node for name, node in declared if name in names}, tree.origin)
+        if not used.value:
+            return tree
+        fields["toolchains"] = {
+            name: {"python": entry["python"], "env": entry.get("env") or {}}
+            for name, entry in plain(used).items()
+        }
+        return tree.with_member("toolchains", used)
 
     def _record_package(self, engine: ValueNode) -> None:
         """Record the files that decide the fields of another team's backend."""
@@ -141,9 +149,9 @@ class Resolver:
             for file in package_files(backend.value):
                 self.workspace.exists(file)
 
-    def _read_project(self) -> tuple[ValueNode, list[ManifestError]]:
-        """Return the defaults of project.yaml and its errors; remember its toolchains."""
-        empty = ValueNode({}, ValueOrigin(self.workspace.shown(self.project_file), ()))
+    def _read_project(self) -> tuple[ValueNode, Errors]:
+        """Read the defaults of project.yaml and its errors; remember its toolchains."""
+        empty = ValueNode({}, ValueOrigin(self.workspace.relative(self.project_file), ()))
         if not self.workspace.exists(self.project_file):
             self._toolchains = empty
             return empty, []
@@ -151,42 +159,34 @@ class Resolver:
             document = self.workspace.document(self.project_file)
         except ManifestError as error:
             return empty, [error]
-        problems = _project_problems(document)
-        problems += toolchain_problems(document.get("toolchains") or empty)
-        defaults = document.get("defaults") or empty
+        if not isinstance(document.value, dict):
+            return empty, [document.error(expected("a map of settings", document.value))]
+        toolchains, defaults = (document.get(name) or empty for name in ("toolchains", "defaults"))
+        errors = [*_validate(document, ProjectSpec), *toolchain_problems(toolchains)]
         for name in _NOT_SHARED:
             if misplaced := defaults.get(name):
                 text = f"{name} cannot be a default of all models"
-                hint = "move it to a manifest"
-                problems.append(Problem(misplaced.origin, text, hint, of_key=True))
-        if not problems:
-            self._toolchains = document.get("toolchains") or empty
-        defaults = defaults.without(*_NOT_SHARED) if isinstance(defaults.value, dict) else empty
-        return defaults, self.workspace.errors(problems)
+                errors.append(misplaced.error(text, "move it to a manifest", of_key=True))
+        if not errors:
+            self._toolchains = toolchains
+        is_map = isinstance(defaults.value, dict)
+        return defaults.without(*_NOT_SHARED) if is_map else empty, errors
 
-    def _read_presets(self) -> tuple[Presets | None, list[ManifestError]]:
+    def _read_presets(self) -> tuple[Presets | None, Errors]:
         if not self.workspace.exists(self.engines_file):
             return {}, []
         try:
-            document = self.workspace.document(self.engines_file)
+            return build_presets(self.workspace.document(self.engines_file))
         except ManifestError as error:
             return None, [error]
-        presets, problems = build_presets(document)
-        return presets, self.workspace.errors(problems)
 
 
-def _project_problems(document: ValueNode) -> list[Problem]:
-    if not isinstance(document.value, dict):
-        return [Problem(document.origin, expected("a map of settings", document.value))]
-    return _validate(document, ProjectSpec)
-
-
-def _validate(node: ValueNode, spec: Any) -> list[Problem]:
+def _validate(node: ValueNode, spec: Any) -> Errors:
     """Validate a part without the rest of a manifest."""
     try:
         _validator(spec).validate_python(plain(node))
     except ValidationError as error:
-        return schema_problems(error, node, spec)[0]
+        return schema_errors(error, node, spec)[0]
     return []
 
 
@@ -198,9 +198,8 @@ def _validator(spec: Any) -> TypeAdapter[Any]:
 def _without_shared_dims(tree: ValueNode, file: Path) -> ValueNode:
     """Drop unused dimensions declared by shared files."""
     dims = tree.get("dims")
-    if dims is None or not isinstance(dims.value, dict):
+    shared = {name for name, node in dims.items() if node.origin.file != file} if dims else None
+    if not dims or not shared:
         return tree
-    shared = {name for name, node in dims.items() if node.origin.file != file}
-    if shared:
-        shared.intersection_update(unused_dims(ManifestView(tree, file)))
-    return tree.with_member("dims", dims.without(*shared)) if shared else tree
+    unused = shared.intersection(unused_dims(ManifestView(tree, file)))
+    return tree.with_member("dims", dims.without(*unused)) if unused else tree

@@ -1,4 +1,4 @@
-"""Translation of pydantic's errors into problems for a manifest's author."""
+"""Translation of pydantic's errors for a manifest's author."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from buildsys.manifest.problem import Problem, expected, problem_at, show_value, suggest
+from buildsys.errors import ManifestError
+from buildsys.manifest.problem import expected, show_value, suggest
 from buildsys.manifest.schema.base import PATTERN_WORDS, fields_of
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.manifest.value_tree import FieldPath, ValueNode
+from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at
 
 _OTHER_NAMES = {  # names from torch and other tools -> ours
     "opset_version": "opset", "dynamo": "exporter", "input_names": "inputs",
@@ -48,59 +49,57 @@ _BOUNDS = {  # pydantic's error type -> limit in its context, words
 }
 
 
-def schema_problems(
-    error: ValidationError, tree: ValueNode, root: Any, unknown: Iterable[FieldPath] = ()
-) -> tuple[list[Problem], list[FieldPath]]:
-    """Return the problems of ``tree``, validated as ``root``, and the refused fields.
+def schema_errors(
+    error: ValidationError, tree: ValueNode, root: Any, unset: Iterable[FieldPath] = ()
+) -> tuple[list[ManifestError], list[FieldPath]]:
+    """Translate the errors of ``tree``, validated as ``root``; return also the refused fields.
 
-    A misspelled field leaves the intended one unknown: only the misspelling is reported.
-    ``unknown`` are fields that a file already reported may set.
+    A misspelled field leaves the intended one unset: only the misspelling is reported.
+    ``unset`` are fields that a file already reported may set.
     """
-    problems: list[Problem] = []
-    refused = [*unknown]
-    missing: list[tuple[FieldPath, Problem]] = []
-    for found in error.errors(include_url=False):
-        location, kind = found["loc"], found["type"]
+    errors: list[ManifestError] = []
+    refused = [*unset]
+    missing: list[FieldPath] = []
+    for details in error.errors(include_url=False):
+        location, kind, context = details["loc"], details["type"], details.get("ctx", {})
         # without the steps added by pydantic, such as [key]
         path: FieldPath = tuple(step for step in location if not _INTERNAL.fullmatch(str(step)))
-        if kind == "too_short" and len(found["input"]) >= found["ctx"]["min_length"]:
+        if kind == "too_short" and len(details["input"]) >= context["min_length"]:
             continue  # pydantic does not count entries that it has already reported
         refused.append(path)
-        if kind == "extra_forbidden" and (removed := _REMOVED.get(_last_names(path))):
-            problem = problem_at(tree, path, *removed, of_key=True)
+        if kind == "missing":
+            missing.append(path)
         elif kind == "extra_forbidden":
-            known, name = known_fields(root, location[:-1]), str(path[-1])
-            other = _OTHER_NAMES.get(name, "")
-            hint = f"did you mean {other}?"
-            hint = hint if other in known else suggest(name, known, what="known fields")
-            if hint.startswith("did you mean "):
-                intended = hint.removeprefix("did you mean ").removesuffix("?")
-                refused.append((*path[:-1], intended))
-            problem = problem_at(tree, path, "unknown field", hint, of_key=True)
-        elif kind == "missing":
-            missing.append(
-                (path, problem_at(tree, path, "required field is missing", "add the field"))
-            )
-            continue
+            sentence, intended = _unknown_field(root, location)
+            refused += [(*path[:-1], intended)] if intended else []
+            errors.append(error_at(tree, path, *sentence, of_key=True))
         else:
-            text, hint = _sentence(found)
-            if kind == "one_of" and isinstance(found["input"], dict):
-                field_of_kind = found["ctx"]["field"]
-                path = (*path, field_of_kind) if field_of_kind in found["input"] else path
-            problem = problem_at(tree, path, text, hint, of_key=location[-1:] == ("[key]",))
-        problems.append(problem)
-    explained = [path for path in refused if refused.count(path) > 1]
-    problems += [problem for path, problem in missing if path not in explained]
-    return problems, refused
+            if kind == "one_of" and context["field"] in fields_of(details["input"]):
+                path = (*path, context["field"])
+            is_key = location[-1:] == ("[key]",)
+            errors.append(error_at(tree, path, *_sentence(details), of_key=is_key))
+    errors += [
+        error_at(tree, path, "required field is missing", "add the field")
+        for path in missing
+        if refused.count(path) == 1  # more than once: misspelled, or reported
+    ]
+    return errors, refused
 
 
-def _last_names(path: FieldPath) -> tuple[str, str]:
-    section, field = ("", *map(str, path))[-2:]
-    return section, field
+def _unknown_field(root: Any, location: FieldPath) -> tuple[tuple[str, str], str]:
+    """Return problem and hint for an unknown field, and the field that was intended."""
+    names, name = field_names(root, location[:-1]), str(location[-1])
+    parents = [str(step) for step in location[:-1]]
+    if removed := _REMOVED.get(("".join(parents[-1:]), name)):
+        return removed, ""
+    other = _OTHER_NAMES.get(name, "")
+    hint = f"did you mean {other}?" if other in names else suggest(name, names, what="known fields")
+    intended = hint.removeprefix("did you mean ").removesuffix("?")
+    return ("unknown field", hint), intended if intended in names else ""
 
 
-def known_fields(root: Any, location: FieldPath) -> list[str]:
-    """Return the field names at ``location``, a path with union tags."""
+def field_names(root: Any, location: FieldPath) -> list[str]:
+    """List the names of the fields at ``location``, a path with union tags."""
     for step in location:
         root = _member(root, step)
     specs = [member for member in _members(root) if _is_spec(member)]
@@ -108,14 +107,14 @@ def known_fields(root: Any, location: FieldPath) -> list[str]:
     return [*names, *_FILE_FIELDS] if ModelSpec in specs else names
 
 
-def _sentence(found: ErrorDetails) -> tuple[str, str]:
+def _sentence(details: ErrorDetails) -> tuple[str, str]:
     """Return problem and hint."""
-    kind, context, value = found["type"], found.get("ctx", {}), found["input"]
+    kind, context, value = details["type"], details.get("ctx", {}), details["input"]
     if kind == "value_error":
         return str(context["error"]), ""
     if kind == "literal_error":
-        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        hint = suggest(str(value), known, what="expected one of")
+        words = context["expected"].replace(" or ", ", ").split(", ")
+        hint = suggest(str(value), [word.strip("'") for word in words], what="expected one of")
         return f"unknown value {show_value(value)}", hint
     if kind == "string_pattern_mismatch":
         return expected(PATTERN_WORDS[context["pattern"]], value), ""
@@ -124,9 +123,9 @@ def _sentence(found: ErrorDetails) -> tuple[str, str]:
     if kind == "form":
         return expected(context["words"], value), ""
     if kind == "one_of":
-        gone = [name for name in fields_of(value) if name in context["removed"].split(", ")]
-        if gone:
-            return f"{gone[0]} was removed", context["instead"]
+        removed = [name for name in fields_of(value) if name in context["removed"].split(", ")]
+        if removed:
+            return f"{removed[0]} was removed", context["instead"]
         return _unknown_kind(context["kinds"].split(", "), context["field"], value)
     if bound := _BOUNDS.get(kind.removeprefix("string_")):
         limit, words = bound
@@ -147,10 +146,10 @@ def _unknown_kind(kinds: list[str], field: str, value: Any) -> tuple[str, str]:
         close = next((hint for hint in hints if hint.startswith("did you mean")), "")
         return f"expected one of the fields {', '.join(kinds)}", close
     if field not in value:
-        one = f"add {field}: {', '.join(kinds[:-1])} or {kinds[-1]}"
+        hint = f"add {field}: {', '.join(kinds[:-1])} or {kinds[-1]}"
         if field == "backend":
-            return f"the engine has no {field}", f"{one}, or use: PRESET"
-        return f"the map has no {field}", one
+            return f"the engine has no {field}", f"{hint}, or use: PRESET"
+        return f"the map has no {field}", hint
     plural = "policies" if field == "policy" else f"{field}s"
     hint = suggest(str(value[field]), kinds, what=plural)
     if field == "backend" and not hint.startswith("did you mean"):

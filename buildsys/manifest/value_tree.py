@@ -4,16 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from buildsys.errors import ManifestError
 
 FieldPath = tuple["str | int", ...]
 
 
+class Mark(Protocol):
+    """A position in a file, counted from 0."""
+
+    line: int
+    column: int
+
+
 class ValueOrigin(NamedTuple):
-    """A field of a file."""
+    """A field of a file, with the positions of its value and name."""
 
     file: Path
     path: FieldPath
+    mark: Mark | None = None
+    key_mark: Mark | None = None
+
+    def error(self, problem: str, hint: str = "", *, of_key: bool = False) -> ManifestError:
+        """Return an error about the field, located at its name with ``of_key``."""
+        mark = (self.key_mark if of_key else None) or self.mark
+        position = (mark.line + 1, mark.column + 1) if mark else ()
+        return ManifestError(self.file, self.path, problem, hint, *position)
+
+    def line(self) -> str:
+        """Return ``file:line`` of the value."""
+        return f"{self.file}:{self.mark.line + 1}" if self.mark else str(self.file)
 
 
 class ValueNode(NamedTuple):
@@ -31,27 +52,36 @@ class ValueNode(NamedTuple):
         if isinstance(self.value, dict):
             yield from self.value.items()
 
+    def entries(self) -> list[ValueNode]:
+        """List the entries of a list; nothing for other values."""
+        return self.value if isinstance(self.value, list) else []
+
     def with_member(self, name: str, member: ValueNode) -> ValueNode:
         """Return this map with one member set."""
         return ValueNode({**self.value, name: member}, self.origin)
 
     def without(self, *names: str) -> ValueNode:
         """Return this map without some members."""
-        kept = {name: node for name, node in self.value.items() if name not in names}
-        return ValueNode(kept, self.origin)
+        members = {name: node for name, node in self.value.items() if name not in names}
+        return ValueNode(members, self.origin)
+
+    def error(self, problem: str, hint: str = "", *, of_key: bool = False) -> ManifestError:
+        """Return an error about this value."""
+        return self.origin.error(problem, hint, of_key=of_key)
 
 
-def with_origins(value: Any, file: Path, path: FieldPath = ()) -> ValueNode:
-    """Return the plain data at ``path`` of ``file`` as nodes."""
+def moved(node: ValueNode, path: FieldPath, mark: Mark) -> ValueNode:
+    """Copy a value to another field of its file, with one position for all of its parts."""
+    value = node.value
     if isinstance(value, dict):
-        value = {name: with_origins(item, file, (*path, name)) for name, item in value.items()}
+        value = {name: moved(member, (*path, name), mark) for name, member in value.items()}
     elif isinstance(value, list):
-        value = [with_origins(item, file, (*path, index)) for index, item in enumerate(value)]
-    return ValueNode(value, ValueOrigin(file, path))
+        value = [moved(member, (*path, index), mark) for index, member in enumerate(value)]
+    return ValueNode(value, ValueOrigin(node.origin.file, path, mark))
 
 
 def text_size(node: ValueNode, most: int) -> int:
-    """Return about the number of characters of the data; counting stops above ``most``."""
+    """Count about the characters of the data, up to a little above ``most``."""
     value, size = node.value, 8
     if isinstance(value, str):
         return size + len(value)
@@ -67,7 +97,7 @@ def text_size(node: ValueNode, most: int) -> int:
 
 
 def plain(node: ValueNode) -> Any:
-    """Return the data without origins."""
+    """Convert a node to data without origins."""
     value = node.value
     if isinstance(value, dict):
         return {name: plain(member) for name, member in value.items()}
@@ -75,13 +105,12 @@ def plain(node: ValueNode) -> Any:
 
 
 def nearest(node: ValueNode, path: FieldPath) -> tuple[ValueNode, FieldPath]:
-    """Return the deepest node on ``path`` and the remaining path."""
+    """Find the deepest node on ``path``; return it and the remaining path."""
     for depth, step in enumerate(path):
-        members = node.value
-        in_list = isinstance(members, list) and isinstance(step, int) and 0 <= step < len(members)
-        if not in_list and not (isinstance(members, dict) and step in members):
+        member = _member(node, step)
+        if member is None:
             return node, path[depth:]
-        node = members[step]
+        node = member
     return node, ()
 
 
@@ -92,19 +121,23 @@ def replace_at(node: ValueNode, path: FieldPath, new: ValueNode) -> ValueNode:
     """
     if not path:
         return new
-    step, rest = path[0], path[1:]
-    members = node.value
-    if isinstance(members, list):
-        index = int(step) if str(step).isdecimal() else -1
-        if not 0 <= index < len(members):
-            raise LookupError(step)
-        changed = [*members]
-        changed[index] = replace_at(members[index], rest, new)
-        return ValueNode(changed, node.origin)
-    if not isinstance(members, dict):
-        raise LookupError(step)
-    member = members.get(str(step), ValueNode({}, new.origin))
-    return node.with_member(str(step), replace_at(member, rest, new))
+    member = _member(node, path[0])
+    if isinstance(node.value, dict):
+        changed = replace_at(member or ValueNode({}, new.origin), path[1:], new)
+        return node.with_member(str(path[0]), changed)
+    if member is None:
+        raise LookupError(path[0])
+    entries = [*node.value]
+    entries[int(path[0])] = replace_at(member, path[1:], new)
+    return ValueNode(entries, node.origin)
+
+
+def _member(node: ValueNode, step: str | int) -> ValueNode | None:
+    """Return the member of a map or list; digits are an index."""
+    if isinstance(node.value, list):
+        index = int(step) if str(step).isdecimal() else len(node.value)
+        return node.value[index] if index < len(node.value) else None
+    return node.get(str(step))
 
 
 def leaves(node: ValueNode, path: FieldPath = ()) -> Iterator[tuple[FieldPath, ValueNode]]:
@@ -118,3 +151,17 @@ def leaves(node: ValueNode, path: FieldPath = ()) -> Iterator[tuple[FieldPath, V
             yield from leaves(member, (*path, index))
     else:
         yield path, node
+
+
+def error_at(
+    tree: ValueNode, path: FieldPath, problem: str, hint: str = "", *, of_key: bool = False
+) -> ManifestError:
+    """Return an error at ``path``, in the file of the value.
+
+    A field that no file set is located in its nearest parent.
+    """
+    node, missing = nearest(tree, path)
+    origin = node.origin
+    if missing:
+        origin = origin._replace(path=(*origin.path, *missing), key_mark=None)
+    return origin.error(problem, hint, of_key=of_key)

@@ -7,7 +7,6 @@ the last of two equal keys and expands aliases without bound, so only its event 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,13 +21,10 @@ from yaml.events import (
 )
 
 from buildsys.errors import ManifestError
-
-FieldPath = tuple["str | int", ...]
-Mark = tuple[int, int]  # line and column, both from 1
+from buildsys.manifest.value_tree import FieldPath, Mark, ValueNode, ValueOrigin, moved, plain
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000  # an alias counts at every use
-MAX_ALIASED = 4 << 20  # characters of all aliased values together
 MAX_DEPTH = 50
 
 # libyaml's loader is seven times faster
@@ -47,35 +43,20 @@ _TAG = "tag:yaml.org,2002:"
 _TAGGED = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 
 
-@dataclass(frozen=True)
-class Positions:
-    """The positions of keys and values in a YAML file."""
-
-    keys: dict[FieldPath, Mark] = field(default_factory=dict)
-    values: dict[FieldPath, Mark] = field(default_factory=dict)
-
-    def find(self, path: FieldPath, *, of_key: bool) -> Mark | None:
-        """Return the position of a field, or of its nearest parent."""
-        if of_key and path in self.keys:
-            return self.keys[path]
-        while path and path not in self.values:
-            path = path[:-1]
-        return self.values.get(path)
-
-
 def read_yaml(file: Path, content: bytes) -> Any:
-    """Return the data of a file with one YAML document.
+    """Read the plain data of a file with one YAML document.
 
     Raises: ManifestError: not UTF-8, not YAML, too large, or not in the YAML 1.2 core schema.
     """
-    return _Builder(file, _decode(file, content), None).document()
+    return plain(read_nodes(file, content))
 
 
-def read_positions(file: Path, content: bytes) -> Positions:
-    """Return the positions in a file accepted by `read_yaml`."""
-    positions = Positions()
-    _Builder(file, _decode(file, content), positions).document()
-    return positions
+def read_nodes(file: Path, content: bytes) -> ValueNode:
+    """Read a file with one YAML document, with the position of each value.
+
+    Raises: ManifestError: as for `read_yaml`.
+    """
+    return _Builder(file, _decode(file, content)).document()
 
 
 def _decode(file: Path, content: bytes) -> str:
@@ -86,34 +67,32 @@ def _decode(file: Path, content: bytes) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line, column = _mark(content[: error.start].decode("utf-8", "replace"))
+        line, column = _end_of(content[: error.start].decode("utf-8", "replace"))
         problem = f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8"
         raise ManifestError(file, (), problem, "save the file as UTF-8", line, column) from None
     if bad := _UNPRINTABLE.search(text):
         problem = f"the control character U+{ord(bad[0]):04X} is not allowed in YAML"
-        raise ManifestError(file, (), problem, "remove it", *_mark(text[: bad.start()]))
+        raise ManifestError(file, (), problem, "remove it", *_end_of(text[: bad.start()]))
     return text
 
 
-def _mark(before: str) -> Mark:
-    """Return the position after some text."""
+def _end_of(before: str) -> tuple[int, int]:
+    """Return line and column after some text, both from 1."""
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
 class _Builder:
     """Builder of one document from its events, bounded in depth and size."""
 
-    def __init__(self, file: Path, text: str, positions: Positions | None) -> None:
+    def __init__(self, file: Path, text: str) -> None:
         self._file = file
         self._text = text
-        self._positions = positions
         self._loader = _Loader(text)
         self._next_event = self._loader.get_event
-        self._anchors: dict[str, tuple[Any, int, int]] = {}  # value, values and characters in it
+        self._anchors: dict[str, tuple[ValueNode, int]] = {}  # value, number of values in it
         self._count = 0
-        self._aliased = 0  # characters
 
-    def document(self) -> Any:
+    def document(self) -> ValueNode:
         try:
             self._loader.get_event()  # the stream's start
             if self._loader.check_event(StreamEndEvent):
@@ -121,7 +100,7 @@ class _Builder:
                     self._file, (), "the file is empty", "remove it, or write its fields", 1, 1
                 )
             self._loader.get_event()
-            value = self._value(self._loader.get_event(), (), 0)
+            node = self._node(self._loader.get_event(), (), 0)
             self._loader.get_event()
             if not self._loader.check_event(StreamEndEvent):
                 event = self._loader.peek_event()
@@ -130,65 +109,59 @@ class _Builder:
             raise self._syntax_error(error) from None
         finally:
             self._loader.dispose()
-        return value
+        return node
 
-    def _value(self, event: Any, path: FieldPath, depth: int) -> Any:
+    def _node(
+        self, event: Any, path: FieldPath, depth: int, key_mark: Mark | None = None
+    ) -> ValueNode:
         self._count += 1
         if self._count > MAX_VALUES:
             self._refuse(event, path, f"the file expands to more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             self._refuse(event, path[:4], f"values are nested more than {MAX_DEPTH} deep")
-        if self._positions is not None:
-            self._positions.values[path] = _start(event)
-        is_scalar = isinstance(event, ScalarEvent)
-        if is_scalar and event.anchor is None:  # most values
-            return self._scalar(event, path)
+        origin = ValueOrigin(self._file, path, event.start_mark, key_mark)
         if isinstance(event, AliasEvent):
-            if event.anchor not in self._anchors:
-                text = f"alias *{event.anchor} has no complete anchor before it"
-                self._refuse(event, path, text, f"define &{event.anchor} first")
-            value, size, length = self._anchors[event.anchor]
-            self._count += size
-            if self._count > MAX_VALUES:
-                self._refuse(event, path, f"the aliases expand to more than {MAX_VALUES} values")
-            self._aliased += length
-            if self._aliased > MAX_ALIASED:
-                text = f"the aliases expand to more than {MAX_ALIASED >> 20} million characters"
-                self._refuse(event, path, text)
-            return value
-        before, aliased = self._count, self._aliased
-        if is_scalar:
-            value = self._scalar(event, path)
+            return ValueNode(self._aliased(event, path), origin)
+        before = self._count
+        if isinstance(event, ScalarEvent):
+            node = ValueNode(self._scalar(event, path), origin)
         else:
             is_map = isinstance(event, MappingStartEvent)
             if event.tag not in (None, "!", _TAG + ("map" if is_map else "seq")):
                 self._refuse(event, path, f"tag {event.tag} does not match the value", "remove it")
-            if is_map:
-                value = self._map(path, depth)
-            else:
-                value = []
-                while not isinstance(item := self._next_event(), SequenceEndEvent):
-                    value.append(self._value(item, (*path, len(value)), depth + 1))
+            node = ValueNode((self._map if is_map else self._list)(path, depth), origin)
         if event.anchor is not None:
-            written = self._loader.peek_event().start_mark.index - event.start_mark.index
-            length = written + self._aliased - aliased
-            self._anchors[event.anchor] = (value, self._count - before, length)
-        return value
+            self._anchors[event.anchor] = node, self._count - before
+        return node
 
-    def _map(self, path: FieldPath, depth: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _aliased(self, event: Any, path: FieldPath) -> Any:
+        if event.anchor not in self._anchors:
+            text = f"alias *{event.anchor} has no complete anchor before it"
+            self._refuse(event, path, text, f"define &{event.anchor} first")
+        node, count = self._anchors[event.anchor]
+        self._count += count
+        if self._count > MAX_VALUES:
+            self._refuse(event, path, f"the aliases expand to more than {MAX_VALUES} values")
+        return moved(node, path, event.start_mark).value
+
+    def _list(self, path: FieldPath, depth: int) -> list[ValueNode]:
+        nodes: list[ValueNode] = []
+        while not isinstance(event := self._next_event(), SequenceEndEvent):
+            nodes.append(self._node(event, (*path, len(nodes)), depth + 1))
+        return nodes
+
+    def _map(self, path: FieldPath, depth: int) -> dict[str, ValueNode]:
+        nodes: dict[str, ValueNode] = {}
         while not isinstance(event := self._next_event(), MappingEndEvent):
             name = self._key(event, path)
-            if name in values:
-                self._refuse(event, (*path, name), "duplicate key", "remove one of them")
             below = (*path, name)
-            if self._positions is not None:
-                self._positions.keys[below] = _start(event)
-            values[name] = self._value(self._next_event(), below, depth + 1)
-        return values
+            if name in nodes:
+                self._refuse(event, below, "duplicate key", "remove one of them")
+            nodes[name] = self._node(self._next_event(), below, depth + 1, event.start_mark)
+        return nodes
 
     def _key(self, event: Any, path: FieldPath) -> str:
-        """Return a key; an integer (an axis) becomes its digits."""
+        """Read a key; an integer (an axis) becomes its digits."""
         if not isinstance(event, ScalarEvent):
             self._refuse(event, path, "a key must be a scalar", "use a string")
         name = self._scalar(event, path)
@@ -230,7 +203,7 @@ class _Builder:
         return float("nan") if text in (".nan", ".NaN", ".NAN") else text
 
     def _refuse(self, event: Any, path: FieldPath, problem: str, hint: str = "") -> NoReturn:
-        raise ManifestError(self._file, path, problem, hint, *_start(event))
+        raise ValueOrigin(self._file, path, event.start_mark).error(problem, hint)
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> ManifestError:
         mark = error.problem_mark or error.context_mark
@@ -245,7 +218,3 @@ class _Builder:
         hint = "check the indentation, and quote strings that contain a colon"
         context = f" {error.context}" if error.context else ""
         return ManifestError(self._file, (), problem + context, hint, line, column)
-
-
-def _start(event: Any) -> Mark:
-    return event.start_mark.line + 1, event.start_mark.column + 1

@@ -209,7 +209,7 @@ def _defaults(backend: str) -> Mapping[str, Any]:
     known = describe_backend(backend).defaults
     if known is not None:  # spares most reports the import of pydantic
         return known
-    from buildsys.manifest.schema.engine_spec import engine_spec
+    from buildsys.manifest.schema.engine_base import engine_spec
 
     spec = engine_spec(backend)
     found = {

@@ -213,7 +213,7 @@ def store_texts(root: Path) -> None:
 def make_classes() -> None:
     """Make what a run makes at its first use: classes of manifests and results, templates."""
     from buildsys.cli.html_pages import prepare
-    from buildsys.manifest.model_fields import model_fields
+    from buildsys.manifest.schema.model import model_fields
     from buildsys.system.backend_registry import our_backends
 
     manifest = {

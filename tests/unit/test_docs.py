@@ -16,7 +16,7 @@ from buildsys import errors
 from buildsys.backends.tensorrt.common_options import TensorRtBase
 from buildsys.cli.main import commands_of
 from buildsys.execution import stale_reasons
-from buildsys.manifest.default_limits import AGREEMENT_LIMITS
+from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS
 from buildsys.manifest.json_schema import schema_texts
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema import stages
@@ -46,14 +46,6 @@ PAGES = sorted(
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
     if page.parent != ROOT / "docs/reference"
 )
-TOLERANCES = {
-    "fp32": stages.Fp32Tolerance,
-    "fp16": stages.Fp16Tolerance,
-    "bf16": stages.Bf16Tolerance,
-    "int8": stages.Int8Tolerance,
-    "fp8": stages.Fp8Tolerance,
-    "int4": stages.Int4Tolerance,
-}
 
 
 def sections(base: type[Spec]) -> list[type[Spec]]:
@@ -106,11 +98,11 @@ def test_the_examples_of_the_manifest_have_existing_fields() -> None:
         assert [] in errors, f"{example}: {min(errors, key=len)[0].message}"
 
 
-@pytest.mark.parametrize("precision", TOLERANCES)
+@pytest.mark.parametrize("precision", [kind for kind in DEFAULT_LIMITS if kind != "validate"])
 def test_the_limits_of_each_precision_are_documented(precision: str) -> None:
     row = next(line for line in MANIFEST_PAGE.splitlines() if line.startswith(f"| `{precision}` |"))
-    limits = TOLERANCES[precision]()
-    assert f"`rtol` {limits.rtol:g}, `cosine` {limits.cosine:g}" in row
+    limits = ", ".join(f"`{name}` {limit:g}" for name, limit in DEFAULT_LIMITS[precision].items())
+    assert limits in row
 
 
 def test_the_limits_of_agreement_are_documented() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import REFUSED, ManifestView
 from buildsys.manifest.precisions import base_precision, is_auto
-from buildsys.manifest.problem import Problem, Problems, show_value, suggest
+from buildsys.manifest.problem import Problems, show_value, suggest
 from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.schema.stages import DEFAULT_PERCENTILE
 from buildsys.manifest.value_ranges import data_problem
@@ -142,14 +142,14 @@ def quantization_problems(view: ManifestView) -> Problems:
     shapes = shapes_after_surgery(view)
     if shapes is not None and isinstance(view.get("calibration"), dict):
         yield from _calibration(view, shapes)
-    reported = set()
+    reported: set[FieldPath] = set()
     for path, engine in view.maps("engines", ...):
         calibrated = engine.get("quantization") == "implicit" and int8_layers(engine)
         is_static = engine.get("quantization") != "dynamic"
         if (precision_of(engine) in QUANTIZED and is_static) or calibrated:
             for problem in _calibration_use(view, path, engine, shapes or {}):
-                if problem.origin not in reported:  # several engines may share one problem
-                    reported.add(problem.origin)
+                if problem.key not in reported:  # several engines may share one problem
+                    reported.add(problem.key)
                     yield problem
 
 
@@ -366,25 +366,22 @@ def toolchain_problems(toolchains: ValueNode) -> Problems:
         variable = override_variable(name)
         if variable in taken:
             text = f"{name} and {taken[variable]} share the environment variable {variable}"
-            yield Problem(toolchain.origin, text, "rename one of them", of_key=True)
+            yield toolchain.error(text, "rename one of them", of_key=True)
         taken.setdefault(variable, name)
         python = toolchain.get("python")
         path = python.value if python else ""
         if python and isinstance(path, str) and ("\0" in path or not path.strip()):
-            yield Problem(
-                python.origin,
-                f"{show_value(path)} is not a path",
-                "write the path of a Python interpreter",
-            )
+            text = f"{show_value(path)} is not a path"
+            yield python.error(text, "write the path of a Python interpreter")
 
 
 def unknown_toolchain(engine: ValueNode, toolchains: ValueNode | None) -> Problems:
     """Yield an engine's undeclared toolchain; ``toolchains`` is None if project.yaml is broken."""
-    named = engine.get("toolchain")
-    if named is None or toolchains is None or not isinstance(named.value, str):
+    name = engine.get("toolchain")
+    if name is None or toolchains is None or not isinstance(name.value, str):
         return
-    known = [name for name, _ in toolchains.items()]
-    if named.value not in known:
-        hint = suggest(named.value, known, what="toolchains")
+    names = [declared for declared, _ in toolchains.items()]
+    if name.value not in names:
+        hint = suggest(name.value, names, what="toolchains")
         hint = hint or "declare it in configs/project.yaml"
-        yield Problem(named.origin, f"unknown toolchain {show_value(named.value)}", hint)
+        yield name.error(f"unknown toolchain {show_value(name.value)}", hint)

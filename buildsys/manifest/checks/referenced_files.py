@@ -8,6 +8,7 @@ import stat
 import symtable
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
@@ -18,6 +19,7 @@ from buildsys.manifest.problem import Problems, expected, show_value, suggest, s
 from buildsys.manifest.schema.base import VARIABLE_PATTERN
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.workspace import Workspace
+from buildsys.system.files import Stamp, stamp
 from buildsys.system.hub_names import HUB, parse_hub_name
 from buildsys.system.shard_index import INDEX_SUFFIX
 
@@ -139,8 +141,8 @@ def _file_problems(
         yield view.problem(path, f"{name} is not a regular file", "name a regular file")
     else:
         try:
-            if callable_name and (found := _missing_callable(name, file, callable_name, workspace)):
-                yield view.problem(path, *found)
+            if callable_name and (missing := _missing_callable(name, file, callable_name)):
+                yield view.problem(path, *missing)
             # that of an index includes its shards, which the stage reads
             is_whole = path[-1] == "file" and not name.endswith(INDEX_SUFFIX)
             sha256 = view.get(*path[:-1], "sha256") if is_whole else None
@@ -153,24 +155,20 @@ def _file_problems(
             yield view.problem(path, f"cannot read {name}: {reason}", "check its permissions")
 
 
-def _missing_callable(
-    name: str, file: Path, callable_name: str, workspace: Workspace
-) -> tuple[str, str] | None:
+def _missing_callable(name: str, file: Path, callable_name: str) -> tuple[str, str] | None:
     """Return problem and hint for a name missing from a Python file."""
-    if name not in workspace.python_names:  # many manifests may name callables of one file
-        workspace.python_names[name] = _names_in(name, file)
-    defined, problem = workspace.python_names[name]
+    names, problem = _names_in(name, file, stamp(file))
     if problem:
         return problem, ""
-    wanted = callable_name.partition(".")[0]
-    if not {"*", "__getattr__", wanted}.isdisjoint(defined):  # the first two may provide any name
+    first = callable_name.partition(".")[0]
+    if not {"*", "__getattr__", first}.isdisjoint(names):  # the first two may provide any name
         return None
-    known = [name for name in defined if name != "*"]
-    return f"{name} does not define {wanted}", suggest(wanted, known, what="defined")
+    return f"{name} does not define {first}", suggest(first, names, what="defined")
 
 
-def _names_in(name: str, file: Path) -> tuple[list[str], str]:
-    """Return a Python file's global names (``*``: star import) and any problem."""
+@lru_cache(maxsize=1000)  # many manifests may name callables of one file
+def _names_in(name: str, file: Path, stamp: Stamp) -> tuple[tuple[str, ...], str]:  # noqa: ARG001
+    """List a Python file's global names (``*``: star import); return them and any problem."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in user code are not our business
@@ -179,8 +177,8 @@ def _names_in(name: str, file: Path) -> tuple[list[str], str]:
             nodes = ast.walk(ast.parse(source))
             star = any(isinstance(node, ast.alias) and node.name == "*" for node in nodes)
     except SyntaxError as error:
-        return [], f"{name}:{error.lineno or 1}: {error.msg}"
+        return (), f"{name}:{error.lineno or 1}: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:
-        return [], f"cannot parse {name}: {error}"
-    defined = sorted(s.get_name() for s in symbols if s.is_assigned() or s.is_imported())
-    return [*defined, *("*" * star)], ""
+        return (), f"cannot parse {name}: {error}"
+    names = sorted(s.get_name() for s in symbols if s.is_assigned() or s.is_imported())
+    return (*names, *("*" * star)), ""

@@ -7,13 +7,14 @@ with a value already reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Final
 
-from buildsys.manifest.problem import Problem, problem_at, suggest
-from buildsys.manifest.value_tree import FieldPath, ValueNode, nearest, plain
+from buildsys.errors import ManifestError
+from buildsys.manifest.problem import Problems, suggest
+from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest, plain
 
 Step = str | int | EllipsisType
 Matches = list[tuple[FieldPath, Any]]
@@ -127,7 +128,7 @@ class ManifestView:
         add = f"add dims: {{{size}: {{min: …, opt: …, max: …}}}}"
         return f'dimension "{size}" is not declared in dims', close or add
 
-    def duplicates(self, section: str, field: str) -> Iterator[Problem]:
+    def duplicates(self, section: str, field: str) -> Problems:
         """Yield the entries listed twice in a list such as ``cases``."""
         entries = self.list(section, field)
         for index, entry in enumerate(entries):
@@ -137,9 +138,9 @@ class ManifestView:
 
     def problem(
         self, path: FieldPath, text: str, hint: str = "", *, of_key: bool = False
-    ) -> Problem:
-        """Return a problem at ``path``."""
-        return problem_at(self._tree, path, text, hint, of_key=of_key)
+    ) -> ManifestError:
+        """Return an error at ``path``."""
+        return error_at(self._tree, path, text, hint, of_key=of_key)
 
 
 def contains_refused(value: Any) -> bool:

@@ -162,9 +162,9 @@ class NeedsSpec(Spec):
     )
 
 
-def section(alias: str | None = None) -> Any:
-    """Return a field with the section's own defaults."""
-    return Field(default_factory=dict, validate_default=True, alias=alias)
+def section(alias: str | None = None, description: str | None = None) -> Any:
+    """Declare a field with the section's own defaults."""
+    return Field(default_factory=dict, validate_default=True, alias=alias, description=description)
 
 
 @dataclass(frozen=True)

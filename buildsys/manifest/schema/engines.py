@@ -14,8 +14,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic_core import core_schema
 
 from buildsys.manifest.schema.base import OneOf, fields_of
-from buildsys.manifest.schema.engine_base import EngineBase
-from buildsys.manifest.schema.engine_spec import engine_spec
+from buildsys.manifest.schema.engine_base import EngineBase, engine_spec
 from buildsys.system.backend_registry import backend_names, find_package
 
 

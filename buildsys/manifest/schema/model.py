@@ -4,8 +4,12 @@ The JSON Schema for editors is generated from these models, so users read a fiel
 while typing. Nothing here reads a file or imports a library used by a stage.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field
 
+from buildsys.manifest.precisions import base_precision
 from buildsys.manifest.schema.base import (
     DimName,
     Name,
@@ -39,6 +43,7 @@ from buildsys.manifest.schema.stages import (
     VerifySpec,
 )
 from buildsys.manifest.schema.surgery import SurgeryStep
+from buildsys.manifest.value_ranges import default_high
 
 
 class ModelSpec(Spec):
@@ -105,3 +110,23 @@ class ModelSpec(Spec):
     flaky: Stages = Field(
         (), description="Stages that a nightly run repeats once after a failure; true: all."
     )
+
+
+def model_fields(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the fields of a model, and fill in all defaults.
+
+    Raises: ValidationError: all errors of the model.
+    """
+    fields = ModelSpec.model_validate(written).model_dump(mode="json", by_alias=True)
+    for tensor, declared in fields["inputs"].items():
+        data = written["inputs"][tensor].get("data") or {}
+        if data.get("random") == "integers" and data.get("high") is None:
+            declared["data"]["high"] = default_high(declared["dtype"])
+    for engine in fields["engines"]:
+        if limits := engine["tolerance"]:  # those that it does not set are those of its precision
+            limits |= {
+                name: limit
+                for name, limit in fields["verify"][base_precision(engine)].items()
+                if limits[name] is None
+            }
+    return fields

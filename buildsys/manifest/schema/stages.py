@@ -1,6 +1,6 @@
 """Sections for the stages of every model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -52,10 +52,6 @@ DEFAULT_PERCENTILE = 99.99
 Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "onnxruntime"]
 _TORCHSCRIPT = Field(None, description="torchscript only.")
 _DYNAMO = Field(None, description="dynamo only.")
-_RTOL = "Limit on max |a - b| / max |b|."
-_COSINE = "Minimum cosine similarity."
-_ATOL = "Additional limit on max |a - b|."
-_TOP1 = "Minimum share of equal arg-max along the last axis."
 _OF_PRECISION = "Not set: that of the precision, none for fp32."
 
 
@@ -217,19 +213,17 @@ class QuantizeWeightsSpec(Spec):
 class Tolerance(Spec):
     """Limits for equal outputs; all must hold."""
 
-    rtol: float | None = Field(DEFAULT_LIMITS["validate"]["rtol"], ge=0, description=_RTOL)
-    cosine: float | None = Field(
-        DEFAULT_LIMITS["validate"]["cosine"], ge=-1, le=1, description=_COSINE
+    rtol: float | None = Field(None, ge=0, description="Limit on max |a - b| / max |b|.")
+    cosine: float | None = Field(None, ge=-1, le=1, description="Minimum cosine similarity.")
+    atol: float | None = Field(None, ge=0, description="Additional limit on max |a - b|.")
+    top1: float | None = Field(
+        None, ge=0, le=1, description="Minimum share of equal arg-max along the last axis."
     )
-    atol: float | None = Field(None, ge=0, description=_ATOL)
-    top1: float | None = Field(None, ge=0, le=1, description=_TOP1)
 
 
 class EngineTolerance(Tolerance):
     """Limits of one engine; unset ones are those of `verify`."""
 
-    rtol: float | None = Field(None, ge=0, description=_RTOL)
-    cosine: float | None = Field(None, ge=-1, le=1, description=_COSINE)
     spread_error: float | None = Field(
         None, ge=0, description=f"Largest error relative to the output's spread. {_OF_PRECISION}"
     )
@@ -247,50 +241,11 @@ class EngineTolerance(Tolerance):
     )
 
 
-class Fp32Tolerance(EngineTolerance):
-    """Limits of fp32 engines."""
-
-    rtol: float | None = Field(DEFAULT_LIMITS["fp32"]["rtol"], ge=0, description=_RTOL)
-    cosine: float | None = Field(DEFAULT_LIMITS["fp32"]["cosine"], ge=-1, le=1, description=_COSINE)
-
-
-class Fp16Tolerance(EngineTolerance):
-    """Limits of fp16 engines."""
-
-    rtol: float | None = Field(DEFAULT_LIMITS["fp16"]["rtol"], ge=0, description=_RTOL)
-    cosine: float | None = Field(DEFAULT_LIMITS["fp16"]["cosine"], ge=-1, le=1, description=_COSINE)
-
-
-class Bf16Tolerance(EngineTolerance):
-    """Limits of bf16 engines."""
-
-    rtol: float | None = Field(DEFAULT_LIMITS["bf16"]["rtol"], ge=0, description=_RTOL)
-    cosine: float | None = Field(DEFAULT_LIMITS["bf16"]["cosine"], ge=-1, le=1, description=_COSINE)
-
-
-class Int8Tolerance(EngineTolerance):
-    """Limits of int8 engines."""
-
-    rtol: float | None = Field(DEFAULT_LIMITS["int8"]["rtol"], ge=0, description=_RTOL)
-    cosine: float | None = Field(DEFAULT_LIMITS["int8"]["cosine"], ge=-1, le=1, description=_COSINE)
-
-
-class Fp8Tolerance(EngineTolerance):
-    """Limits of fp8 engines."""
-
-    rtol: float | None = Field(DEFAULT_LIMITS["fp8"]["rtol"], ge=0, description=_RTOL)
-    cosine: float | None = Field(DEFAULT_LIMITS["fp8"]["cosine"], ge=-1, le=1, description=_COSINE)
-
-
-class Int4Tolerance(EngineTolerance):
-    """Limits of int4 engines."""
-
-    rtol: float | None = Field(DEFAULT_LIMITS["int4"]["rtol"], ge=0, description=_RTOL)
-    cosine: float | None = Field(DEFAULT_LIMITS["int4"]["cosine"], ge=-1, le=1, description=_COSINE)
-
-
 class ValidateSpec(Tolerance):
-    """Comparison of the exported and simplified graphs with PyTorch."""
+    """Comparison of the exported and simplified graphs with PyTorch.
+
+    Default: rtol 1e-4, cosine 0.9999, wider for networks of 16-bit floats.
+    """
 
     cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1, description="Shape cases to compare.")
     drawn_sizes: int = Field(
@@ -301,16 +256,22 @@ class ValidateSpec(Tolerance):
     )
 
 
+def _limits_of(precision: str) -> Any:
+    """Declare a section of limits; unset ones depend on the network's types."""
+    limits = ", ".join(f"{name} {limit:g}" for name, limit in DEFAULT_LIMITS[precision].items())
+    return section(description=f"Limits of {precision} engines; default: {limits}.")
+
+
 class VerifySpec(Spec):
     """Comparison of engines with the golden outputs, with limits per precision."""
 
     cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1, description="Shape cases to compare.")
-    fp32: Fp32Tolerance = section()
-    fp16: Fp16Tolerance = section()
-    bf16: Bf16Tolerance = section()
-    int8: Int8Tolerance = section()
-    fp8: Fp8Tolerance = section()
-    int4: Int4Tolerance = section()
+    fp32: EngineTolerance = _limits_of("fp32")
+    fp16: EngineTolerance = _limits_of("fp16")
+    bf16: EngineTolerance = _limits_of("bf16")
+    int8: EngineTolerance = _limits_of("int8")
+    fp8: EngineTolerance = _limits_of("fp8")
+    int4: EngineTolerance = _limits_of("int4")
 
 
 class NoiseSpec(Spec):

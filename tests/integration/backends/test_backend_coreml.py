@@ -25,7 +25,7 @@ from buildsys.backends.coreml.conversion import convert
 from buildsys.backends.coreml.package import WEIGHTS, constants, read_engine, write_engine
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.manifest.schema.engine_spec import engine_spec
+from buildsys.manifest.schema.engine_base import engine_spec
 from buildsys.stages.program import stage as program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the converter, on its own code

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 import buildsys
 from buildsys.backends.interface import load_backend
 from buildsys.errors import Unavailable
-from buildsys.manifest.schema.engine_spec import engine_spec
+from buildsys.manifest.schema.engine_base import engine_spec
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.manifest.schema_errors import known_fields
+from buildsys.manifest.schema_errors import field_names
 from buildsys.system import backend_registry
 from buildsys.system.backend_registry import (
     backend_names,
@@ -127,7 +127,7 @@ def test_the_fields_of_an_engine_are_checked_by_its_package(site: Path) -> None:
         ModelSpec.model_validate({"model": "net", "engines": [{**engine, "log_levle": 3}]})
     location = caught.value.errors()[0]["loc"]
     assert location == ("engines", 0, "<ReferenceEngine>", "log_levle")
-    assert "log_level" in known_fields(ModelSpec, location[:-1])
+    assert "log_level" in field_names(ModelSpec, location[:-1])
 
 
 def test_an_engine_of_no_backend_names_those_of_all_packages(site: Path) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from manifest_files import ProjectFolder
 
+from buildsys.manifest.layers import Errors
+from buildsys.manifest.resolve import Resolution, Resolver
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProjectFolder:
@@ -23,6 +26,20 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProjectFolder:
         """,
     )
     return folder
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the manifests resolved by loads, not read from the cache."""
+    files: list[str] = []
+    original = Resolver.resolve
+
+    def record(self: Resolver, file: Path) -> tuple[list[Resolution], Errors]:
+        files.append(file.name)
+        return original(self, file)
+
+    monkeypatch.setattr(Resolver, "resolve", record)
+    return files
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +12,8 @@ from manifest_files import NET
 
 from buildsys.manifest import resolve
 from buildsys.manifest.layers import merge
-from buildsys.manifest.value_tree import leaves, nearest, plain, with_origins
+from buildsys.manifest.value_tree import ValueNode, leaves, nearest, plain
+from buildsys.manifest.yaml_reader import read_nodes
 
 
 def test_a_manifest_overrides_extends_and_those_override_defaults(project):
@@ -210,7 +214,7 @@ def test_limits_that_are_not_set_are_left_to_the_network_types(project):
     project.model("verify: {fp16: {rtol: 0.5}}\nvalidate: {cosine: 0.9999}\n")
     data = project.load().models["net"].data
     limits = [data["validate"], data["verify"]["fp16"], data["verify"]["fp32"]]
-    assert [(one["rtol"], one["cosine"]) for one in limits] == [
+    assert [(section["rtol"], section["cosine"]) for section in limits] == [
         (None, 0.9999),
         (0.5, None),
         (None, None),
@@ -231,21 +235,26 @@ def test_the_default_range_of_random_integers_depends_on_the_dtype(project, dtyp
 
 def _maps(depth: int = 2) -> st.SearchStrategy[object]:
     """Return maps with maps as a, b, c and other values as x, y, z."""
-    scalar = st.integers() | st.text(max_size=3) | st.none() | st.lists(st.integers(), max_size=2)
+    number = st.integers(-9, 9)
+    scalar = number | st.text("aé: ", max_size=3) | st.none() | st.lists(number, max_size=2)
     fields = dict.fromkeys("xyz", scalar)
     if depth:
         fields |= dict.fromkeys("abc", _maps(depth - 1))
     return st.fixed_dictionaries({}, optional=fields)
 
 
+def _nodes(data: object) -> ValueNode:
+    return read_nodes(Path("m.yaml"), json.dumps(data).encode())
+
+
 @settings(max_examples=50)
 @given(_maps(), _maps(), _maps())
 def test_merging_is_associative_and_keeps_the_last_layer(low, middle, top):
-    trees = [with_origins(data, __file__) for data in (low, middle, top)]
+    trees = [_nodes(data) for data in (low, middle, top)]
     once = merge(merge(trees[0], trees[1]), trees[2])
     assert plain(once) == plain(merge(trees[0], merge(trees[1], trees[2])))
     assert plain(merge(trees[2], trees[2])) == top
-    assert plain(merge(with_origins({}, __file__), trees[2])) == top
+    assert plain(merge(_nodes({}), trees[2])) == top
     for key, leaf in leaves(trees[2]):
         if leaf.value != {}:  # an empty map adds nothing
             found, missing = nearest(once, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from manifest_files import ProjectFolder
 
+from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.project import Project, load_project
 
@@ -19,10 +20,10 @@ def load(project: ProjectFolder) -> Project:
 def test_a_broken_manifest_is_left_out_with_its_errors(project: ProjectFolder, text: str) -> None:
     project.model()
     project.write("configs/models/bad.yaml", text)
-    found = load(project)
-    assert list(found.models) == ["net"]
-    assert list(found.broken) == ["configs/models/bad.yaml"]
-    errors = [str(error) for error in found.broken["configs/models/bad.yaml"]]
+    loaded = load(project)
+    assert list(loaded.models) == ["net"]
+    assert list(loaded.broken) == ["configs/models/bad.yaml"]
+    errors = [str(error) for error in loaded.broken["configs/models/bad.yaml"]]
     assert errors == project.errors()
 
 
@@ -31,18 +32,18 @@ def test_a_broken_base_leaves_out_every_manifest_that_extends_it(project: Projec
     project.model("extends: _base.yaml", name="a")
     project.model("extends: _base.yaml", name="b")
     project.model()
-    found = load(project)
-    assert list(found.models) == ["net"]
-    assert list(found.broken) == ["configs/models/a.yaml", "configs/models/b.yaml"]
+    loaded = load(project)
+    assert list(loaded.models) == ["net"]
+    assert list(loaded.broken) == ["configs/models/a.yaml", "configs/models/b.yaml"]
 
 
 def test_neither_of_two_models_of_one_name_is_built(project: ProjectFolder) -> None:
     project.model()
     project.model(name="other")
     project.write("configs/models/z.yaml", (project.root / "configs/models/net.yaml").read_bytes())
-    found = load(project)
-    assert list(found.models) == ["other"]
-    assert sorted(found.broken) == ["configs/models/net.yaml", "configs/models/z.yaml"]
+    loaded = load(project)
+    assert list(loaded.models) == ["other"]
+    assert sorted(loaded.broken) == ["configs/models/net.yaml", "configs/models/z.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -67,10 +68,21 @@ def test_a_wrong_default_leaves_out_every_manifest(project: ProjectFolder) -> No
     project.settle()
     load(project)  # into the cache
     project.write("configs/project.yaml", "defaults: {exprot: {}}\n")
-    found = load(project)
-    assert (found.models, list(found.broken)) == ({}, ["configs/models/net.yaml"])
+    loaded = load(project)
+    assert (loaded.models, list(loaded.broken)) == ({}, ["configs/models/net.yaml"])
 
 
 def test_without_broken_manifests_nothing_is_left_out(project: ProjectFolder) -> None:
     project.model()
     assert load(project).broken == {}
+
+
+def test_a_query_of_one_model_needs_no_other_manifest(project: ProjectFolder) -> None:
+    project.model(name="a")
+    project.model("exprot: {opset: 17}\n", name="b")
+    assert Session.read_only(project.root, ["export:a"]).targets_of("export:a")
+    with pytest.raises(ManifestErrors, match="exprot"):
+        Session.read_only(project.root, ["export:a", "export:b"])
+    with pytest.raises(ManifestErrors, match="exprot"):
+        Session.read_only(project.root)
+    assert not (project.root / ".buildsys").exists()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
 import time
-import tracemalloc
 
 import pytest
 from manifest_files import NET, same_state
 
-from buildsys.manifest import project as loading
 from buildsys.system.files import Stamp
 
 LAZY = """
@@ -23,20 +20,6 @@ from buildsys.manifest.project import load_project
 names = sorted(load_project(Path(sys.argv[1])).models)
 print(*names, *({"pydantic", "yaml"} & sys.modules.keys()))
 """
-
-
-@pytest.fixture
-def resolved(monkeypatch):
-    """Return the files resolved by loads, not read from the cache."""
-    files = []
-    original = loading._Load._resolve
-
-    def record(self, file, cache):
-        files.append(file.name)
-        return original(self, file, cache)
-
-    monkeypatch.setattr(loading._Load, "_resolve", record)
-    return files
 
 
 def _warm(project, resolved):
@@ -221,27 +204,3 @@ def test_folders_moved_by_the_environment(project, monkeypatch, tmp_path):
     assert (loaded.configs, loaded.build) == (other, tmp_path / "out")
     monkeypatch.delenv("BUILDSYS_CONFIGS")
     assert list(project.load().models) == ["net"]
-
-
-def test_the_cache_is_json_after_its_checksum(project):
-    project.model()
-    project.settle()
-    project.load()
-    _, body = (project.root / ".buildsys/manifests.json").read_bytes().split(b"\n")
-    ((name, text),), _ = json.loads(body)["entries"]["configs/models/net.yaml"]
-    assert name == json.loads(text)["model"] == "net"
-
-
-def test_a_load_keeps_no_manifest_that_is_resolved(project, monkeypatch):
-    monkeypatch.setattr("buildsys.manifest.manifest_cache.MAX_RESULT_BYTES", 1 << 20)  # a buffer
-    project.model()
-    project.load()  # the imports
-    for number in range(40):
-        project.model("# " + "x" * 200_000, name=f"net{number}")
-    tracemalloc.start()
-    try:
-        assert len(project.load().models) == 41
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 4_000_000  # of 8 million

@@ -26,6 +26,7 @@ FIELDS = [
         "export: {exporter: dynamo, opset: 99}",
         "6:35: export.opset: opset 99 is not supported by the dynamo exporter (7 to 28)",
     ),
+    ("export: {opset: true}", "6:17: export.opset: expected an integer, found true"),
     ('export: {opset: "17"}', '6:17: export.opset: expected an integer, found "17"'),
     (
         "export: {exporter: dynamic}",
