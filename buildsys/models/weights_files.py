@@ -1,7 +1,6 @@
 """Files of weights: state dicts saved by torch, and safetensors.
 
-Neither format executes code. A file of some bytes can claim any size, so a limit on memory follows
-from the sizes of file and network.
+Neither format executes code.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch import nn
 from buildsys.errors import StageError
 from buildsys.models.hub import is_present, locate
 from buildsys.system.files import sha256_of
-from buildsys.system.memory_limit import OUT_OF_MEMORY, memory_limit
 from buildsys.system.shard_index import INDEX_SUFFIX, read_index
 
 SAFETENSORS = ".safetensors"
@@ -30,7 +28,6 @@ _LOAD_ERRORS = (
     pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, OSError,
     MemoryError, IndexError, AttributeError, AssertionError, OverflowError, struct.error,
 )  # fmt: skip
-_LOADING_BYTES = 1 << 30  # buffers and threads of a library itself
 _PICKLES = (b"\x80", b"PK")  # first bytes of files by torch.save
 State = Mapping[str, Any]
 Shards = Mapping[str, set[str]]  # file -> its tensors
@@ -47,9 +44,7 @@ def load_weights(
     Raises: StageError: no such file, a different digest, or not a state dict of this network.
     """
     expected = module.state_dict()
-    tensors = [value for value in expected.values() if isinstance(value, torch.Tensor)]
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    state = read_weights(weights, project, network, needed)
+    state = read_weights(weights, project)
     if all(name.startswith(_PARALLEL_PREFIX) for name in state) and not any(
         name.startswith(_PARALLEL_PREFIX) for name in expected
     ):
@@ -68,10 +63,8 @@ def load_weights(
     module.load_state_dict(state)
 
 
-def read_weights(
-    weights: Mapping[str, Any], project: Path, network: str, needed_bytes: int
-) -> State:
-    """Return the tensors of a file and its shards; the network has ``needed_bytes``.
+def read_weights(weights: Mapping[str, Any], project: Path) -> State:
+    """Read the tensors of a file and its shards.
 
     Raises: StageError: no such file, a different digest, or not a state dict.
     """
@@ -90,26 +83,16 @@ def read_weights(
             f"{whole} has the sha256 {digest}, the manifest expects {weights['sha256']}",
             "restore the expected file, or update the digest in the manifest",
         )
-    size = sum(each.stat().st_size for each in files)
-    try:
-        with memory_limit(size + 2 * needed_bytes + _LOADING_BYTES):
-            return _read_shards(file, shown, shards) if shards else _read(file, shown)
-    except MemoryError as error:
-        raise StageError(
-            f"{shown} needs far more memory than its size and that of {network} explain",
-            "it is damaged or not a state dict; save one with torch.save(model.state_dict(), FILE)",
-        ) from error
+    return _read_shards(file, shown, shards) if shards else _read(file, shown)
 
 
 def _read(file: Path, shown: str) -> State:
-    """Return the tensors of a file. Raises: MemoryError: too large. StageError: damaged."""
+    """Read the tensors of a file. Raises: StageError: damaged."""
     if file.name.endswith(SAFETENSORS):
         return read_safetensors(file, shown)
     try:
         return _unwrapped(torch.load(file, map_location="cpu", weights_only=True), shown)
     except _LOAD_ERRORS as error:
-        if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
-            raise MemoryError from error
         # torch wraps the reason in advice to load without weights_only, which would execute code
         inner = error.__context__ if isinstance(error, pickle.UnpicklingError) else None
         first = (str(inner or error).strip().splitlines() or [type(error).__name__])[0]
@@ -136,8 +119,6 @@ def read_safetensors(file: Path, shown: str) -> dict[str, torch.Tensor]:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, *_LOAD_ERRORS) as error:
-        if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
-            raise MemoryError from error
         with file.open("rb") as stream:
             is_pickle = stream.read(2).startswith(_PICKLES)
         problem = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -25,12 +25,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
-from buildsys.system.memory_limit import OUT_OF_MEMORY
 from buildsys.system.processes import adopt_orphans, die_with_parent
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.protocol import INTERRUPTED, TERMINAL, Message, encode, error_to_json
 from buildsys.workers.read_recorder import ReadRecorder
 from buildsys.workers.result_file import without_long_lists, write_result
+
+# how libraries report exhausted memory without raising MemoryError
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "Failed to allocate memory",
+)
 
 SERVER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 _IOLBF = 1  # stdio.h: line buffered
@@ -261,7 +268,7 @@ def _as_expected(error: BaseException, job: Job, log_file: Path | None) -> Build
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     line = _shortened((summary.splitlines() or [""])[0])
     hint = f"full log: {job.display_path(log_file)}" if log_file else "see the traceback above"
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
         return StageError(f"{job.target} ran out of memory ({line})", hint)
     if isinstance(error, SystemExit):
         return StageError(f"{job.target} was ended by sys.exit: {_shortened(str(error))}", hint)

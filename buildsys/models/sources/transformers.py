@@ -258,8 +258,7 @@ def _pretrained(
 
     Raises: StageError: tensors are missing or have other shapes.
     """
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in outline.parameters())
-    state = read_weights(weights, project, type(outline).__name__, needed)
+    state = read_weights(weights, project)
     module, info = type(outline).from_pretrained(
         None, config=config, state_dict=dict(state), output_loading_info=True, **kwargs
     )

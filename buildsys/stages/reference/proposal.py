@@ -7,20 +7,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.manifest.schema.base import TENSOR_PATTERN
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.tensors import Tensor
-from buildsys.stages.reference.likely_inputs import Candidate, Inputs, Spans
+from buildsys.stages.reference.likely_inputs import (
+    Candidate,
+    Inputs,
+    Spans,
+    TrainedWeights,
+    likely_inputs,
+    optional_inputs,
+    program_inputs,
+    trained_weights,
+)
 from buildsys.stages.reference.stage import load_original
 from buildsys.system.hub_names import HUB, parse_hub_name
 from buildsys.workers.job import Job, StageResult
-
-if TYPE_CHECKING:
-    from buildsys.stages.reference.trained_weights import TrainedWeights
 
 _BATCH_SIZES = (2, 1)  # 1 could be a broadcast
 _OPT_BATCH, _LARGE_BATCH = 4, 8
@@ -249,12 +255,6 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     from buildsys.models.sources.python import ReturnsOnnxModel
     from buildsys.models.sources.source_module import make_module, needs_gpu
     from buildsys.models.torch_model import Network, from_torch, name_outputs, to_torch
-    from buildsys.stages.reference.likely_inputs import (
-        likely_inputs,
-        optional_inputs,
-        program_inputs,
-    )
-    from buildsys.stages.reference.trained_weights import trained_weights
 
     try:
         made = make_module(source, job.project)

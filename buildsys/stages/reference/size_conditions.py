@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import takewhile
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -21,12 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from buildsys.stages.reference.drawn_sizes import Condition
 from buildsys.system.libraries import in_library
 
 Assigned = Mapping[str, ast.expr]  # local variable -> its value
 _STANDARD_LIBRARY = f"{Path(inspect.__file__).parent}/"
-_STAGE = "buildsys.stages.reference.stage"  # imported before any code of the user
+Condition = Callable[[int], bool]  # on a size
 _SIZE = "size"  # the variable of a condition
 _MOST_CONDITIONS = 64
 _MOST_LAYERS = 16  # of one class, about
@@ -59,8 +56,7 @@ def _sources(
 ) -> Iterator[tuple[ast.AST, Mapping[str, Any], Sequence[nn.Module]]]:
     """Yield trees with their global names and layers.
 
-    The layers in use come first, then functions in their files and in other files of the project,
-    and the layers of libraries.
+    The project's layers in use come first, then functions of its files, and layers of libraries.
     """
     modules = _modules_below(project)
     own = [cls for cls in instances if cls.__module__ in modules]
@@ -76,60 +72,37 @@ def _sources(
         name = entry if isinstance(entry, str) else entry.__module__
         names = vars(sys.modules[name])
         try:
-            source = Path(names["__file__"]).read_bytes()
-            if entry in others:
-                tree = _parse_class(source, entry.__name__)
-            else:
-                tree = trees[name] = trees.get(name) or ast.parse(source)
+            if name not in trees:
+                trees[name] = ast.parse(Path(names["__file__"]).read_bytes())
         except (OSError, KeyError, TypeError, SyntaxError, ValueError):  # no source
             continue
         body = [
             node
-            for node in tree.body
+            for node in trees[name].body
             if _layer(node, names) is (None if isinstance(entry, str) else entry)
         ]
         layers = [] if isinstance(entry, str) else instances[entry]
         yield ast.Module(body, []), names, layers[:: max(len(layers) // _MOST_LAYERS, 1)]
 
 
-def _parse_class(source: bytes, name: str) -> ast.Module:
-    """Parse a top-level class without the rest of its file.
-
-    A class ends before the next line that is neither indented nor a comment nor a closing bracket.
-    """
-    pattern = rb"^class %b\b.*?(?=^[^\s#)\]}]|\Z)" % re.escape(name.encode())
-    try:
-        return ast.parse(b"".join(re.findall(pattern, source, re.MULTILINE | re.DOTALL)))
-    except (SyntaxError, ValueError):  # cut inside a string, or not in UTF-8
-        return ast.parse(source)
-
-
 def _modules_below(project: Path) -> list[str]:
-    """Return the loaded modules in files of a project."""
+    """List the loaded modules in files of a project."""
     root = f"{project.resolve()}/"
-    files: dict[str, str] = {}  # of top-level modules
-    found = []
-    # older ones are thousands, all of libraries: a look copies their pages in a forked process
-    new = list(takewhile(_STAGE.__ne__, reversed(sys.modules)))
-    for name in reversed(new):
-        top = name.partition(".")[0]
-        if top not in files:
-            files[top] = _file_of(top)
-        if top.startswith("buildsys") or _is_library(files[top]):
-            continue
-        file = _file_of(name)
-        is_source = file.endswith(".py") and not _is_library(file)
-        if is_source and str(Path(file).resolve()).startswith(root):
-            found.append(name)
-    return found
+    files = {
+        name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]
+    }
+    return [
+        name
+        for name, file in files.items()
+        if file.endswith(".py")
+        and not name.startswith("buildsys.")
+        and not _is_library(file)
+        and str(Path(file).resolve()).startswith(root)
+    ]
 
 
 def _is_library(file: str) -> bool:
     return in_library(file) or file.startswith(_STANDARD_LIBRARY)
-
-
-def _file_of(module: str) -> str:
-    return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
 def _layer(node: ast.AST, names: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from buildsys.stages.common.golden_check import ORIGINAL, check_outputs, is_unst
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.open_graph import open_graph
-from buildsys.stages.reference.drawn_sizes import draw_sizes, suggested_sizes
+from buildsys.stages.reference.further_cases import draw_sizes, suggested_sizes
 from buildsys.stages.reference.stage import Original, golden_inputs, load_original, not_finite
 from buildsys.stages.validate.stage import GRAPHS
 from buildsys.workers.job import Job, StageResult

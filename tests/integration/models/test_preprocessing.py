@@ -12,7 +12,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.images import read_images
-from buildsys.stages.reference.trained_weights import trained_weights
+from buildsys.stages.reference.likely_inputs import trained_weights
 from buildsys.stages.run.labels import categories
 
 FIELDS: dict[str, Any] = {

@@ -15,8 +15,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
-from buildsys.stages.reference import trained_weights as trained_module
-from buildsys.stages.reference.trained_weights import TrainedWeights, trained_weights
+from buildsys.stages.reference.likely_inputs import TrainedWeights, trained_weights
 from buildsys.workers.job import Job
 
 NETWORKS = """\
@@ -209,7 +208,7 @@ def test_a_classifier_gets_the_preprocessing_and_labels_of_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = TrainedWeights(20, {"resize": 24}, {"names": ["cat", "dog"]}, 2)
-    monkeypatch.setattr(trained_module, "trained_weights", lambda *_: trained)
+    monkeypatch.setattr(proposal, "trained_weights", lambda *_: trained)
     found = propose(tmp_path, python="networks.py:Photo")
     image, logits = found["inputs"]["image"], found["outputs"]["output0"]
     assert image["shape"] == ["batch", 3, 20, 20]
