@@ -92,7 +92,7 @@ def _writer(configs: str) -> Any:
     here = Path(__file__).parent
     code = sorted(here.rglob("*.py"))
     for name in our_backends():  # their fields
-        modules = ("description", "options", "common_options")
+        modules = ("description", "options")
         code += [here.parent / "backends" / name / f"{module}.py" for module in modules]
     spec = importlib.util.find_spec("pydantic")  # locates without importing
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else here

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from test_reference_pages import load
 
 from buildsys import errors
-from buildsys.backends.tensorrt.common_options import TensorRtBase
+from buildsys.backends.tensorrt.options import TensorRtBase
 from buildsys.cli.main import commands_of
 from buildsys.execution import stale_reasons
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS, DEFAULT_LIMITS

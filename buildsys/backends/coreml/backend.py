@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import coremltools as ct
 
-from buildsys.backends.coreml.description import DESCRIPTION
+from buildsys.backends.coreml.description import COMPUTE_UNITS, DESCRIPTION, oldest_systems
 from buildsys.backends.coreml.package import oldest_version, read_engine, write_engine
-from buildsys.backends.coreml.systems import COMPUTE_UNITS, oldest_systems
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,

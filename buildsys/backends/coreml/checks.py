@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from buildsys.backends.coreml.conversion import Converted, sized
+from buildsys.backends.coreml.description import DTYPES
 from buildsys.backends.coreml.package import Constant, Package, constants, operations
-from buildsys.backends.coreml.systems import DTYPES
 from buildsys.backends.interface import Figures
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 
-from buildsys.backends.coreml.systems import SYSTEMS, oldest_systems
+from buildsys.backends.coreml.description import SYSTEMS, oldest_systems
 from buildsys.system.compatibility.engine_files import Header, Reason, Record
 from buildsys.system.engine_environment import version_numbers
 from buildsys.system.protobuf import Content

@@ -1,11 +1,47 @@
-"""Facts of Core ML as a backend, known without its library."""
+"""Systems, types and limits of Core ML. Standard library only.
+
+Source: coremltools 9, ``coremltools.target`` and FeatureTypes.proto.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from buildsys.system.backend_registry import BackendDescription
+
+Target = Literal[
+    "iOS15", "iOS16", "iOS17", "iOS18", "iOS26",
+    "macOS12", "macOS13", "macOS14", "macOS15", "macOS26",
+]  # fmt: skip
+# version of the specification -> oldest systems
+SYSTEMS = {
+    6: ("iOS15", "macOS12"),
+    7: ("iOS16", "macOS13"),
+    8: ("iOS17", "macOS14"),
+    9: ("iOS18", "macOS15"),
+    10: ("iOS26", "macOS26"),
+}
+# of inputs -> of the package; it has no 64-bit integers
+DTYPES = {"float32": "FLOAT32", "float16": "FLOAT16", "int32": "INT32", "int64": "INT32"}
+MOST_DIMENSIONS = 5
+COMPUTE_UNITS = {
+    "all": "ALL",
+    "cpu_and_gpu": "CPU_AND_GPU",
+    "cpu_and_neural_engine": "CPU_AND_NE",
+    "cpu_only": "CPU_ONLY",
+}
+
+
+def specification_version(target: str) -> int | None:
+    """Return the version of a deployment target, None if unknown."""
+    return next((version for version, names in SYSTEMS.items() if target in names), None)
+
+
+def oldest_systems(version: int) -> str:
+    """Return e.g. ``macOS 13 or iOS 16``, "" if unknown."""
+    names = reversed(SYSTEMS.get(version, ()))
+    return " or ".join(name.replace("OS", "OS ") for name in names)
 
 
 class _CoreMl(BackendDescription):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from buildsys.backends.coreml.systems import (
+from buildsys.backends.coreml.description import (
     DTYPES,
     MOST_DIMENSIONS,
     Target,

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from buildsys.backends.coreml.systems import SYSTEMS
+from buildsys.backends.coreml.description import SYSTEMS
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 

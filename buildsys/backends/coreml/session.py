@@ -11,8 +11,8 @@ import coremltools as ct
 import numpy as np
 
 from buildsys.backends.captured_program import check_inputs
+from buildsys.backends.coreml.description import COMPUTE_UNITS
 from buildsys.backends.coreml.package import read_engine, unpack
-from buildsys.backends.coreml.systems import COMPUTE_UNITS
 from buildsys.backends.interface import Port, Run
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of

@@ -137,7 +137,7 @@ def slowest_layers(
     inputs: Mapping[str, Tensor],
 ) -> list[Figures]:
     """Return the slowest layers, from ExecuTorch's event tracer."""
-    from buildsys.backends.executorch.layers import layers_by_time
+    from buildsys.backends.executorch.runtime import layers_by_time
 
     return layers_by_time(engine, int(options["threads"]), inputs)
 

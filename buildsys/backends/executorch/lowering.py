@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import warnings
@@ -9,13 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
+from buildsys.backends.calibration_batches import read_finite_batches
 from buildsys.backends.captured_program import load_captured
 from buildsys.backends.executorch.runtime import INTERFACE, load_library
 from buildsys.backends.interface import BuildRequest, UnsupportedNode, raise_refused
-from buildsys.errors import BuildsysError, StageError
+from buildsys.errors import BuildsysError, StageError, Unavailable
 
 _REFUSED = re.compile(r"\b([a-z_]\w*)(?:::|\.)(_?[a-z]\w*)(?:\.(\w+))?")
 _REFUSALS = ("Missing out variant", "is not Aten Canonical", "not in Core ATen opset")
@@ -49,7 +53,7 @@ def lower(request: BuildRequest) -> Lowered:
 
     program, ports = load_captured(request, "ExecuTorch")
     if request.options["precision"] == "int8":
-        from buildsys.backends.executorch.quantization import quantize
+        from buildsys.backends.executorch.lowering import quantize
 
         program = quantize(program, ports, request)
     partitioners = []
@@ -139,3 +143,69 @@ def _refusals(request: BuildRequest) -> Iterator[None]:
             f" {type(error).__name__}: {text[:300]}",
             hint,
         ) from error
+
+
+def quantize(
+    program: torch.export.ExportedProgram, ports: dict[str, Any], request: BuildRequest
+) -> torch.export.ExportedProgram:
+    """Return ``program`` with int8 quantizers, from the calibration data of the manifest.
+
+    Raises: Unavailable: torchao is not installed. StageError: the data or the program do not fit.
+    """
+    assert request.calibration is not None
+    try:
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+            XNNPACKQuantizer,
+            get_symmetric_quantization_config,
+        )
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    except ImportError as error:
+        raise Unavailable(
+            f"int8 engines of ExecuTorch need torchao: {error}",
+            "pip install 'buildsys[executorch]'",
+        ) from error
+    shapes = {
+        port["name"]: [-1 if isinstance(size, str) else size for size in port["shape"]]
+        for port in ports["inputs"]
+    }
+    batches = [
+        tuple(torch.from_numpy(np.array(array)) for array in batch.values())
+        for batch in read_finite_batches(request.calibration.batches, shapes)
+    ]
+    config = get_symmetric_quantization_config(is_per_channel=request.options["per_channel"])
+    quantizer: Any = XNNPACKQuantizer().set_global(config)
+    dims = [
+        {
+            axis: torch.export.Dim.DYNAMIC(min=span["min"], max=span["max"])
+            for axis, size in enumerate(port["shape"])
+            if isinstance(size, str)
+            for span in (request.dims[size],)
+        }
+        for port in ports["inputs"]
+    ]
+    request.progress(f"quantizing with {len(batches)} batches")
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # on torchao's own code
+            prepared = prepare_pt2e(program.module(), quantizer)
+            for number, tensors in enumerate(batches):
+                request.count(number, len(batches), "batches")
+                prepared(*tensors)
+            quantized = convert_pt2e(prepared)
+            shapes_of = inspect.signature(quantized.forward).bind(*dims).arguments
+            example = tuple(map(_at_least_two, batches[0], dims))
+            return torch.export.export(
+                quantized, example, dynamic_shapes=dict(shapes_of), strict=False
+            )
+    except Exception as error:  # of any class
+        cause = " ".join(str(error).split())[:300]
+        text = f"model {request.model}: PyTorch cannot quantize it: {type(error).__name__}: {cause}"
+        raise StageError(text, "the log has the complete message") from error
+
+
+def _at_least_two(tensor: torch.Tensor, axes: dict[int, Any]) -> torch.Tensor:
+    """Return an example whose dynamic sizes are not 1: torch.export fixes those."""
+    for axis in axes:
+        if tensor.shape[axis] == 1:
+            tensor = tensor.repeat_interleave(2, dim=axis)
+    return tensor

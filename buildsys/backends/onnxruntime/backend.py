@@ -25,18 +25,16 @@ from buildsys.backends.interface import (
     UnsupportedNode,
     raise_refused,
 )
-from buildsys.backends.onnxruntime.compiled_graph import (
-    compile_graph,
-    copy_graph,
-    unreadable_context,
-)
 from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.backends.onnxruntime.engine_session import (
     OrtSession,
     add_providers,
     check_providers,
+    compile_graph,
+    copy_graph,
     engine_session_options,
     open_engine,
+    unreadable_context,
 )
 from buildsys.backends.onnxruntime.execution_providers import (
     compiles,
@@ -50,7 +48,6 @@ from buildsys.backends.onnxruntime.placement import (
     record_placement,
 )
 from buildsys.backends.onnxruntime.session import session_options
-from buildsys.backends.onnxruntime.weight_kernels import check_kernels
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.graph_reader import read_graph, require_onnx
 from buildsys.onnx_graphs.tensors import Tensor
@@ -88,6 +85,8 @@ def build(request: BuildRequest) -> Figures:
     Unavailable: this interpreter has no onnx.
     """
     require_onnx()
+    from buildsys.backends.onnxruntime.engine_graph import check_kernels
+
     options, levels = request.options, _levels(request.options)
     refusals: list[StageError] = []
     with TemporaryDirectory(dir=request.engine.parent) as folder:
@@ -170,7 +169,7 @@ def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtSessio
 
 def _source_nodes(request: BuildRequest) -> Figures:
     """Return the source nodes of optimized nodes."""
-    from buildsys.backends.onnxruntime.source_nodes import source_nodes  # needs onnx
+    from buildsys.backends.onnxruntime.engine_graph import source_nodes  # needs onnx
 
     source, engine = (read_graph(file).graph for file in (request.onnx, request.engine))
     return {"source_nodes": source_nodes(source, engine)}
@@ -195,7 +194,7 @@ def describe(
     engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()  # noqa: ARG001
 ) -> Figures:  # fmt: skip
     """Return operators, types and tensors of the optimized graph."""
-    from buildsys.backends.onnxruntime.graph_facts import graph_facts  # needs onnx
+    from buildsys.backends.onnxruntime.engine_graph import graph_facts  # needs onnx
 
     return graph_facts(engine)
 
@@ -299,7 +298,7 @@ def _is_emulated(request: BuildRequest) -> bool:
 
 
 def _refused_nodes(request: BuildRequest, source: Path) -> list[UnsupportedNode]:
-    from buildsys.backends.onnxruntime.unsupported_nodes import refused_nodes  # needs onnx
+    from buildsys.backends.onnxruntime.kernels import refused_nodes  # needs onnx
 
     return refused_nodes(source, {use.op for use in request.operators})
 

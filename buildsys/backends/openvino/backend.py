@@ -29,14 +29,15 @@ from buildsys.backends.interface import (
     raise_refused,
 )
 from buildsys.backends.openvino.description import BLOB
-from buildsys.backends.openvino.layers import layers_by_time, precision_facts
 from buildsys.backends.openvino.session import (
     OpenVinoSession,
     call,
     compile_model,
     import_blob,
     last_words,
+    layers_by_time,
     port_of,
+    precision_facts,
     properties,
 )
 from buildsys.errors import StageError, Unavailable

@@ -10,8 +10,7 @@ import numpy as np
 from buildsys.backends.calibration_batches import Batch, read_batches
 from buildsys.backends.cuda.device import Device
 from buildsys.backends.interface import Calibration
-from buildsys.backends.tensorrt.enum_tables import DTYPES
-from buildsys.backends.tensorrt.library import FEATURES, Library
+from buildsys.backends.tensorrt.library import DTYPES, FEATURES, Library
 from buildsys.system.files import replace_file
 
 ONLY = FEATURES["calibrators"]

@@ -1,4 +1,4 @@
-"""The backend interface over one TensorRT library."""
+"""Requirements of building and running engines on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -6,21 +6,130 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildsys.backends.cuda.gpus import find_driver
+from buildsys.backends.cuda.gpus import Gpu, find_driver
 from buildsys.backends.interface import (
     Figures,
     OperatorUse,
     Options,
     precision_problem,
 )
-from buildsys.backends.tensorrt import gpu_requirements
-from buildsys.backends.tensorrt.builder_config import quantization_of
-from buildsys.backends.tensorrt.engine_contenders import TimedSession
-from buildsys.backends.tensorrt.enum_tables import check_fields
-from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.plugins.load import load_plugins
+from buildsys.backends.tensorrt.library import (
+    CAPABILITIES,
+    Library,
+    check_fields,
+    join_or,
+    quantization_of,
+)
+from buildsys.backends.tensorrt.plugin_loading import load_plugins
+from buildsys.backends.tensorrt.session import TimedSession
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.files import sha256_of
+
+# TensorRT-RTX's builder needs the CUDA driver for them
+_GPU_FLAGS = ("refit", "refit_identical", "strip_plan")
+_FIRST_WITH = {"fp16": (5, 3), "int8": (6, 1), "bf16": (8, 0), "fp8": (8, 9)}
+_KNOWN = [capability for capability in CAPABILITIES.members if capability != "current"]
+
+
+def check_builder(library: Library, options: Options) -> None:
+    """Check an engine's fields against this machine before a build.
+
+    Raises: Unavailable: a GPU is needed and missing, or the library does not support it.
+    """
+    precision = options["precision"]
+    if not library.has("builds for other GPUs"):
+        gpu = _first_gpu(
+            f"{library.title} builds engines on the GPU that they are for",
+            "build it on a machine with one",
+        )
+        layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
+        for needed in (precision, *layers):
+            if not computes_in(needed, gpu.compute_capability):
+                raise Unavailable(f"{_this(gpu)} does not compute in {needed}", _where(needed))
+        return
+    capabilities = options["compute_capabilities"]
+    unsuitable = [
+        capability for capability in capabilities if not computes_in(precision, capability)
+    ]
+    if unsuitable:
+        raise StageError(
+            f"GPUs of compute capability {join_or(unsuitable)} do not compute in {precision}",
+            f"remove them from compute_capabilities; {_where(precision)}",
+        )
+    needs = [f"the builder flag {flag}" for flag in _GPU_FLAGS if options["flags"].get(flag)]
+    if "current" in capabilities:
+        needs.append("the compute capability 'current'")
+    if needs:
+        _first_gpu(
+            f"{' and '.join(needs)} can only be used on a machine with an NVIDIA GPU",
+            "build it on a machine with an RTX GPU, or remove the field",
+        )
+        _check_rtx_gpu()
+
+
+def computes_in(precision: str, compute_capability: str) -> bool:
+    """Return True if GPUs of a compute capability compute in a precision.
+
+    Source: TensorRT support matrix, "Hardware and Precision"; CUDA programming guide for 6.1, whose
+    fp16 is slow.
+    """
+    if compute_capability == "current":
+        return True
+    capability = tuple(int(part) for part in compute_capability.split("."))
+    return capability >= _FIRST_WITH.get(precision, (0,)) and (precision, capability) != (
+        "fp16",
+        (6, 1),
+    )
+
+
+def check_runner(library: Library, options: Options) -> None:
+    """Check an engine's options against this machine's GPU before a run.
+
+    Raises: Unavailable: no GPU, or none that the engine is for.
+    """
+    if not library.has("builds for other GPUs"):
+        remedy = "run it on a GPU like the one that built it"
+        _first_gpu(f"{library.title} engines run on NVIDIA GPUs", remedy)
+        return
+    built_for = options["compute_capabilities"]
+    named = [capability for capability in built_for if capability != "current"]
+    driver = find_driver()
+    if not driver.gpus:
+        where = f"of compute capability {join_or(named)}" if named else "like the one that built it"
+        text = f"no NVIDIA GPU can run the engine on this machine: {driver.missing}"
+        raise Unavailable(text, driver.remedy or f"run it on a GPU {where}")
+    gpu = _check_rtx_gpu()
+    if gpu.compute_capability not in built_for and "current" not in built_for:
+        raise Unavailable(
+            f"the engine is built for compute capability {join_or(named)}, and the {gpu.name} of"
+            f" this machine has {gpu.compute_capability}",
+            f"add '{gpu.compute_capability}' to the engine's compute_capabilities",
+        )
+
+
+def _first_gpu(purpose: str, hint: str) -> Gpu:
+    driver = find_driver()
+    if not driver.gpus:
+        raise Unavailable(f"{purpose}, and here {driver.missing}", driver.remedy or hint)
+    return driver.gpus[0]
+
+
+def _check_rtx_gpu() -> Gpu:
+    where = f"run it on a GPU of compute capability {join_or(_KNOWN)}"
+    gpu = _first_gpu("TensorRT-RTX engines run on NVIDIA GPUs", where)
+    if gpu.compute_capability not in _KNOWN:
+        hint = f"{where}, or build the engine with backend: tensorrt for this one"
+        raise Unavailable(f"TensorRT-RTX does not run on {_this(gpu)}", hint)
+    return gpu
+
+
+def _this(gpu: Gpu) -> str:
+    return f"the {gpu.name} of this machine (compute capability {gpu.compute_capability})"
+
+
+def _where(precision: str) -> str:
+    first = ".".join(map(str, _FIRST_WITH[precision]))
+    return f"{precision} needs a GPU of compute capability {first} or later"
 
 
 def precision_hint(options: Options) -> str:
@@ -45,7 +154,7 @@ class TensorRtBackend:
         Raises: Unavailable: a field needs a missing GPU. StageError: a field can never work.
         """
         check_fields(self.library, options)
-        gpu_requirements.check_builder(self.library, options)
+        check_builder(self.library, options)
 
     def describe(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
@@ -76,7 +185,7 @@ class TensorRtBackend:
 
         Raises: Unavailable: no GPU here, or none that the engine is built for.
         """
-        gpu_requirements.check_runner(self.library, options)
+        check_runner(self.library, options)
         load_plugins(self.library, operators)  # an engine contains only their fields
         kernels = None
         if options.get("runtime_cache"):

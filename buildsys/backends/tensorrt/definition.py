@@ -14,9 +14,7 @@ from typing import Any
 
 from buildsys.backends.interface import BuildRequest, Definition
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.builder_config import is_strong
-from buildsys.backends.tensorrt.enum_tables import DTYPES
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import DTYPES, Library, is_strong
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.backends.tensorrt.network_edits import io_tensors
 from buildsys.backends.tensorrt.network_weights import WEIGHTS, layer_classes

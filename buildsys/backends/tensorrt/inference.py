@@ -15,13 +15,16 @@ import numpy as np
 
 from buildsys.backends.cuda.device import Buffer, Device, Event, Stream
 from buildsys.backends.interface import Allocate, DeviceMemory, DeviceTensor, Port, Run
-from buildsys.backends.tensorrt.call_graphs import MOST_GRAPHS, CallGraphs
-from buildsys.backends.tensorrt.engine_tensors import EngineTensors
+from buildsys.backends.tensorrt.call_memory import (
+    MOST_GRAPHS,
+    CallGraphs,
+    Output,
+    ValueShapedOutput,
+)
+from buildsys.backends.tensorrt.engine_tensors import EngineTensors, packed_shape
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Log, Messages, Scope, log_of
-from buildsys.backends.tensorrt.outputs import Output, ValueShapedOutput
 from buildsys.backends.tensorrt.profiles import Profile, Shape, choose_profile, read_profiles
-from buildsys.backends.tensorrt.tensor_layouts import packed_shape
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from buildsys.errors import Unavailable
+from buildsys.errors import StageError, Unavailable
 
 TRT_8, TRT_10, TRT_11, RTX = "TensorRT 8.6", "TensorRT 10", "TensorRT 11", "TensorRT-RTX"
 GENERATIONS = (TRT_8, TRT_10, TRT_11, RTX)
@@ -70,3 +71,193 @@ def library_of(module: ModuleType) -> Library:
     if library.generation != RTX and version < _OLDEST:
         raise Unavailable(f"{library.release} is too old", "install TensorRT 8.6, 10 or 11")
     return library
+
+
+def join_or(names: Sequence[str]) -> str:
+    """Join names as in ``a, b or c``."""
+    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+class Member(NamedTuple):
+    """A value of an enumeration."""
+
+    name: str
+    generations: tuple[str, ...] = GENERATIONS
+
+
+class EnumTable(NamedTuple):
+    """The values of one enumeration by their words in manifests."""
+
+    enumeration: str
+    members: Mapping[str, Member]
+
+    def of(self, library: Library, word: str) -> Any:
+        """Return the value for a word.
+
+        Raises: StageError: the library does not have it; names the generations with it.
+        """
+        member = self.members[word]
+        value = getattr(getattr(library.trt, self.enumeration, None), member.name, None)
+        if library.generation not in member.generations or value is None:
+            text = f"{library.release} has no {word}"
+            raise StageError(text, f"{join_or(member.generations)} has")
+        return value
+
+    def words(self, library: Library) -> dict[Any, str]:
+        """Return the words of all values of the library."""
+        owner = getattr(library.trt, self.enumeration, None)
+        values = {
+            word: getattr(owner, member.name, None)
+            for word, member in self.members.items()
+            if library.generation in member.generations
+        }
+        return {value: word for word, value in values.items() if value is not None}
+
+
+def _members(generations: tuple[str, ...], *words: str) -> dict[str, Member]:
+    """Return members named like their words."""
+    return {word: Member(word.upper(), generations) for word in words}
+
+
+DTYPES = EnumTable(
+    "DataType",
+    {
+        "float32": Member("FLOAT"),
+        "float16": Member("HALF"),
+        "bfloat16": Member("BF16", SINCE_10),
+        **_members(GENERATIONS, "int8", "uint8", "int32"),
+        "int64": Member("INT64", SINCE_10),
+        "bool": Member("BOOL"),
+        "float8e4m3fn": Member("FP8"),
+        "float8e8m0": Member("E8M0", SINCE_10),
+        "int4": Member("INT4", SINCE_10),
+        "float4e2m1": Member("FP4", SINCE_10),
+    },
+)
+FLAGS = EnumTable(
+    "BuilderFlag",
+    {
+        **_members(GENERATIONS, "tf32", "sparse_weights", "direct_io", "gpu_fallback", "refit"),
+        **_members(SINCE_10, "refit_individual", "refit_identical", "strip_plan"),
+        **_members(SINCE_10, "weight_streaming", "strict_nans", "editable_timing_cache"),
+        **_members(SINCE_10, "disable_compilation_cache", "monitor_memory"),
+        **_members(SINCE_10, "distributive_independence"),
+        **_members((RTX,), "require_user_allocation"),
+        **_members(GENERATIONS, "version_compatible", "exclude_lean_runtime", "debug"),
+    },
+)
+CAPABILITIES = EnumTable(
+    "ComputeCapability",
+    {
+        **{
+            name: Member(f"SM{name.replace('.', '')}", (RTX,))
+            for name in ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+        },
+        **_members((RTX,), "current"),
+    },
+)
+TILING = EnumTable(
+    "TilingOptimizationLevel", _members(SINCE_10, "none", "fast", "moderate", "full")
+)
+VERBOSITY = EnumTable(
+    "ProfilingVerbosity", _members(GENERATIONS, "layer_names_only", "none", "detailed")
+)
+POOLS = EnumTable(
+    "MemoryPoolType",
+    {
+        **_members(GENERATIONS, "workspace", "tactic_dram"),
+        **_members(SINCE_10, "tactic_shared_memory"),
+        **_members(GENERATIONS, "dla_managed_sram", "dla_local_dram", "dla_global_dram"),
+    },
+)
+PRECISION_FLAGS = EnumTable(
+    "BuilderFlag",
+    {
+        "fp16": Member("FP16", UNTIL_10),
+        "bf16": Member("BF16", (TRT_10,)),
+        "int8": Member("INT8", UNTIL_10),
+        "obey": Member("OBEY_PRECISION_CONSTRAINTS", UNTIL_10),
+        "prefer": Member("PREFER_PRECISION_CONSTRAINTS", UNTIL_10),
+    },
+)
+TACTIC_SOURCES = EnumTable(
+    "TacticSource",
+    {
+        **_members(UNTIL_10, "cublas", "cublas_lt", "cudnn"),
+        **_members(GENERATIONS, "edge_mask_convolutions", "jit_convolutions"),
+    },
+)
+HARDWARE = EnumTable(
+    "HardwareCompatibilityLevel",
+    {
+        **_members(GENERATIONS, "none", "ampere_plus"),
+        **_members(SINCE_10, "same_compute_capability"),
+    },
+)
+FORMATS = EnumTable(
+    "TensorFormat",
+    {
+        **_members(GENERATIONS, "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16"),
+        **_members(GENERATIONS, "dhwc", "dhwc8", "cdhw32", "dla_linear", "dla_hwc4"),
+    },
+)
+
+# fields that not all generations have, unless they have a value that requests nothing
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("tactic_shared_memory", "tiling_optimization_level"), SINCE_10),
+    **dict.fromkeys(("l2_limit_for_tiling", "refit_identical", "refit_individual"), SINCE_10),
+    **dict.fromkeys(("strip_plan", "weight_streaming"), SINCE_10),
+    "layer_precisions": UNTIL_10,
+}
+_REQUESTS_NOTHING: tuple[object, ...] = (None, False, "none", (), [])
+
+
+def check_fields(library: Library, options: Mapping[str, Any]) -> None:
+    """Check an engine's fields against the library.
+
+    Raises: StageError: all unsupported fields, with the versions that support them.
+    """
+    needs: list[tuple[str, tuple[str, ...]]] = [
+        (field, generations)
+        for field, generations in _FIELDS.items()
+        if options.get(field, None) not in _REQUESTS_NOTHING
+    ]
+    needs += [
+        (f"flags.{flag}", FLAGS.members[flag].generations) for flag in options.get("flags", {})
+    ]
+    for field, table in (("tactic_sources", TACTIC_SOURCES), ("hardware_compatibility", HARDWARE)):
+        values: Iterable[str] = options.get(field) or ()
+        values = (values,) if isinstance(values, str) else values
+        needs += [(f"{field}: {value}", table.members[value].generations) for value in values]
+    strong = options.get("typing", "strong") == "strong"
+    needs.append(("typing: strong", SINCE_10) if strong else ("typing: weak", UNTIL_10))
+    if options.get("quantization") == "implicit":
+        needs.append(("quantization: implicit", UNTIL_10))
+    if not strong:
+        layers = [entry["precision"] for entry in options.get("layer_precisions", ())]
+        needs += [
+            (f"precision: {name}", PRECISION_FLAGS.members[name].generations)
+            for name in (options["precision"], *layers)
+            if name != "fp32"
+        ]
+    unsupported: dict[str, None] = {}
+    for field, generations in needs:
+        if library.generation not in generations:
+            own = [v for v in generations if options["backend"] != "tensorrt" or v != RTX]
+            unsupported[f"{field} ({join_or(own or generations)} can)"] = None
+    if unsupported:
+        text = f"{library.release} does not support {' and '.join(unsupported)}"
+        raise StageError(text, "use another version, or remove the field from the engine")
+
+
+def is_strong(options: Mapping[str, Any]) -> bool:
+    """Return True if the graph's types decide the engine's."""
+    return bool(options.get("typing", "strong") == "strong")
+
+
+def quantization_of(options: Mapping[str, Any]) -> str | None:
+    """Return "implicit" (the builder calibrates), "explicit" (quantizers) or None."""
+    chosen: str | None = options.get("quantization")
+    if chosen is None and options["precision"] in ("int8", "fp8"):
+        return "explicit" if is_strong(options) else "implicit"
+    return chosen

@@ -11,8 +11,7 @@ from typing import Any
 
 from buildsys.backends.interface import DTYPE_OF_PRECISION, Figures
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.enum_tables import DTYPES, FORMATS
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import DTYPES, FORMATS, Library
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.errors import StageError
 from buildsys.models.user_code import (

@@ -19,8 +19,7 @@ from buildsys.backends.interface import (
     shares,
 )
 from buildsys.backends.tensorrt import version_adapter
-from buildsys.backends.tensorrt.enum_tables import DTYPES
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import DTYPES, Library
 from buildsys.backends.tensorrt.log import Messages, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import read_graph

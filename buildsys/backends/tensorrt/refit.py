@@ -21,9 +21,8 @@ from typing import Any
 from buildsys.backends.interface import BuildRequest, EarlierBuild, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.build import build_engine
-from buildsys.backends.tensorrt.builder_config import is_strong
 from buildsys.backends.tensorrt.definition import define_network
-from buildsys.backends.tensorrt.library import Library
+from buildsys.backends.tensorrt.library import Library, is_strong
 from buildsys.backends.tensorrt.log import load_failure, log_of
 from buildsys.backends.tensorrt.network_weights import (
     layer_weights_of,
@@ -32,7 +31,7 @@ from buildsys.backends.tensorrt.network_weights import (
     weights_digests,
 )
 from buildsys.backends.tensorrt.parse import Parsed, new_builder
-from buildsys.backends.tensorrt.plugins.load import load_plugins
+from buildsys.backends.tensorrt.plugin_loading import load_plugins
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.weight_files import read_weights
 from buildsys.system.files import sha256_of

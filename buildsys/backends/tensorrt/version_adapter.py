@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends.interface import BuildRequest, Options, UnsupportedNode
-from buildsys.backends.tensorrt.enum_tables import CAPABILITIES, HARDWARE, TILING
 from buildsys.backends.tensorrt.library import (
+    CAPABILITIES,
+    HARDWARE,
     RTX,
     SINCE_10,
+    TILING,
     TRT_8,
     TRT_10,
     TRT_11,

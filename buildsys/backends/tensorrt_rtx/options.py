@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from buildsys.backends.tensorrt.common_options import TensorRtBase, common_problems
+from buildsys.backends.tensorrt.options import TensorRtBase, common_problems
 
 RtxFlag = Literal[
     "tf32", "sparse_weights", "direct_io", "gpu_fallback", "refit", "refit_individual",

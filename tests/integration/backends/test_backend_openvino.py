@@ -15,7 +15,7 @@ pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
 
 from buildsys.backends.interface import Calibration, GraphRefusedError, load_backend
 from buildsys.backends.onnxruntime.session import OrtGraph
-from buildsys.backends.openvino.layers import executed_layers
+from buildsys.backends.openvino.session import executed_layers
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.stages.convert.cast_graph import (

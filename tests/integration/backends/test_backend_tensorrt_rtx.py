@@ -16,7 +16,7 @@ from small_graphs import conv_bn, make_model, one_node, weights, write
 
 from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.tensorrt import build as building
-from buildsys.backends.tensorrt import builder_config, enum_tables, library
+from buildsys.backends.tensorrt import library
 from buildsys.backends.tensorrt.log import log_of
 from buildsys.backends.tensorrt_rtx.options import ComputeCapability, RtxFlag
 from buildsys.errors import StageError, Unavailable
@@ -97,19 +97,19 @@ def test_every_field_reaches_the_builder(tmp_path: Path) -> None:
     assert {name for name, on in builder_config["flags"].items() if on} == {"strict_nans"}
 
 
-@pytest.mark.parametrize("flag", sorted(set(enum_tables.FLAGS.members) - {"exclude_lean_runtime"}))
+@pytest.mark.parametrize("flag", sorted(set(library.FLAGS.members) - {"exclude_lean_runtime"}))
 def test_every_flag_of_the_schema_can_be_set(flag: str) -> None:
     """Settings are checked on a configuration, without a build."""
     builder = trt.Builder(LOG.logger)
     config = builder.create_builder_config()
     with LOG.collected() as found:
-        builder_config.configure(LIBRARY, builder, config, options(flags={flag: True}), found)
-    assert config.get_flag(enum_tables.FLAGS.of(LIBRARY, flag))
+        building.configure(LIBRARY, builder, config, options(flags={flag: True}), found)
+    assert config.get_flag(library.FLAGS.of(LIBRARY, flag))
 
 
 def test_the_flags_of_the_schema_are_those_of_the_backend() -> None:
-    assert set(get_args(RtxFlag)) == set(enum_tables.FLAGS.members)
-    assert set(get_args(ComputeCapability)) == set(enum_tables.CAPABILITIES.members)
+    assert set(get_args(RtxFlag)) == set(library.FLAGS.members)
+    assert set(get_args(ComputeCapability)) == set(library.CAPABILITIES.members)
 
 
 def test_a_refused_setting_fails_instead_of_being_ignored(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_common_tensorrt_modules_need_no_tensorrt(tmp_path: Path) -> None:
     modules = tuple(
         f"buildsys.backends.tensorrt.{file.stem}"
         for file in (PACKAGE / "backends/tensorrt").glob("[a-z]*.py")
-        if file.stem not in ("backend", "common_options", "options")  # these need pydantic
+        if file.stem not in ("backend", "options")  # these need pydantic
     )
     assert len(modules) > 5
     assert not loaded(tmp_path, ("numpy", "cuda"), modules) & {"tensorrt", "tensorrt_rtx", "onnx"}

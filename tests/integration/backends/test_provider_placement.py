@@ -17,9 +17,9 @@ from onnx import TensorProto, helper
 from small_graphs import make_model, weights, write
 
 from buildsys.backends.onnxruntime import backend, execution_providers
-from buildsys.backends.onnxruntime.compiled_graph import copy_graph
 from buildsys.backends.onnxruntime.engine_session import (
     add_providers,
+    copy_graph,
     engine_session_options,
     is_plugin,
     load_cuda_libraries,

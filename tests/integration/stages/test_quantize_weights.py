@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 from small_graphs import conv_bn, make_model, weights, write
 
 from buildsys.backends.onnxruntime import backend
+from buildsys.backends.onnxruntime.engine_graph import check_kernels
 from buildsys.backends.onnxruntime.session import OrtGraph
-from buildsys.backends.onnxruntime.weight_kernels import check_kernels
 from buildsys.errors import CheckFailed, StageError
 from buildsys.stages.convert import stage as convert
 from buildsys.workers.job import StageResult

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 from buildsys.backends.coreml import compatibility, package
-from buildsys.backends.coreml.description import DESCRIPTION
-from buildsys.backends.coreml.systems import SYSTEMS, oldest_systems, specification_version
+from buildsys.backends.coreml.description import (
+    DESCRIPTION,
+    SYSTEMS,
+    oldest_systems,
+    specification_version,
+)
 from buildsys.backends.interface import load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.compatibility.engine_files import Record

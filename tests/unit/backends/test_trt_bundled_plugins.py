@@ -15,7 +15,7 @@ from trt_double import VERSIONS, RecordingTensorRt, planned
 from buildsys.backends.interface import Definition, OperatorUse
 from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11
-from buildsys.backends.tensorrt.plugins.bundled import bundled_plugins
+from buildsys.backends.tensorrt.plugin_loading import bundled_plugins
 from buildsys.errors import StageError
 
 NMS = "trt::EfficientNMS_TRT"

@@ -11,10 +11,8 @@ from trt_double import VERSIONS, options, planned
 
 from buildsys.backends.cuda.gpus import Driver, Gpu
 from buildsys.backends.interface import OperatorUse
-from buildsys.backends.tensorrt import gpu_requirements, version_adapter
-from buildsys.backends.tensorrt.builder_config import quantization_of
+from buildsys.backends.tensorrt import common_backend, version_adapter
 from buildsys.backends.tensorrt.common_backend import precision_hint
-from buildsys.backends.tensorrt.enum_tables import check_fields
 from buildsys.backends.tensorrt.library import (
     GENERATIONS,
     RTX,
@@ -22,9 +20,11 @@ from buildsys.backends.tensorrt.library import (
     TRT_10,
     TRT_11,
     Library,
+    check_fields,
     library_of,
+    quantization_of,
 )
-from buildsys.backends.tensorrt.plugins import load
+from buildsys.backends.tensorrt.plugin_loading import load_plugins
 from buildsys.errors import StageError, Unavailable
 
 ALL, LATER = {TRT_8, TRT_10, TRT_11}, {TRT_10, TRT_11}
@@ -157,20 +157,20 @@ def test_an_engine_left_unquantized_by_its_builder_is_pointed_to_quantizers() ->
     ],
 )
 def test_the_precisions_of_a_gpu(precision: str, having: list[str], lacking: list[str]) -> None:
-    computing = [c for c in having + lacking if gpu_requirements.computes_in(precision, c)]
+    computing = [c for c in having + lacking if common_backend.computes_in(precision, c)]
     assert computing == having
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: str) -> None:
     found = Driver("12.0", (Gpu(0, name, capability, 8 << 30),))
-    monkeypatch.setattr(gpu_requirements, "find_driver", lambda: found)
+    monkeypatch.setattr(common_backend, "find_driver", lambda: found)
 
 
 def test_a_precision_unsupported_by_the_gpu_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, "Tesla P40", "6.1")
-    gpu_requirements.check_builder(library(TRT_8), options(TRT_8, precision="fp32"))
+    common_backend.check_builder(library(TRT_8), options(TRT_8, precision="fp32"))
     with pytest.raises(Unavailable) as caught:
-        gpu_requirements.check_builder(library(TRT_8), options(TRT_8, precision="fp16"))
+        common_backend.check_builder(library(TRT_8), options(TRT_8, precision="fp16"))
     assert str(caught.value) == (
         "the Tesla P40 of this machine (compute capability 6.1) does not compute in fp16;"
         " fp16 needs a GPU of compute capability 5.3 or later"
@@ -179,12 +179,12 @@ def test_a_precision_unsupported_by_the_gpu_is_unavailable(monkeypatch: pytest.M
 
 def test_without_a_gpu_an_engine_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        gpu_requirements, "find_driver", lambda: Driver("", (), "no NVIDIA driver is installed")
+        common_backend, "find_driver", lambda: Driver("", (), "no NVIDIA driver is installed")
     )
     with pytest.raises(Unavailable, match="builds engines on the GPU that they are for, and here"):
-        gpu_requirements.check_builder(library(TRT_10), options(TRT_10))
+        common_backend.check_builder(library(TRT_10), options(TRT_10))
     with pytest.raises(Unavailable, match="engines run on NVIDIA GPUs, and here no NVIDIA driver"):
-        gpu_requirements.check_runner(library(TRT_10), options(TRT_10))
+        common_backend.check_runner(library(TRT_10), options(TRT_10))
 
 
 def test_a_gpu_that_tensorrt_rtx_does_not_support_is_unavailable(
@@ -192,9 +192,9 @@ def test_a_gpu_that_tensorrt_rtx_does_not_support_is_unavailable(
 ) -> None:
     gpu(monkeypatch, "NVIDIA H100", "9.0")
     engine = options(RTX, compute_capabilities=["8.6", "12.0"])
-    gpu_requirements.check_builder(library(RTX), engine)  # it builds for other GPUs
+    common_backend.check_builder(library(RTX), engine)  # it builds for other GPUs
     with pytest.raises(Unavailable) as caught:
-        gpu_requirements.check_runner(library(RTX), engine)
+        common_backend.check_runner(library(RTX), engine)
     assert str(caught.value) == (
         "TensorRT-RTX does not run on the NVIDIA H100 of this machine (compute capability 9.0);"
         " run it on a GPU of compute capability 7.5, 8.0, 8.6, 8.9, 12.0 or 12.1, or build the"
@@ -207,7 +207,7 @@ def test_generations_without_the_precision_are_refused() -> None:
         StageError,
         match=r"GPUs of compute capability 7\.5 do not compute in bf16; remove them from",
     ):
-        gpu_requirements.check_builder(
+        common_backend.check_builder(
             library(RTX), options(RTX, precision="bf16", compute_capabilities=["7.5", "8.9"])
         )
 
@@ -220,7 +220,7 @@ def test_plugins_in_python_need_a_later_version(
     monkeypatch.setattr(version_adapter, "register_bundled_plugins", lambda _: None)
     use = OperatorUse("own::Clip", "plugin", tmp_path / "plugins/ops/clip.py", tmp_path)
     with pytest.raises(StageError) as caught:
-        load.load_plugins(library(TRT_8), [use])
+        load_plugins(library(TRT_8), [use])
     assert str(caught.value) == (
         "plugins/ops/clip.py: TensorRT 8.6.0 takes no plugins written in Python"
         " (TensorRT 10, TensorRT 11 or TensorRT-RTX can); build the plugin as a shared library"

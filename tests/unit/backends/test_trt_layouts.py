@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from buildsys.backends.tensorrt.tensor_layouts import packed, packed_shape, unpacked
+from buildsys.backends.tensorrt.engine_tensors import packed, packed_shape, unpacked
 from buildsys.errors import StageError
 
 LAYOUTS = {"chw2": 2, "chw4": 4, "chw16": 16, "chw32": 32, "hwc": 1, "hwc8": 8, "hwc16": 16}

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import buildsys
-from buildsys.backends.tensorrt import enum_tables, library
+from buildsys.backends.tensorrt import library
 
 HERE = Path(__file__).parent
 PACKAGE = Path(buildsys.__file__).parent / "backends" / "tensorrt"
 # without anything of the library
 NOT_TENSORRT = {f"{name}.py" for name in (
-    "backend", "common_options", "compatibility", "description", "options",
+    "backend", "compatibility", "description", "options",
 )}  # fmt: skip
 MODULES = sorted(
     str(path.relative_to(PACKAGE))
@@ -98,8 +98,8 @@ def missing(use: Use) -> list[str]:
 
 def table_uses() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield enumeration, member and generations of every entry in the tables."""
-    for table in vars(enum_tables).values():
-        if isinstance(table, enum_tables.EnumTable):
+    for table in vars(library).values():
+        if isinstance(table, library.EnumTable):
             for member in table.members.values():
                 yield table.enumeration, member.name, member.generations
 
@@ -188,5 +188,5 @@ def _value(argument: ast.expr) -> tuple[str, ...]:
     if isinstance(argument, ast.Subscript):  # FEATURES["…"]
         return library.FEATURES[ast.literal_eval(argument.slice)]
     text = ast.unparse(argument).removeprefix("*").removeprefix("version_adapter.")
-    found = getattr(enum_tables, text, None) or getattr(library, text)
+    found = getattr(library, text)
     return (found,) if isinstance(found, str) else tuple(found)

@@ -1,1 +1,0 @@
-"""TensorRT plugins: bundled, Python files and shared libraries."""
