@@ -219,13 +219,13 @@ def _pictures(report: Action, build: Path, folder: Path) -> Iterator[GraphPictur
 def _engine_histories(
     history: History, model: str, engines: Iterable[str]
 ) -> Iterator[EngineHistory]:
-    last = history.last_reasons(model, _LAST_BUILDS)
+    last_builds = history.builds(model=model, limit=_LAST_BUILDS)
 
     @cache
     def causes(run: str) -> Sequence[Reason]:
-        """Return the causes of a run, without reasons that follow from others."""
-        of_run = [why for own, stage, why in reversed(last) if own == run and stage != REPORT]
-        reasons = dict.fromkeys(reason for why in of_run for reason in decode_reasons(why))
+        """List the causes of a run, without reasons that follow from others."""
+        builds = [one for one in reversed(last_builds) if one.run == run and one.stage != REPORT]
+        reasons = dict.fromkeys(reason for one in builds for reason in decode_reasons(one.why))
         return [one for one in reasons if one.kind not in FOLLOWING]
 
     def builds(stage: str, engine: str, limit: int) -> tuple[PastBuild, ...]:
@@ -248,14 +248,14 @@ def _past_builds(
     It is this machine, or the last one if this has built nothing: others may have been imported.
     ``causes`` returns those of a run.
     """
-    found = history.summaries(target, machine_id=machine_id(), limit=limit)
-    if not found and (newest := history.summaries(target, limit=1)):
-        found = history.summaries(target, machine_id=newest[0].machine_id, limit=limit)
-    distinct = {one.environment: one for one in reversed(found)}
-    environments = {digest: history.environment(one) for digest, one in distinct.items()}
-    newer = environments[found[0].environment] if found else {}
+    builds = history.builds(target=target, machine_id=machine_id(), limit=limit)
+    if not builds and (newest := history.builds(target=target, limit=1)):
+        builds = history.builds(target=target, machine_id=newest[0].machine_id, limit=limit)
+    distinct = {build.environment: build for build in reversed(builds)}
+    environments = {digest: history.environment(build) for digest, build in distinct.items()}
+    newer = environments[builds[0].environment] if builds else {}
     other = {digest for digest, parts in environments.items() if machine_differences(parts, newer)}
-    builds = [one for one in found if one.environment not in other]
+    builds = [build for build in builds if build.environment not in other]
     for one, earlier in zip_longest(builds, builds[1:]):
         why = causes(one.run) or decode_reasons(one.why) if one is builds[0] else ()
         mark = ""

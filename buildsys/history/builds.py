@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-import zlib
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from buildsys.store.state_db import Row
 
 RAN, RESTORED = "ran", "restored"
 HOST, GPU = "host", "gpu"  # clocks
-KEEP_SAMPLES = 4096  # per measurement, evenly spaced over its duration
 _SHOWN_ID = 8  # characters
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,84 +56,47 @@ class Measurement:
     case: str
     contender: str
     clock: str  # HOST | GPU
-    count: int  # samples measured; fewer are kept
+    count: int  # samples
     p50_ms: float
     interval_ms: tuple[float, float] | None = None  # of the median
     dims: Mapping[str, int] = field(default_factory=dict)
     batch: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)  # p99_ms, throughput_per_s, …
-    samples_ms: Sequence[float] = ()  # in the order measured
 
 
-class BuildSummary(NamedTuple):
-    """The fields of a build for a trend: a page of a thousand reads a hundred of them."""
-
-    run: str
-    status: str
-    started: str
-    why: str
-    revision: str
-    machine_id: str
-    environment: str
-    dirty: bool | None
-    figures: Mapping[str, Any]
-
-
-COLUMNS = tuple(one.name for one in fields(Build))
-BUILD_COLUMNS = ", ".join(COLUMNS)
-_JSON_COLUMNS = ("outputs", "figures")
-_NUMBERS = ("position", "seconds")
-_NOT_TEXT = (*_JSON_COLUMNS, *_NUMBERS, "dirty")
-_json_of = itemgetter(*map(COLUMNS.index, _JSON_COLUMNS))  # of a row
-_numbers_of = itemgetter(*map(COLUMNS.index, _NUMBERS))
-_texts_of = itemgetter(*(n for n, name in enumerate(COLUMNS) if name not in _NOT_TEXT))
+COLUMNS = tuple(column.name for column in fields(Build))
 MEASUREMENT_COLUMNS = (
-    "case_name, contender, clock, dims, batch, count, p50_ms, low_ms, high_ms, figures, stored"
-)
-
-
-def evenly_spaced(samples: Sequence[T], most: int) -> Sequence[T]:
-    """Return at most ``most`` samples, evenly spread and in order."""
-    count = len(samples)
-    if count <= most:
-        return samples
-    return [samples[(2 * n + 1) * count // (2 * most)] for n in range(most)]
+    "case_name", "contender", "clock", "dims", "batch", "count", "p50_ms", "low_ms", "high_ms",
+    "figures",
+)  # fmt: skip
+NUMBERS = ("position", "seconds")
+_JSON = ("outputs", "figures")
+TEXTS = tuple(name for name in COLUMNS if name not in (*NUMBERS, *_JSON, "dirty"))
 
 
 def read_build(row: Row) -> Build | None:
-    """Return the build in a row, None if the row is damaged."""
-    found: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
-    outputs, figures = map(read_object, _json_of(row))
-    dirty, numbers = found["dirty"], _numbers_of(row)
-    if (
-        outputs is None
-        or figures is None
-        or {*map(type, _texts_of(row)), *map(type, outputs.values())} != {str}
-        or {*map(type, numbers)} != {float}
-        or not all(map(math.isfinite, numbers))
-        or dirty not in (None, 0, 1)
-    ):
+    """Read a build from its row, None if the row is damaged."""
+    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    dirty = values["dirty"]
+    outputs, figures = (read_object(values[name]) for name in _JSON)
+    if outputs is None or figures is None or dirty not in (None, 0, 1):
         return None
-    found |= {"outputs": outputs, "figures": figures}
-    found["dirty"] = None if dirty is None else bool(dirty)
-    return Build(**found)
-
-
-def read_summary(row: Row) -> BuildSummary | None:
-    """Return the summary in a row, None if the row is damaged."""
-    *texts, dirty, text = row
-    figures = read_object(text)
-    if figures is None or {*map(type, texts)} != {str} or dirty not in (None, 0, 1):
+    texts = [*(values[name] for name in TEXTS), *outputs.values()]
+    numbers = [values[name] for name in NUMBERS]
+    if not all(isinstance(text, str) for text in texts):
         return None
-    return BuildSummary._make((*texts, None if dirty is None else bool(dirty), figures))
+    if not all(isinstance(number, float) and math.isfinite(number) for number in numbers):
+        return None
+    values |= {"outputs": outputs, "figures": figures}
+    return Build(**{**values, "dirty": None if dirty is None else bool(dirty)})
 
 
 def read_measurement(row: Row) -> Measurement | None:
-    """Return the measurement in a row, None if the row is damaged."""
-    case, contender, clock, dims, batch, count, p50_ms, low_ms, high_ms, figures, _, packed = row
-    own_dims, own_figures = read_object(dims), read_object(figures)
+    """Read a measurement from its row, None if the row is damaged."""
+    case, contender, clock, dims_json, batch, count, p50_ms, low_ms, high_ms, figures_json = row
+    dims, figures = read_object(dims_json), read_object(figures_json)
     texts = isinstance(case, str) and isinstance(contender, str) and clock in (HOST, GPU)
-    if own_dims is None or own_figures is None or not texts or not isinstance(count, int):
+    if dims is None or figures is None or not texts or not isinstance(count, int):
         return None
     if not isinstance(p50_ms, float) or not math.isfinite(p50_ms):
         return None
@@ -151,57 +108,33 @@ def read_measurement(row: Row) -> Measurement | None:
         count,
         p50_ms,
         (low_ms, high_ms) if has_interval else None,
-        own_dims,
+        dims,
         batch if isinstance(batch, int) else None,
-        own_figures,
-        unpack_samples(packed),
+        figures,
     )
 
 
-def build_row(build: Build) -> list[tuple[str, Any]]:
-    """Return column and value of a build."""
-    own = {name: getattr(build, name) for name in COLUMNS}
-    own |= {name: json.dumps(own[name], separators=(",", ":")) for name in _JSON_COLUMNS}
-    own |= {name: float(own[name]) for name in _NUMBERS}
-    return list(own.items())
+def build_row(build: Build) -> tuple[Any, ...]:
+    """Convert a build to the values of ``COLUMNS``."""
+    values = {name: getattr(build, name) for name in COLUMNS}
+    values |= {name: json.dumps(values[name], separators=(",", ":")) for name in _JSON}
+    return (*(values | {name: float(values[name]) for name in NUMBERS}).values(),)
 
 
-def measurement_row(one: Measurement) -> tuple[Any, ...]:
-    """Return the columns of a measurement, and its samples."""
-    low_ms, high_ms = one.interval_ms or (None, None)
-    kept = evenly_spaced([s for s in one.samples_ms if math.isfinite(s)], KEEP_SAMPLES)
+def measurement_row(measurement: Measurement) -> tuple[Any, ...]:
+    """Convert a measurement to the values of ``MEASUREMENT_COLUMNS``."""
+    low_ms, high_ms = measurement.interval_ms or (None, None)
     return (
-        one.case, one.contender, one.clock, json.dumps(dict(one.dims)), one.batch, one.count,
-        one.p50_ms, low_ms, high_ms, json.dumps(dict(one.figures)), len(kept),
-        pack_samples(kept),
+        measurement.case, measurement.contender, measurement.clock,
+        json.dumps(dict(measurement.dims)), measurement.batch, measurement.count,
+        measurement.p50_ms, low_ms, high_ms, json.dumps(dict(measurement.figures)),
     )  # fmt: skip
 
 
-def pack_samples(samples: Sequence[float]) -> bytes:
-    """Return samples as compressed little-endian float32."""
-    values = array("f", samples)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return zlib.compress(values.tobytes())
-
-
-def unpack_samples(packed: Any) -> Sequence[float]:
-    """Return the finite samples in a blob, () if it is damaged."""
-    values = array("f")
-    try:
-        unpacker = zlib.decompressobj()
-        values.frombytes(unpacker.decompress(packed or b"", values.itemsize * KEEP_SAMPLES))
-    except (zlib.error, TypeError, ValueError):
-        return ()
-    if sys.byteorder == "big":
-        values.byteswap()
-    return tuple(value for value in values if math.isfinite(value))
-
-
 def read_object(text: object) -> dict[str, Any] | None:
-    """Return a JSON object, None for anything else."""
+    """Parse a JSON object, None for anything else."""
     try:
-        found = json.loads(text) if isinstance(text, str) else None
+        value = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

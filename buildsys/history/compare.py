@@ -101,8 +101,8 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
     if not history.environment(first) or not history.environment(second):
         obstacles = ("the environment of a build is not recorded",)
     found = []
-    other = {_place(one): one for one in _of_engine(history.measurements(second, samples=False))}
-    for one in _of_engine(history.measurements(first, samples=False)):
+    other = {_place(one): one for one in _of_engine(history.measurements(second))}
+    for one in _of_engine(history.measurements(first)):
         match = other.get(_place(one))
         if match is None or one.p50_ms <= 0:
             continue

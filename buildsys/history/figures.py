@@ -7,79 +7,62 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.history.builds import GPU, HOST, KEEP_SAMPLES, Measurement, evenly_spaced
-from buildsys.report.results.bench import (
-    BenchResult,
-    ContenderResult,
-    Latencies,
-    engine_contender,
-)
+from buildsys.history.builds import GPU, HOST, Measurement
+from buildsys.report.results.bench import BenchResult, ContenderResult, engine_contender
 from buildsys.report.results.command import CommandResult
-from buildsys.report.results.convert import ConvertResult
 from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.export import ExportResult
 from buildsys.report.results.gate import GateResult
 from buildsys.report.results.header import ComparedCases
 from buildsys.report.results.reader import RESULT_TYPES, parse, read_content
-from buildsys.report.results.simplify import SimplifyResult
-from buildsys.report.results.validate import ValidateResult
-from buildsys.report.results.verify import VerifyResult
 
-RELATIVE = "relative"  # of checks; None: not finite
-MAIN_CASE = "opt"  # without it, the first case
-_LATENCIES = ("p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "variation")
+_RELATIVE = "relative"  # error of a check; None: not finite
+_MAIN_CASE = "opt"  # without it, the first case
+_LATENCIES = (
+    "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "variation", "throughput_per_s",
+)  # fmt: skip
 Figures = dict[str, Any]
 
 
 def build_figures(stage: str, result: Mapping[str, Any]) -> Figures:
-    """Return the figures of a result, as far as it has them."""
+    """Collect the figures of a result, as far as it has them."""
     figures: Figures = {"peak_rss_mib": result.get("peak_rss_mib")}
     if stage in _FIGURES:
         figures |= _FIGURES[stage](parse(result, RESULT_TYPES[stage]))
-    return {name: one for name, one in figures.items() if one is not None or name == RELATIVE}
+    return {name: one for name, one in figures.items() if one is not None or name == _RELATIVE}
 
 
 def read_measurements(file: Path) -> list[Measurement]:
-    """Return the measurements in the result file of a benchmark.
+    """Read the measurements from the result file of a benchmark.
 
-    Samples that are not numbers are left out of ``samples_ms``, not of ``count``.
     Raises: OSError, ValueError: it cannot be read.
     """
-    measurements = []
-    for case, figures in read_content(file, BenchResult).get("cases", {}).items():
-        for name, contender in figures.get("contenders", {}).items():
-            for clock, latencies in _clocks(contender):
-                p50_ms = latencies.get("p50_ms")
-                if p50_ms is None or not math.isfinite(p50_ms):
-                    continue
-                samples_ms = [s for s in latencies.get("samples_ms", []) if math.isfinite(s)]
-                known: dict[str, Any] = {name: latencies.get(name) for name in _LATENCIES}
-                known["throughput_per_s"] = latencies.get("throughput_per_s")
-                measurements.append(
-                    Measurement(
-                        case,
-                        name,
-                        clock,
-                        latencies.get("count", len(samples_ms)),
-                        p50_ms,
-                        _interval(latencies),
-                        figures.get("dims", {}),
-                        figures.get("batch"),
-                        {name: value for name, value in known.items() if value is not None},
-                        evenly_spaced(samples_ms, KEEP_SAMPLES),
-                    )
-                )
-    return measurements
+    return [
+        Measurement(
+            case,
+            name,
+            clock,
+            latencies.get("count", len(latencies.get("samples_ms", []))),
+            p50_ms,
+            _interval(latencies),
+            figures.get("dims", {}),
+            figures.get("batch"),
+            {name: value for name in _LATENCIES if (value := latencies.get(name)) is not None},
+        )
+        for case, figures in read_content(file, BenchResult).get("cases", {}).items()
+        for name, contender in figures.get("contenders", {}).items()
+        for clock, latencies in _clocks(contender)
+        if (p50_ms := latencies.get("p50_ms")) is not None and math.isfinite(p50_ms)
+    ]
 
 
-def _clocks(contender: ContenderResult) -> Iterator[tuple[str, Latencies]]:
+def _clocks(contender: ContenderResult) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield HOST, contender
     if "gpu" in contender:
         yield GPU, contender["gpu"]
 
 
 def _interval(latencies: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of a median, None if it was not measured."""
+    """Read the interval of a median, None if it was not measured."""
     match latencies.get("p50_interval_ms"):
         case [float(low), float(high)] if math.isfinite(low) and math.isfinite(high):
             return low, high
@@ -93,7 +76,7 @@ def _listed(interval: tuple[float, float] | None) -> list[float] | None:
 
 def _bench(result: BenchResult) -> Figures:
     cases = result.get("cases", {})
-    name = MAIN_CASE if MAIN_CASE in cases else next(iter(cases), "")
+    name = _MAIN_CASE if _MAIN_CASE in cases else next(iter(cases), "")
     case = cases.get(name, {})
     contenders = case.get("contenders", {})
     contender = engine_contender(contenders)
@@ -101,8 +84,8 @@ def _bench(result: BenchResult) -> Figures:
     gpu = own.get("gpu", {})
     medians = {
         name: p50_ms
-        for name, one in contenders.items()
-        if (p50_ms := one.get("p50_ms")) is not None and not one.get("noisy")
+        for name, timed in contenders.items()
+        if (p50_ms := timed.get("p50_ms")) is not None and not timed.get("noisy")
     }
     return {
         "case": name,
@@ -113,7 +96,7 @@ def _bench(result: BenchResult) -> Figures:
         "gpu_interval_ms": _listed(_interval(gpu)),
         "throughput_per_s": own.get("throughput_per_s"),
         "speedup": case.get("speedup"),
-        "fastest": min(medians, key=lambda one: medians[one], default=None),
+        "fastest": min(medians, key=lambda name: medians[name], default=None),
         "device_memory_bytes": own.get("device_memory_bytes"),
         "noisy": result.get("noisy") or ([own["noisy"]] if own.get("noisy") else None),
     }
@@ -125,7 +108,7 @@ def _engine(result: EngineResult) -> Figures:
 
 
 def _checked(cases: Mapping[str, ComparedCases]) -> Figures:
-    """Return the largest relative error, None if not finite, and its place."""
+    """Find the largest relative error, None if not finite, and its place."""
     errors = [
         (math.inf if error is None or math.isnan(error) else error, (graph, case, output))
         for graph, compared in cases.items()
@@ -137,39 +120,22 @@ def _checked(cases: Mapping[str, ComparedCases]) -> Figures:
         return {}
     error, place = max(errors)
     relative = error if math.isfinite(error) else None
-    return {RELATIVE: relative, "relative_at": " ".join(filter(None, place))}
+    return {_RELATIVE: relative, "relative_at": " ".join(filter(None, place))}
 
 
-def _export(result: ExportResult) -> Figures:
-    return {"bytes": result.get("bytes"), "nodes": result.get("nodes")}
-
-
-def _simplify(result: SimplifyResult) -> Figures:
-    after = result.get("after", {})
-    return {"bytes": after.get("bytes"), "nodes": after.get("nodes")}
-
-
-def _convert(result: ConvertResult) -> Figures:
-    return {"bytes": result.get("bytes_after")}
-
-
-def _validate(result: ValidateResult) -> Figures:
-    return _checked(result.get("graphs", {}))
-
-
-def _verify(result: VerifyResult) -> Figures:
-    return _checked({"": result.get("cases", {})})
+def _graph(graph: Mapping[str, Any]) -> Figures:
+    return {"bytes": graph.get("bytes"), "nodes": graph.get("nodes")}
 
 
 def _gate(result: GateResult) -> Figures:
-    """Return the figures measured by the gate, for the gates of later builds."""
+    """Collect the figures measured by the gate, for the gates of later builds."""
     measured = {k: v for k, v in result.get("figures", {}).items() if math.isfinite(v)}
     options = result.get("engine_options")
     return {"engine": result.get("engine"), "engine_options": options, **measured}
 
 
 def _command(result: CommandResult) -> Figures:
-    """Return reported numbers with their units, and the outputs' size."""
+    """Collect reported numbers with their units, and the outputs' size."""
     sizes = [output.get("bytes", 0) for output in result.get("outputs", {}).values()]
     return {"figures": result.get("figures") or None, "bytes": sum(sizes) if sizes else None}
 
@@ -177,11 +143,11 @@ def _command(result: CommandResult) -> Figures:
 _FIGURES: Mapping[str, Callable[[Any], Figures]] = {
     "bench": _bench,
     "command": _command,
-    "convert": _convert,
+    "convert": lambda result: {"bytes": result.get("bytes_after")},
     "engine": _engine,
-    "export": _export,
+    "export": _graph,
     "gate": _gate,
-    "simplify": _simplify,
-    "validate": _validate,
-    "verify": _verify,
+    "simplify": lambda result: _graph(result.get("after", {})),
+    "validate": lambda result: _checked(result.get("graphs", {})),
+    "verify": lambda result: _checked({"": result.get("cases", {})}),
 }

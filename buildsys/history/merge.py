@@ -1,24 +1,45 @@
 """Import of the history of another machine: merged by id, idempotent."""
 
+# ruff: noqa: S608 - all names in the statements are our own
+
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from buildsys.errors import UsageError
-from buildsys.history.builds import BUILD_COLUMNS, Build, read_build
-from buildsys.history.database import HISTORY, History
+from buildsys.errors import StageError, UsageError
+from buildsys.history.builds import NUMBERS, TEXTS
+from buildsys.history.database import (
+    ALL_MEASUREMENT_COLUMNS,
+    BUILD_COLUMNS,
+    HISTORY,
+    History,
+    unpack_text,
+)
 from buildsys.report.formatting import plural
 from buildsys.store.state_db import ReadOnlyStateDb, Row
 
-_AT_ONCE = 200  # builds in a transaction, so that builds in progress do not wait long
-_UNKNOWN_END = 1 << 40  # instead of the last row number, if it is not readable
 _FUTURE_S = 60.0
 _TABLES = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+_IS_BUILD = " AND ".join(
+    [
+        *(f"typeof({name}) = 'text'" for name in (*TEXTS, "outputs", "figures")),
+        *(f"typeof({name}) = 'real' AND abs({name}) < 9e99" for name in NUMBERS),
+    ]
+)
+_ADD_ALL = f"""
+CREATE TEMP TABLE added AS SELECT id FROM other.builds
+    WHERE {_IS_BUILD} AND id NOT IN (SELECT id FROM main.builds);
+INSERT OR IGNORE INTO main.builds ({BUILD_COLUMNS})
+    SELECT {BUILD_COLUMNS} FROM other.builds WHERE id IN added;
+INSERT OR IGNORE INTO main.measurements ({ALL_MEASUREMENT_COLUMNS})
+    SELECT {ALL_MEASUREMENT_COLUMNS} FROM other.measurements WHERE build IN added;
+INSERT OR IGNORE INTO main.texts SELECT digest, content FROM other.texts
+    WHERE is_text(digest, content);
+"""
 
 
 class Imported(NamedTuple):
@@ -32,9 +53,8 @@ class Imported(NamedTuple):
 def import_history(history: History, file: Path, project: str = "") -> Imported:
     """Add another history's builds; the other history stays unchanged.
 
-    Of a damaged file, all readable builds are added.
-    Raises: UsageError: the file is no history, or not readable at all. StageError: our own history
-    cannot be written.
+    Raises: UsageError: the file is not a history, or damaged. StageError: our own history cannot be
+    written.
     """
     if not file.is_file():
         raise UsageError(f"there is no file {file}", "name the file history.db of another machine")
@@ -42,23 +62,26 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
         raise UsageError(
             f"{file} is the history of this project itself", "name the history of another machine"
         )
-    db = _OtherFile(file)
-    source = History(file, db=db)
+    _check_history(file)
+    machines = history.machines()  # makes the file, or checks it
+    history.close()
     try:
-        machines, added, known = history.machines(), 0, 0
-        projects, future = dict[str, int](), dict[str, int]()
-        for builds in db.builds():
-            before = history.known([build.id for build in builds])
-            history.copy(builds, source)
-            known += len(before)
-            for build in builds:
-                if build.id not in before:
-                    added += 1
-                    projects[build.project] = projects.get(build.project, 0) + 1
-                    if build.position > time.time() + _FUTURE_S:
-                        future[build.machine] = future.get(build.machine, 0) + 1
-    finally:
-        source.close()
+        with closing(_attach(history.path, file)) as db:
+            db.executescript(f"BEGIN IMMEDIATE; {_ADD_ALL}")
+            ours = "FROM main.builds WHERE id IN added"
+            counts = [
+                db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                for table in ("added", "other.builds", f"other.builds WHERE NOT ({_IS_BUILD})")
+            ]
+            projects = db.execute(f"SELECT project, count(*) {ours} GROUP BY project").fetchall()
+            future = db.execute(
+                f"SELECT machine, count(*) {ours} AND position > ? GROUP BY machine",
+                (time.time() + _FUTURE_S,),
+            ).fetchall()
+            db.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise StageError(f"cannot import {file} into {history.path}: {error}") from None
+    added, total, damaged = counts
     notes = [
         f"two machines are called {name}; their ids are {' and '.join(sorted(ids))}"
         for name, ids in history.machines().items()
@@ -66,78 +89,50 @@ def import_history(history: History, file: Path, project: str = "") -> Imported:
     ]
     notes += [
         f"{plural(count, 'build')} came from another project, {other}"
-        for other, count in projects.items()
+        for other, count in projects
         if project and other not in (project, "")
     ]
     notes += [
         f"{plural(count, 'build')} of {machine} came from the future, as its clock was ahead"
-        for machine, count in future.items()
+        for machine, count in future
     ]
-    if db.damaged:
-        notes.append(f"{file} is damaged: parts of it were not readable and are left out")
-    return Imported(added, known, tuple(notes))
+    if damaged:
+        notes.append(f"{plural(damaged, 'build')} of {file} cannot be read and is left out")
+    return Imported(added, total - damaged - added, tuple(notes))
 
 
-class _OtherFile(ReadOnlyStateDb):
-    """A history to import, possibly damaged in places."""
+def _check_history(file: Path) -> None:
+    """Raise UsageError for a file that is not a whole history of this version."""
+    other = ReadOnlyStateDb(file, schema=HISTORY)
+    try:
+        tables = set(other.query(_TABLES))
+        # a view or a generated column could compute without end
+        problem = "" if tables == _expected_tables() else "its tables are not those of a history"
+        if not problem and (damage := other.query("PRAGMA quick_check(1)")) != [("ok",)]:
+            problem = f"it is damaged ({' '.join(str(damage[0][0]).split())})"
+    except (sqlite3.DatabaseError, OSError) as error:
+        problem = str(error)
+    finally:
+        other.close()
+    if problem:
+        hint = "name an undamaged copy of history.db of another machine"
+        raise UsageError(f"cannot import {file}: {problem}", hint)
 
-    def __init__(self, file: Path) -> None:
-        super().__init__(file, schema=HISTORY)
-        self.damaged = False
 
-    def _has_tables(self, connection: sqlite3.Connection) -> bool:
-        # else SQLite refuses a truncated file as a whole; the connection is read-only
-        connection.execute("PRAGMA writable_schema = ON")
-        return super()._has_tables(connection)
-
-    def read(self, query: str, values: Sequence[object] = ()) -> list[Row]:
-        """Return all rows of a query, none if they are damaged."""
-        try:
-            return self.query(query, values)
-        except sqlite3.DatabaseError:
-            self.damaged = True
-            return []
-
-    def builds(self) -> Iterator[list[Build]]:
-        """Yield the readable builds in groups.
-
-        Raises: UsageError: there is no readable table.
-        """
-        try:
-            if self._tables() != _expected_tables():
-                raise UsageError(
-                    f"cannot import {self.path}: its tables are not those of a history",
-                    "name a history.db of buildsys",
-                )
-        except (sqlite3.DatabaseError, OSError) as error:
-            raise UsageError(
-                f"cannot import {self.path}: {error}",
-                "check the file; it is a copy of history.db of another machine",
-            ) from None
-        ends = self.read("SELECT max(rowid) FROM builds")
-        last = (ends[0][0] or 0) if ends else _UNKNOWN_END
-        select = f"SELECT rowid, {BUILD_COLUMNS} FROM builds"  # noqa: S608 - constants
-        select += " WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        at, count, skipped = 0, _AT_ONCE, 1
-        while at < last:
-            # in a damaged tree SQLite may go back
-            rows = [row for row in self.read(select, (at, count)) if row[0] > at]
-            found = [build for row in rows if (build := read_build(row[1:])) is not None]
-            self.damaged = self.damaged or len(found) < len(rows)
-            if rows:
-                at, count, skipped = rows[-1][0], min(2 * count, _AT_ONCE), 1
-            elif count > 1:  # the first ones may be readable
-                count = 1
-            else:  # further each time: a hostile file may claim any number of rows
-                at, skipped = at + skipped, 2 * skipped
-            yield found
-
-    def _tables(self) -> set[Row]:
-        return set(self.query(_TABLES))
+def _attach(ours: Path, file: Path) -> sqlite3.Connection:
+    """Open our history with another one as ``other``, which is only read."""
+    db = sqlite3.connect(
+        ours.absolute().as_uri(), timeout=HISTORY.busy_timeout_s, isolation_level=None, uri=True
+    )
+    db.execute("PRAGMA trusted_schema = OFF")
+    db.create_function("is_text", 2, lambda *text: unpack_text(*text) is not None)
+    has_log = file.with_name(f"{file.name}-wal").exists()
+    mode = "mode=ro" if has_log else "mode=ro&immutable=1"
+    db.execute("ATTACH ? AS other", (f"{file.absolute().as_uri()}?{mode}",))
+    return db
 
 
 def _expected_tables() -> set[Row]:
-    """Return the tables of a history: a view or a generated column could compute without end."""
     with closing(sqlite3.connect(":memory:")) as empty:
         empty.executescript(HISTORY.tables)
         return set(empty.execute(_TABLES))

@@ -307,11 +307,8 @@ def _import(session: Session, file: Path, other: Path, options: Options) -> int:
 def _as_json(history: History, name: str, builds: Sequence[Build]) -> dict[str, Any]:
     shown = []
     for build in builds:
-        measured = history.measurements(build, samples=False) if build.stage == BENCH else ()
-        measurements = [asdict(one) for one in measured]
-        for one in measurements:
-            del one["samples_ms"]
-        shown.append({**asdict(build), "measurements": measurements})
+        measured = history.measurements(build) if build.stage == BENCH else ()
+        shown.append({**asdict(build), "measurements": list(map(asdict, measured))})
     environments = {b.environment: history.environment(b) for b in builds if b.environment}
     return {"schema": SCHEMA, "name": name, "builds": shown, "environments": environments}
 

@@ -77,7 +77,7 @@ class Recorded:
         self.add(f"verify:{names}", run, figures={"relative": run * 1e-6}, **fields)
         span = (p50_ms * 0.99, p50_ms * 1.01)
         figures = {"latency_p50_ms": p50_ms, "latency_interval_ms": list(span)}
-        one = Measurement("opt", "engine", HOST, 3, p50_ms, span, {"batch": 1}, 1, {}, ())
+        one = Measurement("opt", "engine", HOST, 3, p50_ms, span, {"batch": 1}, 1, {})
         return self.add(f"bench:{names}", run, one, figures=figures, **fields)
 
 

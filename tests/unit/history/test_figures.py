@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.history.builds import KEEP_SAMPLES, Measurement, evenly_spaced
+from buildsys.history.builds import Measurement
 from buildsys.history.figures import build_figures, read_measurements
 
 
@@ -69,14 +69,6 @@ def test_every_contender_and_clock_is_a_measurement(tmp_path: Path) -> None:
     ]
     assert found[1].interval_ms == (1.75, 2.25)
     assert found[1].figures == {"throughput_per_s": 500.0}
-    assert found[1].samples_ms == [2.0, 2.0]
-
-
-def test_of_many_samples_evenly_spaced_ones_are_read(tmp_path: Path) -> None:
-    samples = [float(n) for n in range(10 * KEEP_SAMPLES)]
-    result = {"cases": {"opt": {"contenders": {"engine": contender(1.0, samples_ms=samples)}}}}
-    (found,) = read(tmp_path, result)
-    assert found.samples_ms == evenly_spaced(samples, KEEP_SAMPLES)
 
 
 @pytest.mark.parametrize(
