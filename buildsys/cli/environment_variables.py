@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, UsageError
-from buildsys.execution.machine_needs import LABELS
+from buildsys.execution.key_parts import LABELS
 from buildsys.manifest.project import empty_project
 from buildsys.manifest.units import number_or_text, parse_size
 from buildsys.system.suggestions import nearest

@@ -13,7 +13,7 @@ from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, with_hint
 from buildsys.execution.freshness import FRESH, explain
-from buildsys.execution.outcome import why_stopped
+from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import NEVER_BUILT, NOISY, UPSTREAM, summarize_reasons
 from buildsys.plan.action import Action
 from buildsys.report.assemble import TargetProblem, assemble_after_failure

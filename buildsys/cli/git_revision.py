@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError
-from buildsys.execution.builder_versions import builder_versions
+from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.reachable_builds import PlannedBuilds, RecordsOf, planned_builds
 from buildsys.history.recorder import Checkout
 from buildsys.manifest.project import Project, load_project

@@ -21,7 +21,7 @@ from buildsys.cli.failure_report import current_report
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
-from buildsys.execution.environment_parts import FILES
+from buildsys.execution.key_parts import FILES
 from buildsys.execution.stale_reasons import (
     FOLLOWING,
     Reason,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from buildsys.cli.target_names import TargetNames
 from buildsys.errors import UsageError
-from buildsys.execution.builder_versions import builder_versions
+from buildsys.execution.key_parts import builder_versions
 from buildsys.plan.project_plan import ProjectPlan
 
 if TYPE_CHECKING:

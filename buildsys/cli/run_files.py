@@ -14,7 +14,7 @@ from doit.exceptions import InvalidCommand
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, StageError, with_hint
-from buildsys.execution.outcome import why_stopped
+from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import decode_reasons, summarize_reasons
 from buildsys.report.junit import junit_xml
 from buildsys.report.key_figures import key_figure

@@ -22,7 +22,7 @@ from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
     from buildsys.execution.freshness import Explanation, FreshnessChecker
-    from buildsys.execution.outcome import Outcome
+    from buildsys.execution.run_records import Outcome
     from buildsys.execution.stale_reasons import Reason
     from buildsys.manifest.project import Project
 
@@ -210,7 +210,7 @@ class Session(OpenProject):
         try:
             self.finished[target] = self._run(target)
         except Exception as error:
-            from buildsys.execution.outcome import Outcome
+            from buildsys.execution.run_records import Outcome
 
             self._raise_if_interrupted()
             taken = getattr(error, "seconds", None)  # by the stage, as reports have it

@@ -12,15 +12,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from buildsys.execution.baselines import Baselines
-from buildsys.execution.environment_parts import (
+from buildsys.execution.key_parts import (
     FILES,
     TOOL,
     EnvironmentParts,
     Parts,
+    encode,
+    flatten_options,
+    lacking,
     variables_of,
 )
-from buildsys.execution.machine_needs import lacking
-from buildsys.execution.option_parts import encode, flatten_options
 from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, undeclared
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.dependencies import FolderListings, Import, SourceTree

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from buildsys.errors import with_hint
 from buildsys.execution.action_key import ActionKey
-from buildsys.execution.machine_needs import lacking, obstacle
+from buildsys.execution.key_parts import lacking, obstacle
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.stages.table import COMMAND, ENGINE
 from buildsys.system.backend_registry import describe_backend

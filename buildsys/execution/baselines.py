@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from buildsys.execution.environment_parts import FILES
+from buildsys.execution.key_parts import FILES
 from buildsys.plan.action import Action
 from buildsys.store.ledger import (
     ACCEPTED,

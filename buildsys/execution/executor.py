@@ -23,9 +23,8 @@ from buildsys.execution.freshness import (
     is_required,
 )
 from buildsys.execution.local_runs import Folders, LocalRuns
-from buildsys.execution.outcome import Outcome
 from buildsys.execution.recorded_reads import TOO_MANY, add_warnings, forbidden
-from buildsys.execution.run_records import RunRecords
+from buildsys.execution.run_records import Outcome, RunRecords
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason, encode_reasons, summarize_reasons
 from buildsys.execution.up_to_date_models import UpToDateModels
 from buildsys.plan.action import RESULT, Action, missing_outputs

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from buildsys.errors import BuildsysError, CheckFailed, Unavailable
+from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.execution.action_key import ActionKey
 from buildsys.execution.baselines import Baselines
-from buildsys.plan.action import RESULT, Action
-from buildsys.store.ledger import FAILED, UNAVAILABLE, Ledger
-from buildsys.store.locks import Locks, OnWait
+from buildsys.execution.key_parts import lacking, obstacle
+from buildsys.plan.action import RESULT, Action, FileRef
+from buildsys.stages.table import ENGINE, stage_info
+from buildsys.store.file_digests import hash_file
+from buildsys.store.ledger import FAILED, UNAVAILABLE, ActionRecord, Ledger
+from buildsys.store.locks import CPU, Locks, OnWait
 from buildsys.store.object_store import Store
 from buildsys.store.publish import make_folders
+from buildsys.system.devices import VISIBLE_DEVICES, equal_gpus, gpu_uuids
+from buildsys.system.interpreters.toolchain import locate_toolchain
+from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
     from buildsys.workers.job import Job
@@ -67,9 +75,7 @@ class LocalRuns:
         ``refits``: earlier builds may be its start.
         Raises: StageError: with the seconds of the stage itself.
         """
-        # not needed with nothing to do
-        from buildsys.execution.availability import needs_no_device
-        from buildsys.execution.stage_job import earlier_builds, hold_devices, stage_job
+        from buildsys.execution.availability import needs_no_device  # not for nothing to do
 
         outputs = {role: tree / ref.path for role, ref in action.outputs.items()}
         make_folders(path.parent for path in (log, *outputs.values()))
@@ -113,3 +119,114 @@ class LocalRuns:
         baseline, files = self.baselines.fetch(action, key.parts, self.store, folder)
         earlier = {f"baseline.{role}": path for role, path in files.items()}
         return replace(job, baseline=baseline, inputs={**job.inputs, **earlier})
+
+
+_EARLIER_BUILDS = 3  # to refit; older ones rarely have the same graph
+
+
+class HeldDevices(NamedTuple):
+    """Devices for one stage alone."""
+
+    names: tuple[str, ...]
+    variables: Mapping[str, str]  # that select the GPU
+
+
+_NOTHING_HELD = HeldDevices((), MappingProxyType({}))
+
+
+def stage_job(
+    action: Action,
+    project: Path,
+    build: Path,
+    outputs: Mapping[str, Path],
+    *,
+    threads: int = 0,
+    timing_caches: Path | None = None,
+    held: HeldDevices = _NOTHING_HELD,
+    earlier: Sequence[Mapping[str, str]] = (),
+) -> Job:
+    """Return the job of ``action`` with inputs from ``build``.
+
+    ``threads`` and ``timing_caches`` are ignored for stages that must not or cannot use them.
+    """
+
+    def existing(files: Mapping[str, FileRef]) -> dict[str, Path]:
+        paths = {role: build / ref.path for role, ref in files.items()}
+        return {role: path for role, path in paths.items() if path.exists()}
+
+    toolchain = action.toolchain
+    return Job(
+        target=action.target,
+        stage=action.stage,
+        model=action.model,
+        variant=action.variant,
+        options=action.options,
+        inputs=existing(action.inputs),
+        outputs=outputs,
+        project=project,
+        advisory=existing(action.advisory),
+        timing_caches=timing_caches if action.stage == ENGINE else None,
+        toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),
+        threads=0 if action.measures else threads,
+        environment=held.variables,
+        exclusive=held.names,
+        obstacle=obstacle(lacks) if (lacks := lacking(action.needs)) else None,
+        earlier=earlier,
+        server=action.server,
+        preload=action.preload,
+    )
+
+
+def earlier_builds(
+    action: Action, parts: Mapping[str, str], records: Iterable[ActionRecord], store: Store
+) -> list[dict[str, str]]:
+    """Return the stored engines and results of builds from other graphs, newest first.
+
+    Everything else in their keys equals ``parts``. The key does not depend on them: an engine with
+    new weights is verified like a new one.
+    """
+    roles = ("model", "weights")  # of a graph, or of a network defined by hand
+    graph = {f"input:{ref.path}" for role, ref in action.inputs.items() if role.startswith(roles)}
+    graph |= {f"weights:{file}" for file in action.weights}
+    paths = {role: ref.path for role, ref in action.outputs.items() if role in ("engine", RESULT)}
+    found: list[dict[str, str]] = []
+    for record in records:
+        labels = parts.keys() | record.parts.keys()
+        if not {label for label in labels if parts.get(label) != record.parts.get(label)} <= graph:
+            continue
+        files = {role: record.files.get(path) for role, path in paths.items()}
+        places = {r: store.object_path(file.digest) for r, file in files.items() if file}
+        with suppress(StageError):  # no longer stored
+            digests = {role: hash_file(str(place)).digest for role, place in places.items()}
+            if digests == {role: file and file.digest for role, file in files.items()}:
+                found.append({role: str(place) for role, place in places.items()})
+        if len(found) == _EARLIER_BUILDS:
+            break
+    return found
+
+
+@contextmanager
+def hold_devices(
+    locks: Locks, action: Action, target: str, on_wait: OnWait, *, needed: bool = True
+) -> Iterator[HeldDevices]:
+    """Hold the project and the exclusive devices; yield the devices.
+
+    Of equal GPUs the first free one is selected. A stage in the interpreter of a toolchain uses no
+    other GPU than the toolchain's. Without ``needed`` devices, the project is shared.
+    """
+    variables = action.toolchain.env if action.toolchain else ()
+    exclusive = needed and action.exclusive
+    gpus: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
+    with ExitStack() as stack:
+        if needed and action.alone_on_gpu:
+            if choice := equal_gpus(variables):
+                selected = (stack.enter_context(locks.one_device(choice, target, on_wait)),)
+            else:
+                gpus = gpu_uuids(variables, here=stage_info(action.stage).in_own_interpreter)
+        cpu = (CPU,) if exclusive else ()
+        # devices first: waiting for one must not keep others from an exclusive project
+        stack.enter_context(locks.devices((*gpus, *cpu), target, on_wait))
+        stack.enter_context(locks.project(target, exclusive=exclusive, on_wait=on_wait))
+        variables_of_gpu = {VISIBLE_DEVICES: selected[0]} if selected else {}
+        yield HeldDevices((*selected, *gpus, *cpu), variables_of_gpu)

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from buildsys import __version__
 from buildsys.errors import BuildsysError, StageError
-from buildsys.execution.environment_parts import FILES
+from buildsys.execution.key_parts import FILES
 from buildsys.plan.action import RESULT, Action
 from buildsys.stages.table import ENGINE
 from buildsys.store.ledger import ActionRecord, utc_now

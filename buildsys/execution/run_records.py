@@ -1,4 +1,4 @@
-"""Records of runs, in the ledger and in the history."""
+"""Ends of runs: their outcomes and their records in the ledger and the history."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import RESULT, Action
 from buildsys.store.ledger import (
+    FAILED,
     NOISY,
     PASSED,
     RESTORED,
@@ -115,3 +116,34 @@ class RunRecords:
     @cached_property
     def _recorder(self) -> Recorder | None:
         return self._make_recorder()
+
+
+class Outcome(NamedTuple):
+    """The end of a target."""
+
+    target: str
+    status: str  # passed | unavailable | noisy | failed
+    seconds: float  # of the stage itself
+    reason: str = ""
+    hint: str = ""
+    waited: bool = False  # not run: another process or thread built it meanwhile
+    restored: bool = False  # not run: its outputs came from the store
+    error: str = ""  # type of the failure
+
+    @classmethod
+    def recorded(
+        cls,
+        record: ActionRecord,
+        *,
+        waited: bool = False,
+        restored: bool = False,
+    ) -> Outcome:
+        """Return the outcome of a recorded build."""
+        ended = (record.target, record.status, record.seconds, record.reason, record.hint)
+        return cls(*ended, waited, restored)
+
+
+def why_stopped(ended: Mapping[str, Outcome]) -> str:
+    """Return why a run has left out targets that need no failed one."""
+    failed = next((target for target, end in ended.items() if end.status == FAILED), "")
+    return f"the run stopped when {failed} failed" if failed else "the run ended early"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from buildsys.execution.action_key import ABSENT
-from buildsys.execution.environment_parts import FILES
+from buildsys.execution.key_parts import FILES
 
 NEVER_BUILT, FORGOTTEN = "never-built", "forgotten"
 LOST_RECORD, OTHER_KEYS = "lost-record", "other-keys"

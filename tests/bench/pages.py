@@ -28,7 +28,7 @@ from tiny_results import PASSING, Results  # noqa: E402
 
 from buildsys.cli.html_pages import write_pages  # noqa: E402
 from buildsys.cli.session import Session  # noqa: E402
-from buildsys.execution.outcome import Outcome  # noqa: E402
+from buildsys.execution.run_records import Outcome  # noqa: E402
 from buildsys.history.builds import Build  # noqa: E402
 from buildsys.history.database import History, digest_of, history_file  # noqa: E402
 from buildsys.plan.action import Action  # noqa: E402

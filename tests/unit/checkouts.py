@@ -8,7 +8,7 @@ from typing import Any
 from tiny_project import ALL, InlinePool, make_executor
 
 from buildsys.execution.executor import Executor
-from buildsys.execution.outcome import Outcome
+from buildsys.execution.run_records import Outcome
 from buildsys.store.shared_cache import READ_WRITE, SharedCache
 
 

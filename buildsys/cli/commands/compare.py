@@ -23,7 +23,7 @@ from buildsys.cli.recorded_graphs import (
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.execution.build_cache import store_folder
-from buildsys.execution.option_parts import flatten_options
+from buildsys.execution.key_parts import flatten_options
 from buildsys.execution.stale_reasons import Reason, format_reasons, part_reasons
 from buildsys.history.builds import Build
 from buildsys.history.compare import (

@@ -17,7 +17,7 @@ from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool
 from buildsys.errors import CheckFailed, StageError, Unavailable, UsageError, with_hint
 from buildsys.execution.freshness import FRESH, is_required
-from buildsys.execution.stage_job import hold_devices, stage_job
+from buildsys.execution.local_runs import hold_devices, stage_job
 from buildsys.plan.action import Action
 from buildsys.report.formatting import duration
 from buildsys.stages.table import ENGINE

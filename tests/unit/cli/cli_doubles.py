@@ -16,7 +16,7 @@ from buildsys.cli.main import Main
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import doit_config
 from buildsys.execution.freshness import Explanation, Freshness, explain
-from buildsys.execution.outcome import Outcome
+from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import ASKED_FOR, Reason
 from buildsys.execution.up_to_date_models import PlannedModel
 from buildsys.manifest.project import Signing

@@ -15,7 +15,7 @@ from buildsys.cli.console.progress import LiveDisplay, PlainDisplay, open_displa
 from buildsys.cli.console.run_summary import print_summary
 from buildsys.cli.console.target_line import TargetLine, last_line
 from buildsys.cli.session import Session
-from buildsys.execution.outcome import Outcome
+from buildsys.execution.run_records import Outcome
 
 
 class Terminal(io.StringIO):

@@ -13,7 +13,7 @@ from cli_doubles import make_session, write_result
 from buildsys.cli.console.run_summary import print_summary
 from buildsys.cli.console.target_line import TargetLine
 from buildsys.cli.failure_report import StaleOutputs, report_failure
-from buildsys.execution.outcome import Outcome
+from buildsys.execution.run_records import Outcome
 
 FOLDER = "build/net"
 

@@ -14,7 +14,7 @@ from cli_doubles import make_session, write_result
 from buildsys.cli import html_pages
 from buildsys.cli.html_pages import remove_pages, update_pages, write_pages
 from buildsys.cli.session import Session
-from buildsys.execution.outcome import Outcome
+from buildsys.execution.run_records import Outcome
 from buildsys.execution.stale_reasons import Reason, encode_reasons
 from buildsys.history.builds import Build
 from buildsys.history.database import History, digest_of, history_file

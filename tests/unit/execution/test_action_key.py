@@ -14,7 +14,7 @@ from buildsys.execution.action_key import (
     declared_parts,
     own_code,
 )
-from buildsys.execution.option_parts import flatten_options
+from buildsys.execution.key_parts import flatten_options
 from buildsys.execution.stale_reasons import part_reasons
 from buildsys.plan.action import Action, FileRef
 

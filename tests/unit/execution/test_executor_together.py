@@ -30,7 +30,7 @@ from tiny_project import (
 
 import buildsys
 from buildsys.errors import StageError
-from buildsys.execution import action_key, stage_job
+from buildsys.execution import action_key, local_runs
 from buildsys.execution.executor import Executor
 from buildsys.plan.action import Action
 from buildsys.store.locks import InterruptedWaitError, Locks
@@ -195,7 +195,7 @@ import sys, time
 from dataclasses import replace
 from pathlib import Path
 import tiny_project
-from buildsys.execution import stage_job as module
+from buildsys.execution import local_runs as module
 module.gpu_uuids = lambda variables=(), here=True: ("GPU-1",)
 root, target = Path(sys.argv[1]), sys.argv[2]
 actions = tiny_project.actions()
@@ -269,7 +269,7 @@ def test_a_target_that_waits_for_a_gpu_is_not_one_of_n(
 ) -> None:
     graph = {**actions(), "export:a": of_model("a")}
     graph[ENGINE] = replace(graph[ENGINE], alone_on_gpu=True)
-    monkeypatch.setattr(stage_job, "gpu_uuids", lambda variables=(), here=True: ("GPU-1",))
+    monkeypatch.setattr(local_runs, "gpu_uuids", lambda variables=(), here=True: ("GPU-1",))
     waiting = threading.Event()
 
     def notice(target: str, event: dict[str, object]) -> None:
@@ -292,7 +292,7 @@ def test_a_target_that_waits_for_a_gpu_is_not_one_of_n(
 def test_a_benchmark_without_an_engine_waits_for_no_device(
     root: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    monkeypatch.setattr(stage_job, "gpu_uuids", lambda variables=(), here=True: ("GPU-1",))
+    monkeypatch.setattr(local_runs, "gpu_uuids", lambda variables=(), here=True: ("GPU-1",))
     monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(root / "machine"))
     graph, on_gpu = actions(), device != "cpu"
     graph[BENCH] = replace(graph[BENCH], alone_on_gpu=on_gpu, exclusive=not on_gpu)
@@ -323,7 +323,7 @@ def test_a_benchmark_without_an_engine_waits_for_no_device(
 def test_equal_gpus_are_used_at_the_same_time_each_by_one_target(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_job, "equal_gpus", lambda variables=(): ("GPU-1", "GPU-2"))
+    monkeypatch.setattr(local_runs, "equal_gpus", lambda variables=(): ("GPU-1", "GPU-2"))
     monkeypatch.setenv("BUILDSYS_MACHINE_LOCK", str(root / "machine"))
     graph = {f"export:{name}": replace(of_model(name), alone_on_gpu=True) for name in "abc"}
     waiting = threading.Event()

@@ -10,6 +10,7 @@ from tiny_project import ALL, BENCH, ENGINE, EXPORT, make_executor, make_project
 
 from buildsys.errors import BuildsysError
 from buildsys.execution.executor import Executor
+from buildsys.execution.run_records import Outcome, why_stopped
 from buildsys.history.builds import Build
 from buildsys.history.database import History
 from buildsys.history.recorder import Checkout, Recorder
@@ -111,3 +112,10 @@ def test_the_history_is_no_reason_to_rebuild(root: Path) -> None:
     build(root)
     (root / ".buildsys" / "history.db").write_bytes(b"damaged" * 1000)
     assert build(root) == []
+
+
+def test_a_run_that_stopped_names_the_failure() -> None:
+    passed, failed = (Outcome(f"export:{status}", status, 1.0) for status in ("passed", "failed"))
+    ended = {outcome.target: outcome for outcome in (passed, failed)}
+    assert why_stopped(ended) == "the run stopped when export:failed failed"
+    assert why_stopped({passed.target: passed}) == "the run ended early"

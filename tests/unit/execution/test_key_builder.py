@@ -14,7 +14,7 @@ from tiny_project import ENGINE, EXPORT, actions
 
 from buildsys.execution import action_key
 from buildsys.execution.action_key import KeyBuilder
-from buildsys.execution.environment_parts import FILES
+from buildsys.execution.key_parts import FILES
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.plan.action import Action, FileRef, Needs, ToolchainRef
 from buildsys.store.file_digests import DigestCache

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny_project import ALL, ENGINE, EXPORT, actions, build, make_executor, stale
 
-from buildsys.execution import action_key, environment_parts
+from buildsys.execution import action_key, key_parts
 from buildsys.execution.reachable_builds import planned_builds
 from buildsys.plan.action import Action
 from buildsys.store.garbage_collection import Collection, collect
@@ -51,7 +51,7 @@ def test_plans_are_compared_without_reading_our_code_and_libraries(
         raise AssertionError
 
     (root / "net.py").write_text("import blocks, numpy\n")
-    for module, name in ((action_key, "own_code"), (environment_parts, "package_identities")):
+    for module, name in ((action_key, "own_code"), (key_parts, "package_identities")):
         monkeypatch.setattr(module, name, refuse)
     graph = {name: replace(one, tools=("numpy",)) for name, one in actions().items()}
     found = planned_builds(root, root / "build", graph)

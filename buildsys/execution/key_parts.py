@@ -1,20 +1,29 @@
-"""Parts of an action key for its environment: libraries, devices and variables."""
+"""Parts of action keys: options, libraries, devices, variables, needs of machines."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from buildsys.plan.action import Action, ToolchainRef
+from buildsys.plan.action import Action, Needs, ToolchainRef
 from buildsys.system import devices, versions
 from buildsys.system.backend_registry import other_backends
+from buildsys.system.devices import visible_gpus
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.package_files import package_identities
 from buildsys.system.text_cache import TextCache
-from buildsys.system.versions import normalized
+from buildsys.system.versions import normalized, tool_versions
+
+if TYPE_CHECKING:
+    from buildsys.plan.action import ToolchainRef
+    from buildsys.plan.engine_typing import VersionOf
 
 TOOL = "tool:"
 FILES = " (files)"  # ends the label of a distribution's identity
@@ -149,3 +158,135 @@ class EnvironmentParts:
 def variables_of(action: Action) -> Mapping[str, str]:
     """Return the environment variables visible to an action."""
     return {**os.environ, **dict(action.toolchain.env if action.toolchain else ())}
+
+
+_SPECIAL = re.compile(r"([\\.\[\]])")
+encode = json.JSONEncoder().encode  # json.dumps evaluates its options again for every value
+
+
+def flatten_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return dotted names and JSON texts of all leaves, unique per options.
+
+    A list of plain values is one leaf (``[1, 3, 224, 224]``), other lists are numbered
+    (``profiles[0].x``). Empty maps and lists are leaves. Dots, brackets and backslashes in names
+    are escaped with a backslash.
+
+    Raises: TypeError: a name is not a string, or a value is not JSON.
+    """
+    leaves: dict[str, str] = {}
+    waiting = [(prefix + _escape(name), value) for name, value in options.items()]
+    while waiting:
+        name, value = waiting.pop()
+        if value and isinstance(value, dict):
+            waiting += [(f"{name}.{_escape(key)}", item) for key, item in value.items()]
+        elif isinstance(value, (list, tuple)) and any(
+            isinstance(item, (dict, list, tuple)) for item in value
+        ):
+            waiting += [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        elif value is None:  # the encoder is ten times slower for single values that are no strings
+            leaves[name] = "null"
+        else:
+            leaves[name] = str(value) if type(value) is int else encode(value)
+    return leaves
+
+
+@cache  # the same few field names occur in every target
+def _escape(name: str) -> str:
+    return _SPECIAL.sub(r"\\\1", name)
+
+
+def builder_versions(root: Path, state: Path) -> VersionOf:
+    """Return a lookup of TensorRT versions by toolchain."""
+
+    @cache
+    def version_of(toolchain: ToolchainRef | None) -> str:
+        if toolchain is None:
+            return tool_versions(("tensorrt",))["tensorrt"]
+        from buildsys.store.state_db import ReadOnlyStateDb
+
+        view = ReadOnlyStateDb(state / "state.db", lambda _: None)  # a run reports problems with it
+        try:
+            located = locate_toolchain(*toolchain, root, os.environ)
+            return tool_versions(("tensorrt",), located, view)["tensorrt"]
+        finally:
+            view.close()
+
+    return version_of
+
+
+LABELS = "BUILDSYS_LABELS"  # of this machine, separated by commas
+_GIB = 1 << 30
+_HINT = "run it on a machine that has it"
+
+
+class Machine(NamedTuple):
+    """What a machine has."""
+
+    gpus: Sequence[Mapping[str, str]]  # name and compute_capability of each
+    memory: int  # bytes, 0 if unknown
+    labels: frozenset[str]
+
+
+def lacking(needs: Needs) -> str:
+    """Return what this machine lacks, or "": ``a GPU named H100 (NVIDIA L4 here)``."""
+    if not any(needs):
+        return ""
+    gpus = visible_gpus() if needs.gpu_count else ()
+    labels = (label.strip() for label in os.environ.get(LABELS, "").split(","))
+    lacks = [*_lacking(Machine(gpus, _memory_bytes(), frozenset(labels)), needs, " here")]
+    if needs.gpu_count <= sum(_fits(gpu, needs) for gpu in gpus) < len(gpus):
+        # CUDA might use another one
+        alone = "alone in CUDA_VISIBLE_DEVICES (other GPUs are visible here)"
+        lacks.append(f"{_gpus_in_words(needs)} {alone}")
+    return " and ".join(lacks)
+
+
+def in_gib(size_bytes: float) -> str:
+    """Return a size in binary units, as machines have them: 1.5 GiB."""
+    return f"{size_bytes / _GIB:.3g} GiB"
+
+
+def obstacle(lacks: str) -> tuple[str, str]:
+    """Return the problem and the next step for what a machine lacks."""
+    hint = f"{_HINT}, or list the label in {LABELS} if it applies" if "label" in lacks else _HINT
+    return f"it needs {lacks}", hint
+
+
+def _lacking(machine: Machine, needs: Needs, where: str = "") -> Iterator[str]:
+    if needs.gpu_count and sum(_fits(gpu, needs) for gpu in machine.gpus) < needs.gpu_count:
+        has = dict.fromkeys(map(_in_words, machine.gpus))
+        yield f"{_gpus_in_words(needs)} ({', '.join(has) or 'none'}{where})"
+    if needs.memory and 0 < machine.memory < needs.memory:
+        yield f"{in_gib(needs.memory)} of memory ({in_gib(machine.memory)}{where})"
+    for label in needs.labels:
+        if label not in machine.labels:
+            yield f"the label {label}"
+
+
+def _gpus_in_words(needs: Needs) -> str:
+    parts = [f"named {needs.gpu}"] if needs.gpu else []
+    parts += [f"of compute capability {needs.compute_capability}"] * bool(needs.compute_capability)
+    return " ".join(["a GPU" if needs.gpu_count == 1 else f"{needs.gpu_count} GPUs", *parts])
+
+
+def _in_words(gpu: Mapping[str, str]) -> str:
+    name, capability = gpu["name"], gpu["compute_capability"]
+    return f"{name} ({capability})" if name and capability else name or capability
+
+
+def _fits(gpu: Mapping[str, str], needs: Needs) -> bool:
+    wanted = needs.compute_capability
+    return words(needs.gpu) <= words(gpu["name"]) and wanted in ("", gpu["compute_capability"])
+
+
+def words(name: str) -> set[str]:
+    """Return the words of a GPU's name."""
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _memory_bytes() -> int:
+    """Return the memory of this machine, 0 if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
