@@ -36,7 +36,7 @@ from buildsys.cli.session import Session
 from buildsys.history.gates import LOOKS, compare_rounds
 from buildsys.history.statistics import median
 from buildsys.stages.bench.remote_engine import RemoteEngine
-from buildsys.stages.gate.rounds import OpenEngine, Pace, measure_process
+from buildsys.stages.gate.stage import OpenEngine, Pace, measure_process
 from buildsys.system.interpreters.toolchain import Toolchain
 
 TOLERANCE = 0.05

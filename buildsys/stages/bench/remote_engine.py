@@ -1,4 +1,4 @@
-"""An engine timed in a process of another interpreter: client of ``engine_server``."""
+"""An engine timed in a process of another interpreter: client of ``local_engine``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from buildsys.backends.interface import Figures, OperatorUse, Options
 from buildsys.backends.measurement import Contender, GpuTiming, Samples
 from buildsys.errors import StageError, Unavailable
-from buildsys.stages.bench import engine_server  # imported so that its code is in the key
+from buildsys.stages.bench import local_engine  # imported so that its code is in the key
 from buildsys.system.backend_registry import link_packages
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.system.processes import describe_exit
@@ -24,7 +24,7 @@ from buildsys.system.processes import describe_exit
 # Our packages come last on the path, so that they hide none of the interpreter's.
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
-    f"from {engine_server.__name__} import main; main()"
+    f"from {local_engine.__name__} import main; main()"
 )
 _ANSWER_LIMIT_S = 600.0  # loading a large engine from a slow disk
 _BLOCK_LIMIT_S = 60.0  # plus ten times the expected duration of a block

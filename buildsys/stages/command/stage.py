@@ -26,8 +26,7 @@ from buildsys.manifest.command_templates import (
     fill_in,
     references,
 )
-from buildsys.stages.command.figures import check_limits, read_figures
-from buildsys.stages.command.outputs import collect_outputs
+from buildsys.stages.command.outputs import check_limits, collect_outputs, read_figures
 from buildsys.system.beneath import empty_folder, held, is_at, open_folder
 from buildsys.system.printable import printable
 from buildsys.system.processes import describe_exit

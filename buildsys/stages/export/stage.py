@@ -32,7 +32,7 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 from buildsys.report.results.export import ExportResult
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
-from buildsys.stages.operators.function_placement import add_functions
+from buildsys.stages.operators.local_functions import add_functions
 from buildsys.stages.remedies.remedies import format_remedies, higher_opset_remedies
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job, StageResult
@@ -124,7 +124,7 @@ def _export_network(
         network = make_network(options, job.project)
     request = export_request(network, options, job.project, job.outputs["model"])
     if "translations" in options:
-        from buildsys.stages.export.translations import make_translations
+        from buildsys.stages.export.registrations import make_translations
 
         table, registrations = make_translations(options, job.project)
         request = replace(request, translations=table)
@@ -159,10 +159,10 @@ def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str
     exporter, opset = request.options["exporter"], request.options["opset"]
     try:
         if exporter == "dynamo":
-            from buildsys.stages.export.dynamo import export_dynamo
+            from buildsys.stages.export.exporters import export_dynamo
 
             return export_dynamo(request)
-        from buildsys.stages.export.torchscript import export_torchscript
+        from buildsys.stages.export.exporters import export_torchscript
 
         return export_torchscript(request)
     except BuildsysError:
@@ -173,8 +173,8 @@ def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str
             if isinstance(cause, BuildsysError):
                 raise cause from error
             cause = cause.__cause__
+        from buildsys.stages.export.exporters import try_export
         from buildsys.stages.export.failures import export_failure
-        from buildsys.stages.export.trial import try_export
 
         def attempt(changes: Mapping[str, Any]) -> str | None:
             job.progress("trying a remedy: " + ", ".join(f"{n} {v}" for n, v in changes.items()))

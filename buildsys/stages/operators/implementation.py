@@ -52,7 +52,7 @@ class Implementation:
         if not self.is_declared:
             return False
         from buildsys.onnx_graphs.onnx_file import load_model
-        from buildsys.stages.operators.function_placement import add_functions, remove_functions
+        from buildsys.stages.operators.local_functions import add_functions, remove_functions
 
         for op in sorted(self._missing_in(model)):
             description = describe_backend(self.backend)
@@ -93,7 +93,7 @@ class Implementation:
         return sorted(self._missing_in(read_graph(path)))
 
     def _missing_in(self, model: ModelProto) -> frozenset[str]:
-        from buildsys.stages.operators.function_placement import nodes_of, operator_of
+        from buildsys.stages.operators.local_functions import nodes_of, operator_of
 
         return self.missing & {operator_of(node) for node in nodes_of(model)}
 

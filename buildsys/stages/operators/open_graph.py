@@ -13,8 +13,8 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.emulation import emulate
 from buildsys.onnx_graphs.onnx_file import load_model, opsets, save_model
 from buildsys.onnx_graphs.tensor_types import float_types
-from buildsys.stages.operators.function_placement import nodes_of, operator_of, split_operator
 from buildsys.stages.operators.implementation import Implementation, implementation_of
+from buildsys.stages.operators.local_functions import nodes_of, operator_of, split_operator
 from buildsys.stages.remedies.remedies import OnnxOperator, format_remedies, refusal_remedies
 from buildsys.workers.job import Job
 

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import platform
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from buildsys.errors import StageError
 from buildsys.report.results.operators import LocalFunction, OperatorLibrary, OperatorsResult
-from buildsys.stages.operators.libraries import make_library
+from buildsys.system.compilers import (
+    LANGUAGES,
+    compiler_command,
+    compiler_environment,
+    included_files,
+    language_of,
+    linker_of,
+)
 from buildsys.system.files import sha256_of
+from buildsys.system.processes import describe_exit, run_python
 from buildsys.workers.job import Job, StageResult
 
 
@@ -28,8 +49,12 @@ def run(job: Job) -> StageResult:
 
 def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[str, LocalFunction]:
     # libraries do not need onnx
-    from buildsys.stages.operators.function_placement import nodes_of, operator_of, origins_of
-    from buildsys.stages.operators.local_functions import function_model
+    from buildsys.stages.operators.local_functions import (
+        function_model,
+        nodes_of,
+        operator_of,
+        origins_of,
+    )
 
     job.progress("making the local functions")
     model = function_model(references, job.project)
@@ -43,3 +68,174 @@ def _write_functions(job: Job, role: str, references: dict[str, str]) -> dict[st
         }
         for function in model.functions
     }
+
+
+REGISTER = "RegisterCustomOps"  # ONNX Runtime's entry point of a library of custom operators
+_ERROR = re.compile(
+    r"^(?P<where>[^:\s]+:\d+(?::\d+)?): (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
+)
+_LINK_ERROR = re.compile(
+    r"(undefined reference to .*|cannot find .*|multiple definition of [^;]*|undefined symbol: .*)"
+)
+_TIMEOUT_S = 600
+# an undefined symbol fails the link instead of the load of an engine
+_LINK_FLAGS = ("-shared", "-Wl,-z,defs")
+_MACHINES = {
+    3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "aarch64",
+    243: "riscv64", 258: "loongarch64",
+}  # fmt: skip
+_SHARED_OBJECT = 3
+_KINDS = {  # files that are no ELF libraries, by their first bytes
+    b"MZ": "it is a Windows DLL",
+    b"\xcf\xfa\xed\xfe": "it is a macOS library",
+    b"\xca\xfe\xba\xbe": "it is a macOS library",
+    b"/": "name C or C++ files as library: {sources: […]}",
+    b"#": "name C or C++ files as library: {sources: […]}",
+}
+_LOAD_TIMEOUT_S = 120
+_MISSING_SYMBOL = 3
+# RTLD_NOW finds undefined symbols; os._exit skips the library's destructors
+_LOAD = f"""
+import ctypes, os, sys
+path, symbol = sys.argv[1:]
+try:
+    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+except OSError as error:
+    sys.exit(str(error))
+os._exit(0 if hasattr(library, symbol) else {_MISSING_SYMBOL})
+"""
+
+
+def make_library(entry: Mapping[str, Any], target: Path, project: Path) -> OperatorLibrary:
+    """Write the library of ``entry`` and return its figures.
+
+    ``entry`` has ``sources`` and ``flags``, or ``file`` and ``symbol``.
+    Raises: StageError: it does not compile (all messages go to the log), or it does not load here.
+    """
+    if "file" in entry:
+        shown = entry["file"]
+        check_library(project / shown, shown, entry["symbol"])
+        shutil.copyfile(project / shown, target)
+        return {"from": shown, "bytes": target.stat().st_size}
+    sources, flags = entry["sources"], entry["flags"]
+    _refuse_untracked_flags(flags, sources[0], project)
+    compile_flags = [flag for flag in flags if not flag.startswith(("-l", "-L", "-Wl,"))]
+    with TemporaryDirectory(dir=target.parent) as folder:
+        objects = []
+        for index, source in enumerate(sources):
+            file = Path(folder) / f"{index}.o"
+            dependencies = file.with_suffix(".d")
+            options = ["-O2", "-fPIC", f"-ffile-prefix-map={project}=.", *compile_flags]
+            output = ["-o", str(file), "-MMD", "-MF", str(dependencies)]
+            _run(language_of(source), [*options, "-c", source, *output], source, project)
+            _refuse_untracked_headers(source, dependencies, project)
+            objects.append(str(file))
+        command = [*_LINK_FLAGS, *objects, "-o", str(target), *flags]
+        _run(linker_of(sources), command, sources[0], project)
+    check_library(target, f"the library compiled from {sources[0]}", REGISTER)
+    return {"from": list(sources), "flags": list(flags), "bytes": target.stat().st_size}
+
+
+def _run(language: str, arguments: Sequence[str], source: str, project: Path) -> None:
+    command = compiler_command(language)
+    if not command:
+        variable, programs = LANGUAGES[language]
+        raise StageError(
+            f"no compiler for {source}: neither ${variable} nor {', '.join(programs)} is installed",
+            f"install one, set ${variable}, or use a built library as library: {{file: …}}",
+        )
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, errors="replace", cwd=project,
+        timeout=_TIMEOUT_S, env=compiler_environment(), check=False,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    sys.stderr.write(f"{shlex.join([*command, *arguments])}\n{output}")  # to the target's log
+    if done.returncode:
+        first = next(filter(None, map(str.strip, output.splitlines())), "")
+        if found := _ERROR.search(output):
+            first = f"{found['text']} ({found['where']})"
+        elif found := _LINK_ERROR.search(output):
+            first = found[1]
+        raise StageError(
+            f"{source} does not compile: {first or 'the compiler gave no message'}",
+            "the log has the compiler's complete output",
+        )
+
+
+def _refuse_untracked_headers(source: str, dependencies: Path, project: Path) -> None:
+    """Refuse untracked headers, included through a flag or a macro."""
+    root = project.resolve()
+    tracked = {path.resolve() for path in included_files(project / source)}
+    rule = dependencies.read_text(errors="replace").partition(":")[2].replace("\\\n", " ")
+    for name in filter(None, re.split(r"(?<!\\)\s+", rule)):
+        file = (project / name.replace("\\ ", " ")).resolve()
+        if file.is_relative_to(root) and file not in tracked:
+            raise StageError(
+                f"{source} includes {file.relative_to(root)} through a flag or a macro,"
+                " so a change to it would go unnoticed",
+                'include it by its path relative to the including file: #include "…"',
+            )
+
+
+def _refuse_untracked_flags(flags: Sequence[str], shown: str, project: Path) -> None:
+    root = project.resolve()
+    for flag in flags:
+        name = flag.removeprefix("-L").rpartition("=")[2].rpartition(",")[2]
+        path = (project / name).resolve()
+        is_inside = path.is_relative_to(root) and path != root and path.exists()
+        if name and not flag.startswith(("-I", "-i")) and is_inside:
+            raise StageError(
+                f"the flag {flag} of {shown} names a file of the project,"
+                " so a change to it would go unnoticed",
+                "add its sources to library.sources",
+            )
+
+
+def check_library(path: Path, shown: str, symbol: str) -> None:
+    """Check a library's machine; given a symbol, also load it.
+
+    Raises: StageError: one of these does not hold.
+    """
+    content = path.read_bytes()
+    if content[:4] != b"\x7fELF" or len(content) < 64:
+        hint = next((text for magic, text in _KINDS.items() if content.startswith(magic)), "")
+        raise StageError(f"{shown} is not a shared library for Linux (ELF)", hint)
+    kind, number = struct.unpack_from("<HH" if content[5] == 1 else ">HH", content, 16)
+    machine = _MACHINES.get(number, f"ELF machine {number}")
+    here = platform.machine()
+    is_64_bit = content[4] == 2
+    if machine != here or not is_64_bit:
+        raise StageError(
+            f"{shown} is built for {machine}, and this machine is {here}", f"build it for {here}"
+        )
+    if kind != _SHARED_OBJECT:
+        raise StageError(
+            f"{shown} is an object file or a program, not a shared library", "link it with -shared"
+        )
+    if not symbol:
+        return
+    is_mangled = re.search(rf"_Z\w*{symbol}".encode(), content) is not None
+    # load it in a child process, safe from crashes
+    arguments = ["-c", _LOAD, str(path.absolute()), symbol]
+    done = run_python(arguments, limit_s=_LOAD_TIMEOUT_S)
+    if done.code is None:
+        raise StageError(
+            f"{shown} does not finish loading within {_LOAD_TIMEOUT_S} s",
+            "check its initialization code",
+        )
+    sys.stderr.write(done.stderr)  # to the target's log
+    if done.code == _MISSING_SYMBOL:
+        raise StageError(
+            f"{shown} exports no {symbol}, which ONNX Runtime calls to register operators",
+            f'declare it extern "C" {symbol}' if is_mangled else f"define {symbol}",
+        )
+    if done.code < 0:
+        raise StageError(
+            f"{shown} cannot be loaded: the process {describe_exit(done.code)}",
+            "check its initialization code",
+        )
+    if done.code:
+        raise StageError(
+            f"{shown} cannot be loaded: {done.problem.replace(f'{path.absolute()}: ', '')}",
+            "link it with the libraries that it needs",
+        )

@@ -181,7 +181,7 @@ def _onnx_model(job: Job) -> Original:
     from buildsys.onnx_graphs.emulation import emulate
     from buildsys.onnx_graphs.onnx_file import load_model, save_model
     from buildsys.onnx_graphs.tensor_types import float_types, main_float_type
-    from buildsys.stages.operators.function_placement import add_functions
+    from buildsys.stages.operators.local_functions import add_functions
 
     source = job.options["source"]
     name = source["onnx"]

@@ -29,7 +29,7 @@ from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.onnx_graphs.tensor_types import main_float_type
 from buildsys.onnx_graphs.tensors import Array, Case, Tensor, tensor_of
 from buildsys.stages.common.equivalence import compare_cases, run_cases
-from buildsys.stages.surgery.edit_ports import add_outputs, cut_tensors
+from buildsys.stages.surgery.edits import add_outputs, cut_tensors
 from buildsys.workers.job import Job
 
 Step = Mapping[str, Any]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from onnx import ModelProto, ValueInfoProto, shape_inference
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper, shape_inference
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.manifest.surgery_interface import Interface, interface_after, kind_of
+from buildsys.manifest.shape_cases import Dims, concrete_shape, format_dims
+from buildsys.manifest.surgery_interface import Inputs, Interface, interface_after, kind_of
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
     check_file,
@@ -21,22 +23,26 @@ from buildsys.onnx_graphs.onnx_file import (
     operator_counts,
     ports,
     save_model,
+    tensors_of,
 )
+from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.report.results.header import CheckFailure
 from buildsys.report.results.surgery import SurgeryStep
 from buildsys.stages.common.equivalence import (
+    Limits,
     compare_cases,
     limits_of,
+    random_inputs,
     random_operators,
     refuse_random_graph,
     run_cases,
 )
-from buildsys.stages.surgery import edit_nodes, edit_ports, golden_cases
+from buildsys.stages.operators.open_graph import open_graph
+from buildsys.stages.surgery import edits, golden_cases
+from buildsys.stages.surgery.edits import replace_messages
 from buildsys.stages.surgery.golden_cases import GraphState, Step, StepCases, Tensors
-from buildsys.stages.surgery.other_sizes import compare_other_sizes
-from buildsys.stages.surgery.tensor_names import replace_messages
 from buildsys.workers.job import Job
 
 _INTERFACE_KEEPING = ("function", "replace")
@@ -87,16 +93,16 @@ def apply_step(job: Job, step: Step, state: GraphState, path: Path) -> StepResul
         case = next(iter(cut_cases.golden.values()))
         tensors = {**case.inputs, **case.outputs}
         kinds = {name: (tensor.dtype, len(tensor.shape)) for name, tensor in tensors.items()}
-        edited = edit_ports.cut(before, step, shapes, kinds)
+        edited = edits.cut(before, step, shapes, kinds)
     else:
-        edits = {
-            "function": lambda: edit_nodes.call_hook(before, step, job.project),
-            "replace": lambda: edit_nodes.replace(before, step, job.project),
-            "rename": lambda: edit_ports.rename(before, step),
-            "fix_dims": lambda: edit_ports.fix_dims(before, step, state.inputs),
-            "cast": lambda: edit_ports.cast(before, step),
+        actions = {
+            "function": lambda: edits.call_hook(before, step, job.project),
+            "replace": lambda: edits.replace(before, step, job.project),
+            "rename": lambda: edits.rename(before, step),
+            "fix_dims": lambda: edits.fix_dims(before, step, state.inputs),
+            "cast": lambda: edits.cast(before, step),
         }
-        edited = edits[kind_of(step)]()
+        edited = actions[kind_of(step)]()
     after = _write_checked(edited, path, outputs)
     _check_interface(step, old_interface, interface(after))
     cases = cut_cases or _step_cases(job, step, state, after)
@@ -251,3 +257,93 @@ def _write_checked(model: ModelProto, path: Path, before: Sequence[ValueInfoProt
     except StageError as error:
         raise CheckFailed(error.problem, error.hint) from error
     return written
+
+
+Spans = Mapping[str, Mapping[str, int]]  # dimension -> min, max, multiple_of
+_SMALL = 4096  # elements of all inputs
+_MOST_SMALL, _MOST_LARGE = 64, 8  # sizes of a dimension
+_MOST_CONSTANTS, _LARGEST = 16, 1 << 31
+_NUMBERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT)
+
+
+def compare_other_sizes(
+    job: Job, inputs: Inputs, before: Path, after: Path, limits: Limits
+) -> None:
+    """Compare two graphs at further sizes, where a step keeps all numbers.
+
+    A graph can be wrong at one size only, and the graph before is right at any. Small inputs are
+    compared at all sizes, others at those that the step's constants suggest.
+    Raises: CheckFailed: they differ at one.
+    """
+    spans: Spans = job.options.get("spans", {})
+    known = [case["dims"] for case in job.options["cases"].values()]
+    sizes = list(_sizes(inputs, spans, known, _new_constants(before, after)))
+    if not sizes:
+        return
+    graphs = {path: open_graph(job, path) for path in (before, after)}
+    for number, dims in enumerate(sizes):
+        job.count(number, len(sizes), "sizes")
+        feeds = random_inputs(inputs, format_dims(dims), dims)
+        try:
+            expected = graphs[before].run(feeds)
+        except StageError:  # the graph before it refuses the size
+            continue
+        where = f"at {format_dims(dims)}"
+        try:
+            actual = graphs[after].run(feeds)
+        except StageError as error:
+            raise CheckFailed(
+                f"its graph cannot run {where}: {error.problem}", error.hint
+            ) from error
+        compared = compare_outputs(actual, expected, limits, inputs=feeds)
+        for output, found in compared.items():
+            if not found.passed:
+                sentence = found.sentence("the graph after it", "the graph before")
+                raise CheckFailed(f"it changed {output} {where}: {sentence}")
+
+
+def _sizes(
+    inputs: Inputs, spans: Spans, known: Iterable[Dims], constants: Iterable[int]
+) -> Iterator[Dims]:
+    """Yield new sizes of each dimension, with the others at their minimum."""
+    tested = list(known)
+    least = {**tested[0], **{name: span["min"] for name, span in spans.items()}}
+    for name, span in spans.items():
+        allowed = range(span["min"], span["max"] + 1, span["multiple_of"] or 1)
+        near = _near(constants, allowed)[:_MOST_LARGE]
+        for size in dict.fromkeys((*near, *allowed[:_MOST_SMALL])):
+            dims = {**least, name: size}
+            shapes = (concrete_shape(tensor["shape"], dims) for tensor in inputs.values())
+            is_small = sum(map(prod, shapes)) <= _SMALL
+            if dims not in tested and (is_small or size in near):
+                tested.append(dims)
+                yield dims
+
+
+def _near(constants: Iterable[int], allowed: range) -> list[int]:
+    """Return sizes at which a comparison with a constant, or a remainder, may change."""
+    numbers = sorted(constants)[:_MOST_CONSTANTS]
+    found = [size for n in numbers for size in (n, n + 1, n - 1)]
+    for divisor in numbers:
+        first = allowed[: min(divisor, _MOST_SMALL)]
+        found += [n for rest in (0, *numbers) for n in first if n % divisor == rest]
+    return [size for size in dict.fromkeys(found) if size in allowed]
+
+
+def _new_constants(before: Path, after: Path) -> set[int]:
+    """Return the integers above 1 that only the second graph contains."""
+    models = (load_model(path, external_data=False) for path in (before, after))
+    old, new = (set(_constants(model)) for model in models)
+    return new - old
+
+
+def _constants(model: ModelProto) -> Iterator[int]:
+    values: list[float] = []
+    for tensor in tensors_of(model):
+        if prod(tensor.dims) == 1 and tensor.data_type in _NUMBERS:
+            values += [float(numpy_helper.to_array(tensor).item())]
+    bodies = (model.graph, *model.functions)
+    for node in (node for body in bodies for node in all_nodes(body)):
+        values += [a.i for a in node.attribute if a.name == "value_int"]
+        values += [n for a in node.attribute if a.name == "value_ints" for n in a.ints]
+    yield from (int(value) for value in values if 1 < value < _LARGEST and value == int(value))

@@ -21,7 +21,7 @@ MODULES = (
     "buildsys.backends.interface",
     "buildsys.stages.remedies.refused_graph",
     "buildsys.stages.operators.implementation",
-    "buildsys.stages.bench.engine_server",
+    "buildsys.stages.bench.local_engine",
 )
 _LOAD = """
 import importlib, json, sys

@@ -19,7 +19,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.stages.bench import stage as bench
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.surgery.edit_ports import rename
+from buildsys.stages.surgery.edits import rename
 from buildsys.system.cpu import usable_cores
 from buildsys.workers.job import StageResult
 

@@ -119,7 +119,7 @@ def test_a_stage_with_a_toolchain_times_its_engine_there(
     assert result.status == "passed"
     assert result.figures["cases"]["opt"]["contenders"]["engine"]["count"] >= 5
     assert set(result.figures["engine_toolchain"]) >= {"python", "numpy", "onnxruntime"}
-    assert "buildsys.stages.bench.engine_server" in capfd.readouterr().err
+    assert "buildsys.stages.bench.local_engine" in capfd.readouterr().err
 
 
 def test_output_of_libraries_is_not_an_answer(

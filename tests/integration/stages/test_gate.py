@@ -13,7 +13,7 @@ from small_graphs import conv_bn
 from buildsys.errors import StageError
 from buildsys.stages.bench.remote_engine import RemoteEngine
 from buildsys.stages.engine import stage as engine
-from buildsys.stages.gate.rounds import Pace, measure_rounds
+from buildsys.stages.gate.stage import Pace, measure_rounds
 from buildsys.system.interpreters.toolchain import Toolchain
 
 

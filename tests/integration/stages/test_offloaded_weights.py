@@ -16,7 +16,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import load_model, save_model
 from buildsys.stages.simplify import stage as simplify
 from buildsys.stages.simplify import tools
-from buildsys.stages.simplify.offloaded_weights import offload_weights
+from buildsys.stages.simplify.tools import offload_weights
 
 FLOAT = TensorProto.FLOAT
 node = helper.make_node

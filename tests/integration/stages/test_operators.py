@@ -14,7 +14,7 @@ import pytest
 from operator_project import NEGATIVE, OP, SWISH, OperatorProject
 
 from buildsys.errors import StageError
-from buildsys.stages.operators.function_placement import operator_of
+from buildsys.stages.operators.local_functions import operator_of
 
 FUNCTION = {"op": OP, "function": "plugins/ops/swish.py:swish"}
 LIBRARY = {"op": OP, "library": {"sources": ["plugins/ops/clamp_swish.c"], "flags": ["-lm"]}}

@@ -11,7 +11,7 @@ import pytest
 from buildsys.errors import StageError
 from buildsys.report.commands import command_cells, command_figure, command_lines
 from buildsys.report.results.reader import read_results
-from buildsys.stages.command.figures import check_limits, read_figures
+from buildsys.stages.command.outputs import check_limits, read_figures
 from buildsys.system.beneath import held, open_folder
 from buildsys.workers.job import Job
 

@@ -1,0 +1,390 @@
+"""Edits of a graph: names, types and cuts of its ends, replaced operators, and hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx
+import onnx.inliner
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    ValueInfoProto,
+    helper,
+    shape_inference,
+)
+
+from buildsys.errors import StageError
+from buildsys.manifest.problem import suggest
+from buildsys.models.user_code import (
+    check_parameters,
+    load_callable,
+    reraise_as_stage_error,
+    with_article,
+)
+from buildsys.onnx_graphs.onnx_file import (
+    all_nodes,
+    elem_type,
+    operator_counts,
+    operator_name,
+    opsets,
+    subgraphs,
+)
+from buildsys.onnx_graphs.tensor_types import rename_uses
+
+Step = Mapping[str, Any]
+Inputs = Mapping[str, Mapping[str, Any]]
+Kinds = Mapping[str, tuple[str, int]]  # tensor -> dtype and number of dimensions
+
+
+def rename(model: ModelProto, step: Step) -> ModelProto:
+    """Rename inputs and outputs.
+
+    Raises: StageError: there is no such name, or the new one is in use.
+    """
+    names: Mapping[str, str] = step["rename"]
+    for old in names:
+        require_known(old, [*input_names(model), *output_names(model)], "input or output")
+    used = [name for name in tensor_names(model.graph) if name not in names]
+    for old, new in names.items():
+        if new in used:
+            raise StageError(
+                f"{old} cannot be renamed to {new}: the graph has a tensor of this name",
+                "choose another name",
+            )
+        used.append(new)
+    rename_tensors(model.graph, names)
+    return model
+
+
+def fix_dims(model: ModelProto, step: Step, inputs: Inputs) -> ModelProto:
+    """Set dynamic dimensions to one value; ``inputs`` has the manifest's names."""
+    values: dict[str, int] = dict(step["fix_dims"])
+    for value in model.graph.input:
+        for axis, size in enumerate(inputs[value.name]["shape"] if value.name in inputs else ()):
+            if size in step["fix_dims"]:
+                dim = value.type.tensor_type.shape.dim[axis]
+                values.setdefault(dim.dim_param, step["fix_dims"][size])  # the file's own name
+                dim.dim_value = step["fix_dims"][size]
+    values.pop("", None)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in values:
+                dim.dim_value = values[dim.dim_param]
+    return model
+
+
+def cast(model: ModelProto, step: Step) -> ModelProto:
+    """Change input types, with a Cast to the old type.
+
+    Raises: StageError: there is no such input, or it is an output as well.
+    """
+    types: Mapping[str, str] = step["cast"]
+    for name in types:
+        require_known(name, input_names(model), "input")
+    used = set(tensor_names(model.graph))
+    chosen = [value for value in model.graph.input if value.name in types]
+    for number, value in enumerate(chosen):
+        tensor = value.type.tensor_type
+        if value.name in output_names(model):
+            raise StageError(
+                f"the input {value.name} is also an output, so its type cannot be changed",
+                "put an Identity node between them in the network",
+            )
+        inner = _unused_name(f"{value.name}_as_it_was", used)
+        rename_uses(model.graph, {value.name: inner})
+        name = _unused_name(f"Cast_{value.name}", used)
+        node = helper.make_node("Cast", [value.name], [inner], name=name, to=tensor.elem_type)
+        model.graph.node.insert(number, node)
+        tensor.elem_type = elem_type(types[value.name])
+    return model
+
+
+def _unused_name(name: str, used: Iterable[str]) -> str:
+    number, found = 1, name
+    while found in used:
+        number, found = number + 1, f"{name}_{number}"
+    return found
+
+
+def cut_tensors(model: ModelProto, step: Step) -> tuple[list[str], list[str]]:
+    """Return the inputs and outputs of the part.
+
+    Raises: StageError: there is no such tensor.
+    """
+    cut = step["cut"]
+    inputs = list(input_names(model) if cut["inputs"] is None else cut["inputs"])
+    outputs = list(output_names(model) if cut["outputs"] is None else cut["outputs"])
+    known = tensor_names(model.graph)
+    for name in (*inputs, *outputs):
+        require_known(name, known, "tensor")
+    return inputs, outputs
+
+
+def cut(
+    model: ModelProto, step: Step, shapes: Mapping[str, Sequence[Any]], kinds: Kinds
+) -> ModelProto:
+    """Reduce the model to the nodes between the step's tensors.
+
+    ``shapes`` are those of the new inputs, ``kinds`` those of all cut tensors, as computed.
+    Raises: StageError: nothing is left, an input is unused, or another input is still needed.
+    """
+    inputs, outputs = cut_tensors(model, step)
+    graph = model.graph
+    needed, kept = set(outputs) - set(inputs), []
+    for node in reversed(graph.node):  # topologically sorted
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(name for name in used_by(node) if name not in inputs)
+    kept.reverse()
+    used = {name for node in kept for name in used_by(node)}
+    _check_cut(model, kept, used, inputs, outputs)
+    try:
+        inferred = shape_inference.infer_shapes(model).graph
+        values = (*inferred.output, *inferred.value_info)
+    except (ValueError, RuntimeError):  # 2 GiB and more; use the computed types
+        values = ()
+    known = {value.name: value for value in values if value.type.tensor_type.elem_type}
+
+    def port(name: str, shape: Sequence[Any]) -> ValueInfoProto:
+        return helper.make_tensor_value_info(name, elem_type(kinds[name][0]), list(shape))
+
+    stored = (used | set(outputs)) - set(inputs)
+    new_outputs = [known.get(name) or port(name, [None] * kinds[name][1]) for name in outputs]
+    replace_messages(graph.node, kept)
+    replace_messages(graph.initializer, [t for t in graph.initializer if t.name in stored])
+    replace_messages(graph.input, [port(name, shapes[name]) for name in inputs])
+    replace_messages(graph.output, new_outputs)
+    by_name = {f"{function.domain}::{function.name}": function for function in model.functions}
+    waiting, called = [operator_name(node) for node in graph.node], set[str]()
+    while waiting:  # local functions called by nodes or by other kept functions
+        name = waiting.pop()
+        if name in by_name and name not in called:
+            called.add(name)
+            waiting += [operator_name(node) for node in by_name[name].node]
+    replace_messages(model.functions, [f for name, f in by_name.items() if name in called])
+    return model
+
+
+def add_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
+    """Add outputs; ONNX Runtime infers their types."""
+    known = output_names(model)
+    model.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in known)
+    return model
+
+
+def _check_cut(
+    model: ModelProto,
+    kept: Sequence[NodeProto],
+    used: set[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> None:
+    shown = ", ".join(outputs)
+    if not kept:
+        raise StageError(
+            f"the cut leaves no node: {shown} is not computed from"
+            f" {', '.join(inputs) or 'any input'}",
+            "name outputs downstream of the inputs",
+        )
+    if unused := [name for name in inputs if name not in used]:
+        raise StageError(
+            f"{shown} does not depend on {unused[0]}", "list only needed tensors in cut.inputs"
+        )
+    if needed := [name for name in input_names(model) if name in used and name not in inputs]:
+        raise StageError(
+            f"the cut part still needs the input {needed[0]}", "name it in cut.inputs as well"
+        )
+    made = {name for node in kept for name in node.output}
+    if dead := [name for name in outputs if name not in made]:
+        raise StageError(
+            f"the cut leaves no node before its output {dead[0]}", "name another output"
+        )
+
+
+def input_names(model: ModelProto) -> list[str]:
+    """Return the inputs without initializers."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return [value.name for value in model.graph.input if value.name not in stored]
+
+
+def output_names(model: ModelProto) -> list[str]:
+    """Return the outputs."""
+    return [value.name for value in model.graph.output]
+
+
+def tensor_names(graph: GraphProto) -> list[str]:
+    """Return inputs, initializers and node outputs, without those of subgraphs."""
+    names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
+    names += [name for node in graph.node for name in node.output if name]
+    return [*dict.fromkeys(names)]
+
+
+def require_known(name: str, known: Iterable[str], what: str) -> None:
+    """Raise StageError with similar names if ``name`` is not ``known``."""
+    names = list(known)
+    if name not in names:
+        raise StageError(
+            f"the graph has no {what} {name}", suggest(name, names, what=f"its {what}s")
+        )
+
+
+def used_by(node: NodeProto) -> list[str]:
+    """Return the tensors a node reads, also inside its subgraphs."""
+    names = [name for name in node.input if name]
+    for body in subgraphs(node):
+        own = {*tensor_names(body)}
+        names += [name for inner in body.node for name in used_by(inner) if name not in own]
+        names += [value.name for value in body.output if value.name not in own]
+    return names
+
+
+def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename tensors everywhere, including subgraphs; new names must be unused."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+    for note in graph.quantization_annotation:
+        note.tensor_name = names.get(note.tensor_name, note.tensor_name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for body in subgraphs(node):
+            rename_tensors(body, names)
+
+
+def replace_messages(field: Any, messages: Iterable[Any]) -> None:
+    """Set a repeated field to copies of ``messages``, also from the field."""
+    copies = []
+    for message in messages:
+        copies.append(type(message)())
+        copies[-1].CopyFrom(message)
+    del field[:]
+    field.extend(copies)
+
+
+_FUNCTIONS_IR_VERSION = 8  # the first with local functions
+_KINDS = {"onnx": "an onnx.ModelProto", "graphsurgeon": "an onnx-graphsurgeon graph"}
+
+
+def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
+    """Replace an operator by a local function, inlined unless disabled.
+
+    Raises: StageError: there is no such operator, or the function does not fit nodes or opset.
+    """
+    op, reference = step["replace"]["op"], step["replace"]["function"]
+    nodes = [node for node in all_nodes(model.graph) if operator_name(node) == op]
+    if not nodes:
+        raise StageError(
+            f"the graph has no {op}", suggest(op, operator_counts(model), what="it has")
+        )
+    function = _load_function(reference, project)
+    _add_function(model, function, reference)
+    for node in nodes:
+        _check_call(node, function, reference)
+        node.domain, node.op_type = function.domain, function.name
+    if not step["replace"]["inline"]:
+        return model
+    name = (function.domain, function.name)
+    inlined: ModelProto = onnx.inliner.inline_selected_functions(model, [name])
+    if any(operator_name(node) == "::".join(name) for node in all_nodes(inlined.graph)):
+        raise StageError(
+            f"onnx cannot inline {reference} into this graph",
+            "keep it as a function: inline: false",
+        )
+    return inlined
+
+
+def _load_function(reference: str, project: Path) -> FunctionProto:
+    found = load_callable(reference, project)
+    with reraise_as_stage_error(f"{reference} failed", project):
+        made = found.to_function_proto() if hasattr(found, "to_function_proto") else found()
+    if not isinstance(made, FunctionProto):
+        kind = "nothing" if made is None else with_article(type(made).__name__)
+        raise StageError(
+            f"{reference} returned {kind}",
+            "name an onnxscript function, or a callable that returns an onnx.FunctionProto",
+        )
+    return made
+
+
+def _add_function(model: ModelProto, function: FunctionProto, reference: str) -> None:
+    present = opsets(model)
+    imports = {entry.domain: entry.version for entry in function.opset_import}
+    for domain, version in imports.items():
+        own = present.get(domain or "ai.onnx")
+        if own not in (None, version):
+            raise StageError(
+                f"{reference} is written for opset {version} of {domain or 'ai.onnx'}, the graph"
+                f" has {own}",
+                f"write the function for opset {own}, or export to opset {version}",
+            )
+    name = (function.domain, function.name)
+    if name in {(other.domain, other.name) for other in model.functions}:
+        raise StageError(
+            f"the graph already has a local function {'::'.join(name)}", "rename the replacement"
+        )
+    model.functions.append(function)
+    for domain, version in {function.domain: 1, **imports}.items():
+        if (domain or "ai.onnx") not in present:
+            model.opset_import.append(helper.make_opsetid(domain, version))
+    model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
+
+
+def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> None:
+    what = f"{operator_name(node)} {node.name}".strip()
+    for side, found, parameters in (
+        ("input", node.input, function.input),
+        ("output", node.output, function.output),
+    ):
+        if len(found) > len(parameters):
+            own, others = (
+                f"{count} {side}{'s' * (count != 1)}" for count in (len(found), len(parameters))
+            )
+            problem = f"{what} has {own}, and {reference} {others}"
+            raise StageError(problem, "give the function as many parameters and results")
+    known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
+    for attribute in node.attribute:
+        if attribute.name not in known:
+            raise StageError(
+                f"{what} has the attribute {attribute.name}, which {reference} does not take",
+                suggest(attribute.name, known, what="its attributes")
+                or f"give it a parameter {attribute.name}: …",
+            )
+
+
+def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> ModelProto:
+    """Return the hook's graph; the hook may change ``model``.
+
+    Raises: StageError: the function is missing, has other parameters, raises or returns no graph.
+    """
+    reference, kind = step["function"], step["graph"]
+    surgeon: ModuleType | None = None
+    if kind == "graphsurgeon":
+        try:
+            surgeon = import_module("onnx_graphsurgeon")
+        except ImportError as error:
+            raise StageError(
+                f"{reference} needs onnx-graphsurgeon, which is not installed ({error})",
+                "pip install onnx-graphsurgeon",
+            ) from error
+    hook = load_callable(reference, project)
+    check_parameters(hook, reference, 1, "a surgery hook takes one, the graph", "def f(graph): …")
+    ir_version = model.ir_version
+    with reraise_as_stage_error(f"{reference} failed", project):
+        returned = hook(surgeon.import_onnx(model) if surgeon else model)
+        if surgeon and isinstance(returned, surgeon.Graph):
+            returned = surgeon.export_onnx(returned)
+            returned.ir_version = ir_version  # its default, the newest, is too new for runtimes
+    if isinstance(returned, ModelProto):
+        return returned
+    hint = "end it with: return graph" if returned is None else f"return {_KINDS[kind]}"
+    what = "nothing" if returned is None else with_article(type(returned).__name__)
+    raise StageError(f"{reference} returned {what}; a surgery hook returns the graph", hint)
