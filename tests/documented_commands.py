@@ -11,8 +11,11 @@ from typing import Any
 
 from doit.cmd_base import DodoTaskLoader
 
-from buildsys.cli.command import options_first
-from buildsys.cli.main import Main
+from buildsys.cli.commands import COMMANDS
+from buildsys.cli.doit_main import Main
+from buildsys.cli.doit_options import options_first
+from buildsys.cli.main import parse, parser_of
+from buildsys.errors import UsageError
 
 PROGRAMS = ("buildsys", "doit")
 _BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -38,29 +41,45 @@ def shown_commands(page: Path) -> Iterator[str]:
 def check_command(line: str) -> int:
     """Parse the commands of ours in a line; return their number.
 
-    Raises: InvalidCommand: an unknown option, or one without its value.
+    Raises: UsageError, CmdParseError or InvalidCommand: it would be refused.
     """
-    found = 0
+    count = 0
     for part in re.split(r"&&|;|\|", line):
         words = shlex.split(part, comments=True)
         while words and _SETTING.fullmatch(words[0]):
             del words[0]
         if words[:1] in (["buildsys"], ["doit"]):
-            found += 1
+            count += 1
             _parse(words[0], words[1:])
-    return found
+    return count
 
 
 def _parse(program: str, arguments: list[str]) -> None:
-    if arguments[:1] == ["--version"]:
+    name = arguments[0] if arguments else ""
+    if name in ("--version", "--help") or (program == "buildsys" and name == "help"):
+        return
+    if name in COMMANDS:
+        if program == "doit":
+            raise UsageError(f"doit has no command {name}", "it is one of buildsys")
+        parse(parser_of(name)[1], arguments[1:])
         return
     commands = _commands(program)
-    if any(word.startswith("inspect:") for word in arguments):
-        arguments = ["inspect", *arguments]
-    if not arguments or arguments[0] not in commands:
-        arguments = ["build" if program == "buildsys" else "run", *arguments]
+    if name not in commands:
+        if program == "buildsys":
+            raise UsageError(f"buildsys has no command {name}", "")
+        arguments = ["run", *arguments]
     command = commands[arguments[0]]
     command.cmdparser.parse(options_first(command, arguments[1:]))
+
+
+@cache
+def options_of(name: str) -> frozenset[str]:
+    """Return the long and short options of a command."""
+    if name in COMMANDS:
+        actions = parser_of(name)[1]._actions
+        return frozenset(text for action in actions for text in action.option_strings)
+    options = _commands("buildsys")[name].cmdparser.options
+    return frozenset(f"--{one.long}" for one in options if one.long)
 
 
 @cache

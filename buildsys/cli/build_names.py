@@ -81,7 +81,9 @@ class BuildNames:
         Raises: UsageError: an unknown name, or nothing is recorded of it; ``only`` with a model.
         """
         if not all(names):
-            raise UsageError("the name of a build is empty", "`doit help compare` explains them")
+            raise UsageError(
+                "the name of a build is empty", "`buildsys help compare` explains them"
+            )
         given = [self._split(name) for name in names]
         if len(given) == 1:
             (scope, point) = given[0]
@@ -95,7 +97,10 @@ class BuildNames:
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
         known = set(only.models(self._session.project.models))
         models = [model for model in self._history.models() if model in known]
-        found, problem = [], UsageError("the history has no builds", "`doit` builds every model")
+        found, problem = (
+            [],
+            UsageError("the history has no builds", "`buildsys build` builds every model"),
+        )
         for model in models:
             try:
                 found.append((self._side(model, start), self._side(model, end)))
@@ -190,7 +195,9 @@ class BuildNames:
             if not engine or build.stage not in ENGINE_STAGES or build.variant == engine
         ]
         if not builds:
-            raise UsageError(f"the history has no builds of {scope}", f"`doit {scope}` builds it")
+            raise UsageError(
+                f"the history has no builds of {scope}", f"`buildsys build {scope}` builds it"
+            )
         moment, note = self._moment(scope, builds, point)
         return Side(f"{scope}@{point}", model, engine, moment, builds_at(builds, moment), note)
 
@@ -202,20 +209,20 @@ class BuildNames:
         if point == PREVIOUS:
             earlier = [build for build in here if build.run != here[0].run]
             if not earlier:
-                hint = "`doit history` lists the builds"
+                hint = "`buildsys history` lists the builds"
                 raise UsageError(f"the history has only one run of {scope}", hint)
             return earlier[0], ""
         if build := self._with_id(point):
             model = scope.partition(":")[0]
             if build.model != model:
                 problem = f"the build {point} is one of {build.model}, not of {model}"
-                raise UsageError(problem, f"`doit history {model}` lists those of {model}")
+                raise UsageError(problem, f"`buildsys history {model}` lists those of {model}")
             return build, ""
         commits = self._commits(point)
         recorded = {build.revision: build for build in reversed(here)}
         found = next((commit for commit in commits if commit in recorded), None)
         if found is None:
-            hint = f"`git switch --detach {point}` and `doit {scope}` build it"
+            hint = f"`git switch --detach {point}` and `buildsys build {scope}` build it"
             raise UsageError(f"the history has no build of {scope} at {point}", hint)
         note = ""
         if found != commits[0]:
@@ -243,4 +250,4 @@ class BuildNames:
             engines = [target.partition(":")[2] for target in self._history.targets(ENGINE)]
             kind = "model, engine, build or git revision"
             known = [LAST, PREVIOUS, *models, *engines]
-            raise unknown_name(kind, name, known, "`doit history` lists models") from None
+            raise unknown_name(kind, name, known, "`buildsys history` lists models") from None

@@ -1,4 +1,4 @@
-"""The commands of plain ``doit``, from any folder of a project.
+"""The commands of plain ``buildsys build``, from any folder of a project.
 
 They are entry points of the package, so a project does not list them in its configuration of doit.
 doit has no project-wide hook: it looks for configuration and dodo.py in the current folder only.
@@ -23,8 +23,9 @@ from doit import (
 )
 from doit.cmd_base import DodoTaskLoader
 
+from buildsys.cli.commands import COMMANDS
+from buildsys.cli.doit_main import Main, commands_of, run_doit
 from buildsys.cli.loader import Loader
-from buildsys.cli.main import Main, commands_of, run
 from buildsys.cli.project_root import DODO, find_project
 
 _LOADER_OPTIONS = {"dodoFile": "--file", "cwdPath": "--dir"}  # typed before the command
@@ -53,7 +54,7 @@ class _Command:
             return super().parse_execute(in_args)  # type: ignore[misc]  # of doit
         name, program = type(self).__name__.lower(), self._options["bin_name"]
         arguments = [name, *in_args]
-        if name == "run" and in_args and in_args[0] in commands_of(program):
+        if name == "run" and in_args and in_args[0] in (*commands_of(program), *COMMANDS):
             arguments = in_args  # doit takes a command that it does not know for a target
         given = self._options["opt_vals"].items()
         typed = [
@@ -61,8 +62,10 @@ class _Command:
         ]
         if doit_cmd._CMDLINE_VARS:  # doit has removed all arguments with "="
             typed, arguments = [], sys.argv[1:]
-        if not self._in_root:
-            return run(arguments, program=program)
+        if not self._in_root or (
+            arguments[0] in COMMANDS and arguments[0] not in commands_of(program)
+        ):
+            return run_doit(arguments, program=program)
         return Main(program=program, config=self._options["config"]).run([*typed, *arguments])
 
 

@@ -211,7 +211,7 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     }
     manifest = report.options["manifest"]
     content = assemble_after_failure(model, manifest, inputs, problems, notice)
-    hint = f"`doit explain build:{model}` lists what is not up to date, and why"
+    hint = f"`buildsys explain build:{model}` lists what is not up to date, and why"
     result = result_text(
         {name: getattr(report, name) for name in TARGET_FIELDS},
         StageResult(FAILED, content.verdict.text, hint, as_json(content)),

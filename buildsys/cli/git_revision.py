@@ -65,7 +65,7 @@ def commits_until(root: Path, revision: str) -> list[str]:
     """
     git = _Git(root)
     problem = f"there is no model, engine, build or git revision {revision!r}"
-    hint = "`doit history` lists builds"
+    hint = "`buildsys history` lists builds"
     commit = git.text(*commit_query(revision), problem=problem, hint=hint)
     return git.text("rev-list", "--max-count=1000", commit, problem=problem).splitlines()
 

@@ -92,10 +92,12 @@ def require_graph(project: Project, model: str) -> None:
     """
     spec = project.models[model].data
     if spec["source"] is None:
-        hint = f"`doit list --all {model}` shows its commands"
+        hint = f"`buildsys list --all {model}` shows its commands"
         raise UsageError(f"{model} has no network", hint)
     if "tensorrt" in spec["source"]:
-        engines = [f"`doit inspect {model}:engine:{engine['name']}`" for engine in spec["engines"]]
+        engines = [
+            f"`buildsys inspect {model}:engine:{engine['name']}`" for engine in spec["engines"]
+        ]
         raise UsageError(
             f"{model} has no ONNX graph: {spec['source']['tensorrt']} defines its network",
             f"{' or '.join(engines)} shows the layers of an engine" if engines else "",
@@ -149,10 +151,10 @@ def find_graph(session: Session, model: str, name: str) -> GraphFile:
         state, note = STORED, f"{name} was built {time_ago(record.started)}"
         lost = f"{note}, but is no longer in the store"
         if ref not in record.files:
-            raise StageError(lost, "`doit history` lists further builds")
+            raise StageError(lost, "`buildsys history` lists further builds")
         outputs = [record.files[path] for path in (ref, f"{ref}.data") if path in record.files]
         if not all(map(store.holds, outputs)):
-            raise StageError(lost, f"`doit cache` shows the contents of {store.folder}")
+            raise StageError(lost, f"`buildsys cache` shows the contents of {store.folder}")
         paths = [store.object_path(output.digest) for output in outputs]
         file, data = paths[0], paths[1] if len(paths) > 1 else None
     else:
@@ -203,7 +205,7 @@ def _current(session: Session, action: Action) -> tuple[str, str, Path]:
             raise StageError(
                 f"{target} has no graph: it is {why}", "remove the cause, then build it again"
             )
-        raise StageError(f"{target} has not been built", f"`doit {target}` builds it")
+        raise StageError(f"{target} has not been built", f"`buildsys build {target}` builds it")
     explained = session.explain([target])[target]
     if explained.state == FRESH:
         return FRESH, "", file
@@ -211,7 +213,8 @@ def _current(session: Session, action: Action) -> tuple[str, str, Path]:
     last = explained.last
     built = f"built {time_ago(last.started)}" if last else "in the build folder"
     why = summarize_reasons(explained.reasons, _SHOWN_REASONS)
-    note = f"{target} {problem} ({why}); shown is the graph {built}; `doit {target}` rebuilds it"
+    shown = f"{target} {problem} ({why}); shown is the graph {built}"
+    note = f"{shown}; `buildsys build {target}` rebuilds it"
     return explained.state, note, file
 
 
@@ -231,7 +234,7 @@ def _earlier_record(ledger: Ledger, action: Action, name: str, steps: int) -> Ac
         len(records), f"{len(records)} different graphs are"
     )
     oldest = f"the oldest is {_full_name(action)}~{len(records) - 1}"
-    hint = oldest if records else f"`doit {target}` builds it"
+    hint = oldest if records else f"`buildsys build {target}` builds it"
     raise UsageError(f"there is no {name}: {count} recorded for {target}", hint)
 
 
@@ -248,7 +251,9 @@ def _record_at_revision(
     graphs = [record for record in found if _graph_ref(action) in record.files]
     if not graphs:
         problem = f"no stored build of {target} matches {revision}"
-        raise StageError(problem, f"`git switch --detach {revision}` and `doit {target}` build it")
+        raise StageError(
+            problem, f"`git switch --detach {revision}` and `buildsys build {target}` build it"
+        )
     return graphs[0]
 
 

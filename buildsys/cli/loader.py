@@ -1,7 +1,7 @@
-"""Loader of dodo files for plain ``doit``, with our version and help.
+"""Loader of dodo files for plain ``buildsys build``, with our version and help.
 
 doit makes the loader before it does anything else. It has no other place to change the output of
-``doit --version`` and ``doit --help``: it calls its own functions for both.
+``buildsys --version`` and ``buildsys --help``: it calls its own functions for both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from doit import doit_cmd
 from doit.cmd_base import DodoTaskLoader
 from doit.exceptions import InvalidDodoFile
 
-from buildsys.cli.main import Main
+from buildsys.cli.doit_main import Main
 from buildsys.system.entry_points import entry_points
 
 

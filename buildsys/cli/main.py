@@ -1,116 +1,43 @@
-"""The command ``buildsys``: doit with our commands only, from any folder of a project."""
+"""The command ``buildsys``: one module with ``add_arguments`` and ``run`` per command."""
 
 from __future__ import annotations
 
-import configparser
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-from doit import doit_cmd, plugin
-from doit.cmd_base import DodoTaskLoader
-from doit.plugin import PluginDict, PluginEntry
-from doit.version import VERSION
+from typing import Any, NoReturn
 
 from buildsys import __version__
-from buildsys.cli.command import drop_unwritten
-from buildsys.cli.project_root import enter_project
-from buildsys.errors import UsageError
-from buildsys.system.entry_points import entry_points
-from buildsys.system.printable import printable
-from buildsys.system.program_name import BUILDSYS, started_as
+from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
+from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS, SECTIONS
+from buildsys.cli.project_root import enter_project, shown_text
+from buildsys.errors import BuildsysError, UsageError
+from buildsys.system.printable import printable, use_plain_symbols
+from buildsys.system.suggestions import nearest
 
-plugin.entry_points = entry_points  # doit would read them again for each kind of plugin
-PROGRAM = BUILDSYS
-_FOLDER = "buildsys.cli.commands"
-# doit has targets `build` and `gate`, and its own `run` builds: some commands have two names
-_OF_BUILDSYS = {
-    "build": f"{_FOLDER}.build:Build",
-    "gate": f"{_FOLDER}.gate:Gate",
-    "run": f"{_FOLDER}.run.command:Run",
-}
-_OF_DOIT = {"run": f"{_FOLDER}.build:Run", "infer": f"{_FOLDER}.run.command:Infer"}
-_OF_BOTH = {
-    "help": f"{_FOLDER}.help:Help",
-    "nightly": f"{_FOLDER}.nightly.command:Nightly",
-    "list": f"{_FOLDER}.doit_commands:List",
-    "info": f"{_FOLDER}.doit_commands:Info",
-    "clean": f"{_FOLDER}.doit_commands:Clean",
-    "forget": f"{_FOLDER}.doit_commands:Forget",
-    "ignore": f"{_FOLDER}.doit_commands:Ignore",
-    "explain": f"{_FOLDER}.explain:Explain",
-    "best": f"{_FOLDER}.best:Best",
-    "plan": f"{_FOLDER}.plan:Plan",
-    "debug": f"{_FOLDER}.debug:Debug",
-    "inspect": f"{_FOLDER}.inspect:Inspect",
-    "history": f"{_FOLDER}.history:HistoryCommand",
-    "compare": f"{_FOLDER}.compare:Compare",
-    "diff": f"{_FOLDER}.diff:Diff",
-    "netron": f"{_FOLDER}.netron:Netron",
-    "pages": f"{_FOLDER}.pages:Pages",
-    "publish": f"{_FOLDER}.publish:Publish",
-    "ops": f"{_FOLDER}.ops:Ops",
-    "init": f"{_FOLDER}.init.command:Init",
-    "new": f"{_FOLDER}.new:New",
-    "doctor": f"{_FOLDER}.doctor.command:Doctor",
-    "repro": f"{_FOLDER}.repro:Repro",
-    "localize": f"{_FOLDER}.localize:Localize",
-    "stress": f"{_FOLDER}.stress:Stress",
-    "resolve": f"{_FOLDER}.resolve:Resolve",
-    "schema": f"{_FOLDER}.schema:Schema",
-    "workers": f"{_FOLDER}.workers:Workers",
-    "cache": f"{_FOLDER}.cache:Cache",
-    "tabcompletion": "doit.cmd_completion:TabCompletion",
-}
+PROGRAM = "buildsys"
 
 
-class Main(doit_cmd.DoitMain):  # type: ignore[misc]  # doit has no type information
-    """Doit's command line with our commands, without plugins of other packages."""
+_ANYWHERE = ("init",)  # commands without a project
+RENAMED = {"infer": "buildsys run"}
+_TARGETS_TEXT = """\
+A target is named STAGE:MODEL[:VARIANT], MODEL:STAGE[:VARIANT] or MODEL:ENGINE; MODEL is everything
+of a model, STAGE that stage of all models; * matches any text. Options may follow names.
 
-    def __init__(
-        self,
-        task_loader: Any = None,
-        *,
-        program: str = PROGRAM,
-        config: dict[str, Any] | None = None,
-    ) -> None:
-        if config is None:
-            super().__init__()
-        else:  # read already
-            self.config = config
-        if program == PROGRAM and "run" in self.config:  # options in the configuration of doit
-            self.config.setdefault("build", self.config.pop("run"))
-        self.task_loader = task_loader or DodoTaskLoader()
-        self.BIN_NAME = program
-
-    def get_cmds(self) -> PluginDict:
-        """Return the commands, without importing them."""
-        found = PluginDict()
-        for name, place in commands_of(self.BIN_NAME).items():
-            found[name] = PluginEntry("COMMAND", name, place)
-        return found
-
-    def process_args(self, cmd_args: list[str]) -> list[str]:
-        """Build without a command; keep arguments with "=", which doit takes for its variables."""
-        builds = cmd_args[:1] == [] or cmd_args[0] not in commands_of(self.BIN_NAME)
-        return ["build", *cmd_args] if builds and self.BIN_NAME == PROGRAM else cmd_args
-
-    @staticmethod
-    def print_version() -> None:
-        """Print the versions of buildsys and doit, with their folders."""
-        ours, doits = Path(__file__).resolve().parents[1], Path(doit_cmd.__file__).resolve().parent
-        try:
-            sys.stdout.write(f"buildsys {__version__} ({ours})\n")
-            sys.stdout.write(f"doit {'.'.join(map(str, VERSION))} ({doits})\n")
-            sys.stdout.flush()
-        except BrokenPipeError:  # as in `buildsys --version | true`
-            drop_unwritten()
+  buildsys help COMMAND    the options of a command
+  buildsys --version       the versions of buildsys and doit
+"""
 
 
-def commands_of(program: str) -> dict[str, str]:
-    """Return the places of the commands of ``buildsys`` or ``doit`` by name."""
-    return {**(_OF_BUILDSYS if program == PROGRAM else _OF_DOIT), **_OF_BOTH}
+class Parser(ArgumentParser):
+    """An argument parser whose errors are usage errors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error for main."""
+        hint = f"run `{PROGRAM} help {self.prog.split()[-1]}` for its options"
+        raise UsageError(message.removeprefix("argument "), hint)
 
 
 def main() -> None:
@@ -118,34 +45,115 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: Sequence[str], *, program: str = PROGRAM) -> int:
-    """Run a command; return its exit code."""
-    with started_as(program):
-        return _run([*arguments], program)
+def run(words: Sequence[str]) -> int:
+    """Run a command and return its exit code; an expected failure is one line."""
+    use_plain_symbols(sys.stdout, sys.stderr)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()  # a closed pipe is met here, not when Python exits
+        return code
+    except BuildsysError as error:
+        sys.stderr.write(printable(shown_text(f"ERROR: {error}\n")))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        drop_unwritten()
+        return BROKEN_PIPE
+    except OSError as error:  # most likely a full disk
+        problem = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        sys.stderr.write(printable(f"ERROR: {problem}\n"))
+        drop_unwritten()
+        return BuildsysError.exit_code
 
 
-def _run(arguments: list[str], program: str) -> int:
-    if arguments[:1] in (["--help"], ["-h"]):
-        arguments = ["help"]
-    if _runs_anywhere(arguments):
-        command = Main(program=program, config={})
-    else:
-        try:
-            enter_project()
-            command = Main(program=program)
-        except (UsageError, OSError) as error:
-            sys.stderr.write(printable(f"ERROR: {error}\n"))
-            return UsageError.exit_code
-        except (ValueError, configparser.Error) as error:
-            problem = f"cannot read pyproject.toml or doit.cfg: {error}".splitlines()[0]
-            sys.stderr.write(printable(f"ERROR: {problem}; correct it, doit reads both\n"))
-            return UsageError.exit_code
-    code: int = command.run(arguments)
+def _dispatch(words: Sequence[str]) -> int:
+    name, *arguments = words or ["build"]
+    if name == "--version":
+        return _print_versions()
+    if name in ("help", "--help", "-h"):
+        return _help(arguments)
+    if name in RENAMED:
+        raise UsageError(f"`{PROGRAM} {name}` is now `{RENAMED[name]}`", "type that instead")
+    if name not in COMMANDS:
+        from buildsys.cli.doit_main import run_doit
+
+        return run_doit([*words], program=PROGRAM)
+    return run_command(name, arguments)
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Parse the arguments of a command and run it.
+
+    Raises: BuildsysError: wrong arguments, or the command failed.
+    """
+    module, parser = parser_of(name)
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        parser.print_help()
+        return 0
+    options = parse(parser, arguments)
+    if name not in _ANYWHERE:
+        from buildsys.cli.environment_variables import check_variables
+
+        enter_project()
+        options.root = Path.cwd()
+        check_variables(options.root)
+    code: int = module.run(options)
     return code
 
 
-def _runs_anywhere(arguments: Sequence[str]) -> bool:
-    """Check for commands without a project."""
-    if arguments[:1] == ["help"]:
-        return not arguments[1:] or arguments[1] in commands_of(PROGRAM)
-    return arguments[:1] in (["--version"], ["init"])
+def parser_of(name: str) -> tuple[Any, ArgumentParser]:
+    """Import the module of a command and make its parser."""
+    module = import_module(f"buildsys.cli.commands.{name}")
+    purpose = COMMANDS[name]
+    parser = Parser(
+        prog=f"{PROGRAM} {name}",
+        description=f"{purpose[0].upper()}{purpose[1:]}.",
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    return module, parser
+
+
+def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Parse options and names in any order.
+
+    Raises: UsageError: an unknown option or a wrong value, with the nearest options.
+    """
+    options, others = parser.parse_known_intermixed_args([*arguments])
+    if not others:
+        return options
+    name, command = others[0].partition("=")[0], parser.prog.split()[-1]
+    if not name.startswith("-"):
+        raise UsageError(f"{command} takes no arguments, found {name!r}", "type it without a name")
+    near = nearest(name, [text for action in parser._actions for text in action.option_strings])
+    hint = f"nearest: {', '.join(near)}; " if near else ""
+    hint += f"run `{PROGRAM} help {command}` for its options"
+    raise UsageError(f"{command} has no option {name}", hint)
+
+
+def _help(names: Sequence[str]) -> int:
+    """Print the commands by section, or the options of one."""
+    if names:
+        if names[0] not in COMMANDS:
+            from buildsys.cli.doit_main import run_doit
+
+            return run_doit(["help", *names], program=PROGRAM)
+        parser_of(names[0])[1].print_help()
+        return 0
+    lines = [f"buildsys {__version__}: verified inference engines from PyTorch models"]
+    for title, commands in {"doit": DOIT_COMMANDS, **SECTIONS}.items():
+        lines += ["", title, *(f"  {name:<10}{purpose}" for name, purpose in commands.items())]
+    sys.stdout.write("\n".join([*lines, "", _TARGETS_TEXT]))
+    return 0
+
+
+def _print_versions() -> int:
+    """Print the versions of buildsys and doit, with their folders."""
+    import doit
+    from doit.version import VERSION
+
+    ours, doits = Path(__file__).resolve().parents[1], Path(doit.__file__).resolve().parent
+    sys.stdout.write(f"buildsys {__version__} ({ours})\n")
+    sys.stdout.write(f"doit {'.'.join(map(str, VERSION))} ({doits})\n")
+    return 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from buildsys.cli.command import Options, option, unknown_name
+from buildsys.cli.command import unknown_name
 from buildsys.errors import UsageError
 from buildsys.plan.project_plan import model_of
 from buildsys.report.formatting import first_names
@@ -17,13 +18,11 @@ if TYPE_CHECKING:
 _SHOWN = 12  # tags, owners or models
 
 
-def filter_options() -> tuple[dict[str, Any], ...]:
-    """Return the options of a command on several models."""
-    # new lists, as doit adds the values to the default
-    return (
-        option("tag", "only models with this tag; may be repeated", type=list, default=[]),
-        option("owner", "only models of this owner; may be repeated", type=list, default=[]),
-    )
+def add_filter(parser: ArgumentParser) -> None:
+    """Declare ``--tag`` and ``--owner``."""
+    for kind, of in (("tag", "with this tag"), ("owner", "of this owner")):
+        text = f"only models {of}; may be repeated"
+        parser.add_argument(f"--{kind}", action="append", default=[], help=text)
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class ModelFilter:
     owners: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: Options) -> ModelFilter:
+    def of(cls, options: Namespace) -> ModelFilter:
         """Return the filter on the command line."""
-        return cls(tuple(options.get("tag") or ()), tuple(options.get("owner") or ()))
+        return cls(tuple(options.tag), tuple(options.owner))
 
     def __bool__(self) -> bool:
         """Return True unless every model matches."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class OpenProject(TargetNames):
     """The targets of a project and their executor."""
 
-    jobs: ClassVar[int] = 1  # ``doit -n``, known before the project is loaded
+    jobs: ClassVar[int] = 1  # ``buildsys build -n``, known before the project is loaded
 
     def __init__(self, project: Project) -> None:
         versions = builder_versions(project.root, project.state)
@@ -44,7 +44,7 @@ class OpenProject(TargetNames):
     def _pool(self) -> WorkerPool:
         from buildsys.workers.pool import WorkerPool
 
-        atexit.register(self.close)  # another reporter (`doit -r json`) does not close it
+        atexit.register(self.close)  # another reporter (`buildsys build -r json`) does not close it
         return WorkerPool(self.project.state)
 
     @cached_property

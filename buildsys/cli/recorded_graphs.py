@@ -40,7 +40,7 @@ class GraphComparison:
 
     stages: tuple[StageGraphs, ...] = ()
     compared: str = ""  # the first stage with different graphs
-    difference: Mapping[str, Any] | None = None  # as in `doit diff --json`
+    difference: Mapping[str, Any] | None = None  # as in `buildsys diff --json`
 
     @property
     def changed(self) -> list[StageGraphs]:
@@ -145,7 +145,7 @@ def _request(store: Store, build: Build, digests: Mapping[str, str]) -> dict[str
     if not all(file.is_file() for file in files):
         raise StageError(
             f"the graph of build {build.short_id} is no longer in the store",
-            "compare builds that are in the store; `doit history` lists them",
+            "compare builds that are in the store; `buildsys history` lists them",
         )
     paths = [str(file.resolve()) for file in files]
     return {"file": paths[0], "data": paths[1] if len(paths) > 1 else ""}

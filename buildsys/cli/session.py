@@ -46,11 +46,11 @@ class Session(OpenProject):
     """Targets of a project, and their executor.
 
     Models are planned when they are first needed. All methods may be called from the threads of
-    ``doit -n``.
+    ``buildsys build -n``.
     """
 
     # options of the run, known before the project is loaded
-    always: ClassVar[bool] = False  # ``doit -a``
+    always: ClassVar[bool] = False  # ``buildsys build -a``
     began: ClassVar[float] = 0.0  # monotonic clock
 
     def __init__(self, project: Project) -> None:
@@ -60,7 +60,9 @@ class Session(OpenProject):
         self.seconds: float | None = None  # of the run, as the console shows it
         self.interrupted = 0  # the exit code, once a signal has arrived
         self.is_run = False  # doit has checked a target: it is not forgetting or cleaning
-        self.cleaned: set[str] = set()  # `doit clean` names a target again for each of its groups
+        self.cleaned: set[str] = (
+            set()
+        )  # `buildsys clean` names a target again for each of its groups
         self.up_to_date_targets: Sequence[str] = ()  # requested in this run, but not tasks of doit
         self.checked_stale_outputs = False  # after a failure
         self.has_updated_pages = False  # of the models of this run
@@ -105,7 +107,7 @@ class Session(OpenProject):
                 project = empty_project(root)
                 left_out = f"all manifests, as they share {error.errors[0].file}"
             if left_out:
-                warn_on_stderr(f"broken and left out: {left_out}; `doit list` shows the errors")
+                warn_on_stderr(f"broken and left out: {left_out}; `buildsys list` shows the errors")
             return cls(project)
 
     def is_fresh(self, target: str) -> bool:
@@ -198,7 +200,7 @@ class Session(OpenProject):
             return ""
 
     def build(self, target: str) -> None:
-        """Run one target, even if it is up to date (``doit -a``).
+        """Run one target, even if it is up to date (``buildsys build -a``).
 
         Raises: BuildsysError: the target failed, as recorded in ``finished``.
         KeyboardInterrupt: the run was interrupted.

@@ -100,7 +100,7 @@ class TargetNames:
                     engines = (f"{a.model}:{a.variant}" for a in actions if a.stage == ENGINE)
                     spelled = ("build", *groups, *one.actions, *stages, *models, *engines)
                     known |= dict.fromkeys(spelled)
-                listed = "`doit list --all` lists all targets"
+                listed = "`buildsys list --all` lists all targets"
                 raise unknown_name("target", name, known, listed)
             chosen |= only.kept(found, matching, name) if only else found
         return chosen
@@ -160,7 +160,7 @@ class TargetNames:
         Raises: UsageError: no target, several, or an unknown one.
         """
         if len(names) != 1:
-            listed = "`doit list --all` lists all targets"
+            listed = "`buildsys list --all` lists all targets"
             raise UsageError(f"{command} takes the name of one target", listed)
         found = self.in_order(self.select(names))
         if len(found) > 1:

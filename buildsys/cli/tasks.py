@@ -196,7 +196,7 @@ class SessionTask(Task):  # type: ignore[misc]  # doit has no type information
     session: Session
 
     def clean(self, outstream: TextIO, dryrun: bool) -> None:
-        """Remove the files of all targets of this name (``doit clean``)."""
+        """Remove the files of all targets of this name (``buildsys clean``)."""
         for target in self.session.members(self.name):
             if target not in self.session.cleaned:
                 self.session.cleaned.add(target)
@@ -238,7 +238,7 @@ def _group_task(session: Session, name: str, members: list[str]) -> SessionTask:
         None,
         task_dep=members,
         uptodate=[UpToDate(session, members, remembered=True)],
-        subtask_of=stage if model and stage != "build" else None,  # `doit list` shows models
+        subtask_of=stage if model and stage != "build" else None,  # `buildsys list` shows models
         has_subtask=True,
         doc=doc,
     )
@@ -315,7 +315,7 @@ def _forget(session: Session, target: str) -> None:
 
 
 def _connect_database(session: Session) -> None:
-    """Let ``doit forget`` and ``doit clean --forget`` reach our ledger.
+    """Let ``doit forget`` and ``buildsys clean --forget`` reach our ledger.
 
     doit also drops a record whenever a task fails. That is left out, as its sqlite transaction
     would lock the database for every other doit until this one ends. Nor does a run fail if doit's

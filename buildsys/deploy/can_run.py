@@ -172,7 +172,9 @@ def _keys(trusted: Iterable[str] | None, revoked: Iterable[str]) -> TrustedKeys 
     try:
         keys = TrustedKeys.of(() if trusted is None else trusted, revoked)
     except (ValueError, TypeError) as error:
-        hint = "pass a list of keys as `doit cache keygen` prints them, ed25519: and 44 characters"
+        hint = (
+            "pass a list of keys as `buildsys cache keygen` prints them, ed25519: and 44 characters"
+        )
         raise EngineError(f"wrong keys: {error}", hint) from None
     if trusted is None and keys.revoked:
         raise EngineError("revoked_keys has no effect without trusted_keys", "pass trusted_keys")

@@ -171,7 +171,7 @@ class Executor:
             found = self._checker.check(action)
             if found.key is None or not (found.failed_with_this_key or found.noise is not None):
                 raise UsageError(
-                    f"{target} has not rejected this build", f"`doit {target}` checks it"
+                    f"{target} has not rejected this build", f"`buildsys build {target}` checks it"
                 )
             self._baselines.accept(action, found.key.digest, found.key.parts, reason)
 
@@ -317,7 +317,7 @@ class Executor:
         written = {name: True for name in declared if (tree / name).is_file()}
         if missing := missing_outputs(action, status, written):
             problem = f"the stage {action.stage} did not write {missing[0]} for {target}"
-            raise StageError(problem, f"`doit debug {target}` runs it in the foreground")
+            raise StageError(problem, f"`buildsys debug {target}` runs it in the foreground")
         if status == ledger.FAILED:  # nobody must mistake what failed its check for a good output
             for name in declared.keys() - {main}:
                 (tree / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Reasons for stale targets, as data and as text.
 
-The text of a reason is defined here only, so that a run, ``doit info``, ``doit explain`` and
-``doit plan`` agree.
+The text of a reason is defined here only, so that a run, ``doit info``, ``buildsys explain`` and
+``buildsys plan`` agree.
 """
 
 from __future__ import annotations

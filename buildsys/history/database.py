@@ -148,7 +148,7 @@ class History:
         builds = [build for build in map(read_build, rows) if build is not None]
         if len(builds) != 1:
             count = "several builds have" if builds else "there is no build with"
-            raise UsageError(f"{count} the id {prefix}", "`doit history MODEL` lists ids")
+            raise UsageError(f"{count} the id {prefix}", "`buildsys history MODEL` lists ids")
         return builds[0]
 
     def measurements(self, build: Build) -> tuple[Measurement, ...]:

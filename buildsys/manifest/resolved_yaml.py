@@ -1,4 +1,4 @@
-"""Resolved manifests as annotated YAML, for ``doit resolve``."""
+"""Resolved manifests as annotated YAML, for ``buildsys resolve``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class StageInfo:
     """
 
     name: str  # of its folder, in targets and in manifests
-    doc: str  # what `doit list` says about all its targets
+    doc: str  # what `buildsys list` says about all its targets
     of: Literal["model", "engine", "actions"] = "model"
     usual_s: float = 10.0  # of an image classifier on two cores, unless its plan knows better
     has_artifacts: bool = True  # else it writes numbers about artifacts

@@ -77,10 +77,10 @@ class SigningKey:
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: a password
             raise StageError(
                 f"{name} is not a PEM file without a password",
-                "make one with `doit cache keygen FILE`",
+                "make one with `buildsys cache keygen FILE`",
             ) from error
         if not isinstance(key, Ed25519PrivateKey):
-            raise StageError(f"{name} is not an ed25519 key", "`doit cache keygen` makes one")
+            raise StageError(f"{name} is not an ed25519 key", "`buildsys cache keygen` makes one")
         return key
 
     def _read(self) -> bytes:

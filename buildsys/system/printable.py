@@ -11,8 +11,6 @@ import codecs
 import re
 from typing import TextIO
 
-from buildsys.system.program_name import with_program
-
 # Control characters except tab and newline, characters that reorder or hide others, surrogates,
 # and two that XML does not allow.
 _UNSAFE = re.compile(
@@ -47,11 +45,10 @@ def use_plain_symbols(*streams: TextIO) -> None:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` without unsafe characters, for the program in use.
+    """Return ``text`` without unsafe characters.
 
     Lines stay lines.
     """
-    text = with_program(text)
     if text.isascii() and text.isprintable():  # nearly always, and three times as fast
         return text
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -174,7 +174,7 @@ class Server:
             except OSError as error:
                 problem = f"cannot start a worker for {target}: {error.strerror}"
         if problem:
-            hint = f"`doit doctor` names the next step; full log: {message['server_log']}"
+            hint = f"`buildsys doctor` names the next step; full log: {message['server_log']}"
             refusal = error_to_json(StageError(problem, hint))
             self._close(job, {"event": "refused", "error": refusal})
         elif timeout_s is not None:

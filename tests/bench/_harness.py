@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 import yaml  # noqa: E402 (the path has to be set first)
 
+from buildsys.cli.commands import COMMANDS  # noqa: E402
 from buildsys.report.markdown.elements import table  # noqa: E402
 
 EIGHT_MODELS = (
@@ -147,8 +148,9 @@ def shorten_benchmarks(project: Path) -> None:
 
 
 def doit_command(*arguments: str) -> list[str]:
-    """Return the command line of doit in this interpreter."""
-    return [sys.executable, "-m", "doit", *arguments]
+    """Return the command line of doit, or of buildsys for a command of its own."""
+    is_ours = arguments[:1] and arguments[0] in COMMANDS
+    return [sys.executable, "-m", "buildsys" if is_ours else "doit", *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 A resnet whose first block of the second stage has values beyond the precision in the middle is
 built with ``auto``. Its twin with small values is built in fp32 and in the precision alone, where
-the first one would be wrong. The three engines are timed in turns by ``doit bench``, and the gain
+the first one would be wrong. The three engines are timed in turns by the bench stage, and the gain
 from fp32 to the precision that ``auto`` keeps must be at least 80 %.
 
 tests/gpu/model_project.py describes BUILDSYS_TEST_TOOLCHAIN and BUILDSYS_TEST_TACTIC_SOURCES, for

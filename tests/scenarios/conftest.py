@@ -170,13 +170,13 @@ def machine() -> Iterator[ForkedMachine]:
 def operator_table(
     ready_place: ReadyProject, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Ran]:
-    """The folder with the table of ``doit ops``, only to be copied, and the output of its run."""
+    """The folder with the table of ``buildsys ops``, only to be copied, and what it printed."""
     with common_folder(tmp_path_factory, "operators") as folder:
         printed = folder / "ran.json"
         if not printed.exists():
             ready_place.clear()
             ready_place.create()
-            ran = ready_place.doit("ops", "asinh", "roll", "DeformConv")
+            ran = ready_place.buildsys("ops", "asinh", "roll", "DeformConv")
             shutil.copytree(ready_place.root / ".buildsys/operators", folder / "table")
             printed.write_text(json.dumps(astuple(ran)))
         return folder / "table", Ran(*json.loads(printed.read_text()))

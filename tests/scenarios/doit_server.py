@@ -50,7 +50,7 @@ def start_doit(
     *,
     with_ours: bool = True,
 ) -> ForkedDoit:
-    """Start ``doit`` or ``buildsys`` as the leader of a session.
+    """Start ``buildsys build`` or ``buildsys`` as the leader of a session.
 
     Without ``with_ours`` it has to import all modules of ours that it uses.
     """

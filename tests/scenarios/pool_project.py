@@ -37,7 +37,7 @@ def work():
     reply = pool.run(job, log=None if mode == "foreground" else project / "log", on_event=say)
     print(reply.figures.get("parent"), flush=True)
 
-if mode == "thread":  # as under `doit -n`: not the main thread starts the server
+if mode == "thread":  # as under `buildsys build -n`: not the main thread starts the server
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     while thread.is_alive():

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from doit_server import ForkedDoit, start_doit
 
+from buildsys.cli.commands import COMMANDS
+
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 300  # of whatever takes moments on an idle machine
 MODEL_FILE = '''\
@@ -131,7 +133,7 @@ class ProjectFolder:
     def start_new(self, *arguments: str) -> subprocess.Popen[str]:
         """Start doit in a new interpreter, which has to import all that it uses."""
         return subprocess.Popen(
-            [sys.executable, "-m", "doit", *arguments],
+            [sys.executable, "-m", "buildsys" if arguments[0] in COMMANDS else "doit", *arguments],
             cwd=self.root,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -144,19 +146,24 @@ class ProjectFolder:
         self,
         *arguments: str,
         cwd: Path | None = None,
-        program: str = "doit",
+        program: str = "",
         with_ours: bool = True,
     ) -> ForkedDoit:
-        """Start doit in a process forked from one that has imported its modules.
+        """Start the program of a command, forked from a process that has imported its modules.
 
         Without ``with_ours`` only those of other packages.
         """
         folder = cwd or self.root
+        program = program or ("buildsys" if arguments[:1] and arguments[0] in COMMANDS else "doit")
         return start_doit(arguments, folder, self.environment, program, with_ours=with_ours)
 
-    def doit(self, *arguments: str, cwd: Path | None = None, program: str = "doit") -> Ran:
+    def doit(self, *arguments: str, cwd: Path | None = None, program: str = "") -> Ran:
         """Run doit in a process forked from one that has imported its modules."""
         return finish(self.start(*arguments, cwd=cwd, program=program))
+
+    def buildsys(self, *arguments: str, cwd: Path | None = None) -> Ran:
+        """Run ``buildsys`` in the same way."""
+        return self.doit(*arguments, cwd=cwd, program="buildsys")
 
     def files(self) -> set[str]:
         """Return the files of the build folder, without the HTML pages."""

@@ -126,7 +126,7 @@ class ReadyProject(ProjectFolder):
         self,
         *arguments: str,
         cwd: Path | None = None,
-        program: str = "doit",
+        program: str = "",
         with_ours: bool = True,
     ) -> ForkedDoit:
         process = super().start(*arguments, cwd=cwd, program=program, with_ours=with_ours)

@@ -17,19 +17,19 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 import yaml
-from documented_commands import check_command
+from documented_commands import check_command, options_of
 from doit.cmdparse import CmdParseError
 from doit.exceptions import InvalidCommand
 
-from buildsys.cli.command import PlainCommand
+from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS
 from buildsys.cli.environment_variables import VARIABLES
-from buildsys.cli.main import commands_of
 from buildsys.cli.target_names import STAGE_DOCS
+from buildsys.errors import UsageError
 from buildsys.manifest.json_schema import schema_texts
-from buildsys.system.program_name import BUILDSYS, DOIT, started_as, with_program
 
 PACKAGE = Path(__file__).resolve().parents[2] / "buildsys"
 ANY = "…"
+BUILDSYS, DOIT = "buildsys", "doit"
 _CODE = re.compile(r"\n *(import|from|def) |^import ")
 _QUOTED = re.compile(r"`([^`]+)`")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -92,7 +92,7 @@ def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def wrong_commands(text: str) -> Iterator[str]:
     """Yield the quoted command lines that a program refuses."""
-    names = {*commands_of(DOIT), *commands_of(BUILDSYS)}
+    names = {*COMMANDS, *DOIT_COMMANDS}
     for quoted in _QUOTED.findall(text):
         program, _, rest = quoted.partition(" ")
         if program == ANY and rest.partition(" ")[0] in names:
@@ -100,9 +100,7 @@ def wrong_commands(text: str) -> Iterator[str]:
         if program not in (DOIT, BUILDSYS):
             continue
         written = f"{program} {rest}".replace(f"<{ANY}>", "X").replace(ANY, "X")
-        with started_as(BUILDSYS):
-            both = {written, with_program(f"`{written}`").strip("`")}
-        for line in sorted(both):
+        for line in (written,):
             try:
                 check_command(line)
                 words = [word for word in line.split()[1:] if not word.startswith("-")]
@@ -114,20 +112,14 @@ def wrong_commands(text: str) -> Iterator[str]:
                 models = {"resnet50"} if words[:1] in (["netron"], ["inspect"]) else set()
                 if wrong := stages - is_model - models - {"build", "inspect", *STAGE_DOCS}:
                     yield f"`{line}`: no target {', '.join(wrong)}"
-            except (CmdParseError, InvalidCommand) as error:
+            except (CmdParseError, InvalidCommand, UsageError) as error:
                 yield f"`{line}`: {error}"
 
 
 @cache
 def options() -> frozenset[str]:
-    from documented_commands import _commands
-
-    found = {"--help", "--version"}
-    for program in (DOIT, BUILDSYS):
-        for command in _commands(program).values():
-            if isinstance(command, PlainCommand) or command.name in ("run", "build", "nightly"):
-                found |= {f"--{one.long}" for one in command.cmdparser.options if one.long}
-    return frozenset(found)
+    of_commands = map(options_of, (*COMMANDS, "build", "nightly"))
+    return frozenset({"--help", "--version"}.union(*of_commands))
 
 
 def wrong_options(text: str) -> Iterator[str]:
@@ -259,7 +251,7 @@ def _value(text: str) -> str:
 
 def wrong_words(text: str) -> Iterator[str]:
     """Yield quoted words that are neither a field, a command nor a stage."""
-    known = {*fields().by_name, *commands_of(BUILDSYS), *commands_of(DOIT), *STAGE_DOCS}
+    known = {*fields().by_name, *COMMANDS, *DOIT_COMMANDS, *STAGE_DOCS}
     for word in _QUOTED.findall(text):
         if re.fullmatch(r"[a-z_]+", word) and word not in known | _OTHER_WORDS:
             yield f"`{word}` is no field, command or stage"
@@ -281,9 +273,9 @@ def test_messages_name_only_what_exists() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "run `doit docter` first --sinse",
-        "`doit explain --sinse main` lists them",
-        "`doit exprot:X` builds it",
+        "run `buildsys build docter` first --sinse",
+        "`buildsys explain --sinse main` lists them",
+        "`buildsys build exprot:X` builds it",
         "`… new --form X` writes one",
         "name it with --ouptut FILE",
         "set BUILDSYS_STRICKT or leave it",
@@ -304,7 +296,7 @@ def test_a_wrong_name_is_found(text: str) -> None:
 
 def test_names_are_found_in_the_messages() -> None:
     joined = "\n".join(one.text for one in texts())
-    assert len([one for one in _QUOTED.findall(joined) if one.startswith("doit ")]) > 60
+    assert len([one for one in _QUOTED.findall(joined) if one.startswith("buildsys ")]) > 60
     assert len(_SETTING.findall(joined)) > 100
     assert len(_OPTION.findall(joined)) > 40
     assert len(_DOTTED.findall(joined)) > 60

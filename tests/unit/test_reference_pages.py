@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from buildsys.cli.main import PROGRAM, commands_of
+from buildsys.cli.commands import COMMANDS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 SHARE_WITHOUT_REMEDY = 0.064  # impossible states, and remedies in the message; only lower it
@@ -73,7 +73,7 @@ def test_messages_without_a_remedy_become_fewer() -> None:
 
 def test_every_command_has_a_section_with_its_options() -> None:
     page = load("commands").page()
-    assert [name for name in commands_of(PROGRAM) if f"\n### {name}\n" not in page] == []
+    assert [name for name in COMMANDS if f"\n### {name}\n" not in page] == []
     for option in ("--since VALUE", "--from VALUE", "--version VALUE"):
         assert f"`{option}`" in page
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # general remedies: a toolchain need not have onnx, so the graph cannot be examined here
 _REMEDIES = (
     "export with another opset, give the operator a decomposition (ops: function) or a plugin"
-    " (ops: plugin), or replace it by surgery; doit ops --model MODEL lists the support of each"
+    " (ops: plugin), or replace it by surgery; buildsys ops --model MODEL lists the support of each"
     " operator"
 )
 _ASSERTIONS = (  # the text after the parser's condition is the part for users

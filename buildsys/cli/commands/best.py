@@ -1,19 +1,12 @@
-"""doit best: the engines of a model in order, and the one to ship."""
+"""buildsys best: the engines of a model in order, and the one to ship."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
-    print_answer,
-    unknown_name,
-)
+from buildsys.cli.command import add_json, add_names, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.failure_report import current_report
 from buildsys.cli.session import Session
@@ -32,60 +25,61 @@ from buildsys.report.results.report import plain_values
 SCHEMA = "buildsys/best/1"
 
 
-class Best(ProjectCommand):
-    """Rank the engines of a model."""
-
-    doc_purpose = "rank the engines of a model on this machine, and name the one to ship"
-    doc_usage = "MODEL"
-    options = (
-        option("by", f"{', '.join(MEASURES)}; the default is {LATENCY}"),
-        option("case", "shape case of latencies and throughputs; the default is opt"),
-        option("within", "leave out engines with a larger relative error, such as 1e-3"),
-        JSON,
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys best``."""
+    add_names(parser, "MODEL")
+    parser.add_argument("--by", default="", help=f"{', '.join(MEASURES)}; the default is {LATENCY}")
+    parser.add_argument(
+        "--case", default="", help="shape case of latencies and throughputs; the default is opt"
     )
+    parser.add_argument(
+        "--within", default="", help="leave out engines with a larger relative error, such as 1e-3"
+    )
+    add_json(parser)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the ranking; return 1 if no engine can be shipped."""
-        by, within = options["by"] or LATENCY, _limit(options["within"])
-        if by not in MEASURES:
-            raise unknown_name("measure", by, MEASURES, f"known: {', '.join(MEASURES)}")
-        session = Session.read_only(root)
-        model = session.one_model("best", names)
-        report, _ = current_report(session, model)
-        cases = timed_cases(report)
-        if options["case"] and options["case"] not in cases:
-            known = f"cases with a benchmark: {', '.join(cases) or 'none'}"
-            raise UsageError(f"{model} has no timed case {options['case']!r}", known)
-        ranking = rank_engines(report, by=by, case=options["case"], within=within)
-        shipped = recommend(report, ranking)
-        title = headline(report, shipped)
 
-        def lines() -> Iterator[str]:
-            yield f"{title}: {report.verdict.text}" if title == "Do not ship yet" else title
-            prefix = f"Of what has passed, the best is {shipped.engine}. "
-            yield f"{prefix if title == 'Do not ship yet' else ''}{shipped.why}"
-            if ranking.ranked:
-                case = f", case {ranking.case} ({ranking.dims})" if ranking.case else ""
-                yield from ["", f"Ranked by {ranking.by}{case}:"]
-                cells = (ranking_cells(ranking, one) for one in ranking.ranked)
-                yield from format_table(COLUMNS, cells)
-            if ranking.unranked:
-                rows = [(one.engine, one.status, one.reason) for one in ranking.unranked]
-                yield from ["", "Not ranked:"]
-                yield from format_table(("engine", "status", "reason"), rows)
-            notes = list(ranking_notes(ranking))
-            yield from ["", *notes] if notes else []
+def run(options: Namespace) -> int:
+    """Print the ranking; return 1 if no engine can be shipped."""
+    by, within = options.by or LATENCY, _limit(options.within)
+    if by not in MEASURES:
+        raise unknown_name("measure", by, MEASURES, f"known: {', '.join(MEASURES)}")
+    session = Session.read_only(options.root)
+    model = session.one_model("best", options.names)
+    report, _ = current_report(session, model)
+    cases = timed_cases(report)
+    if options.case and options.case not in cases:
+        known = f"cases with a benchmark: {', '.join(cases) or 'none'}"
+        raise UsageError(f"{model} has no timed case {options.case!r}", known)
+    ranking = rank_engines(report, by=by, case=options.case, within=within)
+    shipped = recommend(report, ranking)
+    title = headline(report, shipped)
 
-        document = {
-            "schema": SCHEMA,
-            "model": model,
-            "verdict": report.verdict,
-            "headline": title,
-            "recommendation": shipped,
-            "ranking": ranking,
-        }
-        print_answer(options, plain_values(document), lines())
-        return 0 if title.startswith("Ship ") else 1
+    def lines() -> Iterator[str]:
+        yield f"{title}: {report.verdict.text}" if title == "Do not ship yet" else title
+        prefix = f"Of what has passed, the best is {shipped.engine}. "
+        yield f"{prefix if title == 'Do not ship yet' else ''}{shipped.why}"
+        if ranking.ranked:
+            case = f", case {ranking.case} ({ranking.dims})" if ranking.case else ""
+            yield from ["", f"Ranked by {ranking.by}{case}:"]
+            cells = (ranking_cells(ranking, one) for one in ranking.ranked)
+            yield from format_table(COLUMNS, cells)
+        if ranking.unranked:
+            rows = [(one.engine, one.status, one.reason) for one in ranking.unranked]
+            yield from ["", "Not ranked:"]
+            yield from format_table(("engine", "status", "reason"), rows)
+        notes = list(ranking_notes(ranking))
+        yield from ["", *notes] if notes else []
+
+    document = {
+        "schema": SCHEMA,
+        "model": model,
+        "verdict": report.verdict,
+        "headline": title,
+        "recommendation": shipped,
+        "ranking": ranking,
+    }
+    print_answer(options, plain_values(document), lines())
+    return 0 if title.startswith("Ship ") else 1
 
 
 def _limit(given: str) -> float | None:

@@ -14,9 +14,10 @@ from doit.dependency import SqliteDB
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 from doit.runner import ERROR as TASK_ERROR
 
-from buildsys.cli.command import INTERRUPTED, option, program_of
+from buildsys.cli.command import INTERRUPTED
 from buildsys.cli.commands.doit_commands import FilteredCommand
 from buildsys.cli.console.reporter import Reporter
+from buildsys.cli.doit_options import option
 from buildsys.cli.interruption import on_interruption
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
@@ -69,25 +70,15 @@ class Run(FilteredCommand, DoitRun):  # type: ignore[misc]
         return {**reporters, "json": JsonReporter}
 
     def other_names(self) -> Sequence[str]:
-        """Return the commands: `doit lst` arrives here as a target to run."""
+        """Return the commands: `buildsys build lst` arrives here as a target to run."""
         names: Sequence[str] = self.loader.cmd_names
         return names
 
     def parse_execute(self, in_args: list[str]) -> Any:
-        """Pass on ``doit inspect:MODEL`` and ``doit validate:MODEL --stress 50`` to commands."""
-        if any(argument.startswith("inspect:") for argument in in_args):
-            from buildsys.cli.commands.inspect import Inspect
-
-            return Inspect(config=self.config, bin_name=self.bin_name).parse_execute(in_args)
-        if any(argument.startswith("--stress") for argument in in_args):
-            from buildsys.cli.commands.stress import Stress
-
-            arguments = [argument.replace("--stress", "--count", 1) for argument in in_args]
-            stress = Stress(config=self.config, bin_name=self.bin_name)
-            return stress.parse_execute(arguments)
+        """Refuse options of ``buildsys run``."""
         if any(argument.partition("=")[0] == "--input" for argument in in_args):
-            engine = "buildsys run" if program_of(self) == "buildsys" else "doit infer"
-            raise InvalidCommand(f"{self.name} builds, it takes no --input; type `{engine}`")
+            problem = f"{self.name} builds, it takes no --input; type `buildsys run`"
+            raise InvalidCommand(problem)
         return super().parse_execute(in_args)
 
     def execute(self, params: Any, args: list[str]) -> Any:

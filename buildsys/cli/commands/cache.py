@@ -1,8 +1,9 @@
-"""doit cache: size, integrity and garbage collection of stored builds."""
+"""buildsys cache: size, integrity and garbage collection of stored builds."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer
+from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.store_limit import reached_names
@@ -29,47 +30,48 @@ _DAMAGED = 1
 T = TypeVar("T")
 
 
-class Cache(ProjectCommand):
-    """Show, verify or shrink the store."""
-
-    doc_purpose = "show, verify or shrink the store of earlier builds"
-    doc_usage = "[show | verify | gc | keygen FILE]"
-    doc_description = (
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys cache``."""
+    add_names(parser, "[show | verify | gc | keygen FILE]")
+    parser.epilog = (
         "show    size of the store by stage (the default)\n"
         "verify  read everything; damaged files go into quarantine (exit code 1)\n"
         "gc      remove what the manifests do not reach, or only what is too old or too large\n"
         "keygen  write a new key that signs shared results to FILE, and print its public key"
     )
-    options = (
-        JSON,
-        option("older_than", "gc: remove what was not used for this long (30d)"),
-        option("max_size", "gc: shrink the store to this size (20GiB)"),
-        option("keep_refs", "gc: keep what these git revisions reach (comma-separated)"),
-        option("dry_run", "gc: remove nothing", flag=True),
+    add_json(parser)
+    parser.add_argument(
+        "--older-than", default="", help="gc: remove what was not used for this long (30d)"
     )
-
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Run the subcommand; return 1 if verify found damage."""
-        commands = {"show": _show, "verify": _verify, "gc": _collect}
-        name = names[0] if names else "show"
-        if name == "keygen":
-            return _generate_key(names[1:], options)
-        if name not in commands or len(names) > 1:
-            hint = "run `doit help cache` for their options"
-            raise UsageError("cache takes one of show, verify, gc, keygen", hint)
-        store, project = Store(store_folder(root / STATE_FOLDER)), empty_project(root)
-        timing_caches = project.timing_caches()
-        document, lines = commands[name](project, store, timing_caches, options)
-        document = {"schema": SCHEMA, "folder": str(store.folder), **document}
-        print_answer(options, document, lines)
-        return _DAMAGED if document.get("damaged") else 0
+    parser.add_argument("--max-size", default="", help="gc: shrink the store to this size (20GiB)")
+    parser.add_argument(
+        "--keep-refs", default="", help="gc: keep what these git revisions reach (comma-separated)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="gc: remove nothing")
 
 
-def _generate_key(names: Sequence[str], options: Options) -> int:
+def run(options: Namespace) -> int:
+    """Run the subcommand; return 1 if verify found damage."""
+    commands = {"show": _show, "verify": _verify, "gc": _collect}
+    name = options.names[0] if options.names else "show"
+    if name == "keygen":
+        return _generate_key(options.names[1:], options)
+    if name not in commands or len(options.names) > 1:
+        hint = "run `buildsys help cache` for their options"
+        raise UsageError("cache takes one of show, verify, gc, keygen", hint)
+    store, project = Store(store_folder(options.root / STATE_FOLDER)), empty_project(options.root)
+    timing_caches = project.timing_caches()
+    document, lines = commands[name](project, store, timing_caches, options)
+    document = {"schema": SCHEMA, "folder": str(store.folder), **document}
+    print_answer(options, document, lines)
+    return _DAMAGED if document.get("damaged") else 0
+
+
+def _generate_key(names: Sequence[str], options: Namespace) -> int:
     if len(names) != 1:
         raise UsageError(
             "cache keygen takes the name of a new file",
-            "write for example `doit cache keygen ci.key`",
+            "write for example `buildsys cache keygen ci.key`",
         )
     file = typed_path(names[0])
     public = generate_key(file)
@@ -88,7 +90,7 @@ def _generate_key(names: Sequence[str], options: Options) -> int:
 Answer = tuple[Mapping[str, Any], Sequence[str]]
 
 
-def _show(project: Project, store: Store, timing_caches: Path, _options: Options) -> Answer:
+def _show(project: Project, store: Store, timing_caches: Path, _options: Namespace) -> Answer:
     with _usable("store", store.folder):
         found = garbage_collection.usage(store)
     with _usable("timing caches in", timing_caches):
@@ -116,7 +118,7 @@ def _show(project: Project, store: Store, timing_caches: Path, _options: Options
     return document, lines
 
 
-def _verify(_project: Project, store: Store, timing_caches: Path, _options: Options) -> Answer:
+def _verify(_project: Project, store: Store, timing_caches: Path, _options: Namespace) -> Answer:
     with _usable("store", store.folder):
         problems = garbage_collection.verify(store, _print_progress)
     with _usable("timing caches in", timing_caches):
@@ -130,13 +132,13 @@ def _verify(_project: Project, store: Store, timing_caches: Path, _options: Opti
     return {"damaged": problems}, [*problems, moved]
 
 
-def _collect(project: Project, store: Store, timing_caches: Path, options: Options) -> Answer:
+def _collect(project: Project, store: Store, timing_caches: Path, options: Namespace) -> Answer:
     from buildsys.cli.git_revision import reached_by
 
-    older_than = _quantity(parse_duration, options["older_than"], "--older-than")
-    max_size = _quantity(parse_size, options["max_size"], "--max-size")
-    dry_run = options["dry_run"]
-    reached = reached_by(project.root, [ref for ref in options["keep_refs"].split(",") if ref])
+    older_than = _quantity(parse_duration, options.older_than, "--older-than")
+    max_size = _quantity(parse_size, options.max_size, "--max-size")
+    dry_run = options.dry_run
+    reached = reached_by(project.root, [ref for ref in options.keep_refs.split(",") if ref])
     with _usable("store", store.folder):
         found = garbage_collection.collect(
             store,

@@ -1,19 +1,19 @@
-"""doit compare: differences between recorded builds, engines or models."""
+"""buildsys compare: differences between recorded builds, engines or models."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from buildsys.cli.build_names import BuildNames, Side
-from buildsys.cli.command import JSON, Options, ProjectCommand, print_json, print_lines
+from buildsys.cli.command import add_json, add_names, print_json, print_lines
 from buildsys.cli.commands.diff import diff_lines
 from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.recorded_graphs import (
     DIFFERENT,
     UNKNOWN,
@@ -92,35 +92,35 @@ class Comparison:
         }
 
 
-class Compare(ProjectCommand):
-    """Compare recorded builds."""
-
-    doc_purpose = "compare two builds: manifest, graph, accuracy, size and latency"
-    doc_usage = "[A] [B]"
-    doc_description = (
-        "A and B are last, previous, an id from `doit history`, a git revision,\n"
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys compare``."""
+    add_names(parser, "[A] [B]")
+    parser.epilog = (
+        "A and B are last, previous, an id from `buildsys history`, a git revision,\n"
         "a model or an engine (MODEL:ENGINE); MODEL@REV and MODEL:ENGINE@previous combine two of\n"
         "them; the default is previous and last"
     )
-    options = (JSON, *filter_options())
+    add_json(parser)
+    add_filter(parser)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the differences; the exit code is 0 with or without any."""
-        if len(names) > 2:
-            raise UsageError("compare takes at most two names", "`doit help compare` explains them")
-        session = Session.of_history(root)
-        history = History.readable(history_file(session.project.state))
-        pairs = BuildNames(session, history).pairs(names, ModelFilter.of(options))
-        compared = [_compare(session, history, *pair) for pair in pairs]
-        if options["json"]:
-            print_json({"schema": SCHEMA, "comparisons": [one.as_json() for one in compared]})
-            return 0
-        shown = [one for one in compared if not one.is_empty or len(compared) == 1]
-        for one in shown:
-            print_lines(_lines(one))
-        if len(compared) > len(shown):
-            print_lines([f"{plural(len(compared) - len(shown), 'model')} without a difference"])
+
+def run(options: Namespace) -> int:
+    """Print the differences; the exit code is 0 with or without any."""
+    if len(options.names) > 2:
+        raise UsageError("compare takes at most two names", "`buildsys help compare` explains them")
+    session = Session.of_history(options.root)
+    history = History.readable(history_file(session.project.state))
+    pairs = BuildNames(session, history).pairs(options.names, ModelFilter.of(options))
+    compared = [_compare(session, history, *pair) for pair in pairs]
+    if options.json:
+        print_json({"schema": SCHEMA, "comparisons": [one.as_json() for one in compared]})
         return 0
+    shown = [one for one in compared if not one.is_empty or len(compared) == 1]
+    for one in shown:
+        print_lines(_lines(one))
+    if len(compared) > len(shown):
+        print_lines([f"{plural(len(compared) - len(shown), 'model')} without a difference"])
+    return 0
 
 
 def _compare(session: Session, history: History, first: Side, second: Side) -> Comparison:

@@ -1,17 +1,17 @@
-"""doit debug: one stage in the foreground, with its target's inputs."""
+"""buildsys debug: one stage in the foreground, with its target's inputs."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from buildsys.cli.command import Options, ProjectCommand, option, print_lines
+from buildsys.cli.command import add_names, print_lines
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool
@@ -28,35 +28,40 @@ if TYPE_CHECKING:
     from buildsys.workers.job import Job
 
 
-class Debug(ProjectCommand):
-    """Run one stage in the foreground."""
-
-    doc_purpose = "run the stage of one target in the foreground; publishes nothing"
-    doc_usage = "TARGET"
-    options = (
-        option("pdb", "open the Python debugger where an exception was raised", flag=True),
-        option("keep", "new folder for the outputs; without it they are removed"),
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys debug``."""
+    add_names(parser, "TARGET")
+    parser.add_argument(
+        "--pdb",
+        action="store_true",
+        help="open the Python debugger where an exception was raised",
+    )
+    parser.add_argument(
+        "--keep",
+        default="",
+        help="new folder for the outputs; without it they are removed",
     )
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Return the exit code of a build with this result."""
-        session = Session.read_only(root)
-        action = session.actions[session.one_target("debug", names)]
-        _check_inputs(session, action)
-        kept = typed_path(options["keep"]).absolute() if options["keep"] else None
-        if kept is not None and kept.exists():
-            raise UsageError(f"--keep: {options['keep']} exists", "name a new folder")
-        with TemporaryDirectory(prefix="buildsys-debug-") as folder:
-            outputs = Path(folder) / "outputs"
-            job = _job(session, action, Path(folder), outputs)
-            reply = _run(session, action, job, debugger=options["pdb"])
-            if kept is not None:
-                shutil.copytree(outputs, kept)
-        took = f"{reply.status} after {duration(reply.seconds)}"
-        reason = with_hint(reply.reason, reply.hint)
-        place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
-        print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
-        return _exit_code(action, reply.status)
+
+def run(options: Namespace) -> int:
+    """Return the exit code of a build with this result."""
+    session = Session.read_only(options.root)
+    action = session.actions[session.one_target("debug", options.names)]
+    _check_inputs(session, action)
+    kept = typed_path(options.keep).absolute() if options.keep else None
+    if kept is not None and kept.exists():
+        raise UsageError(f"--keep: {options.keep} exists", "name a new folder")
+    with TemporaryDirectory(prefix="buildsys-debug-") as folder:
+        outputs = Path(folder) / "outputs"
+        job = _job(session, action, Path(folder), outputs)
+        reply = _run(session, action, job, debugger=options.pdb)
+        if kept is not None:
+            shutil.copytree(outputs, kept)
+    took = f"{reply.status} after {duration(reply.seconds)}"
+    reason = with_hint(reply.reason, reply.hint)
+    place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
+    print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
+    return _exit_code(action, reply.status)
 
 
 def _check_inputs(session: Session, action: Action) -> None:
@@ -69,7 +74,7 @@ def _check_inputs(session: Session, action: Action) -> None:
                 for name in action.after
                 if ref.path in {output.path for output in session.actions[name].outputs.values()}
             ]
-            hint = f"run `doit {makers[0]}` first" if makers else ""
+            hint = f"run `buildsys build {makers[0]}` first" if makers else ""
             raise UsageError(f"{action.target} needs {path}, which does not exist", hint)
     states = session.explain(action.after) if action.after else {}
     stale = [name for name in action.after if states[name].state != FRESH]

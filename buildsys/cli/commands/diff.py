@@ -1,13 +1,13 @@
-"""doit diff: differences between two graphs of a model."""
+"""buildsys diff: differences between two graphs of a model."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, print_answer
+from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.console.rows import titled_lines
 from buildsys.cli.graph_files import (
     ask_inspection,
@@ -36,46 +36,47 @@ Group = Mapping[str, Any]
 _section = partial(titled_lines, indent=_INDENT)
 
 
-class Diff(ProjectCommand):
-    """Compare two graphs."""
-
-    doc_purpose = "show the differences between two graphs of a model: two stages, or two builds"
-    doc_usage = "MODEL [A B] | MODEL:A MODEL:B"
-    doc_description = (
-        "A and B name graphs as in `doit inspect`: export, simplify, convert:PRECISION, ...;\n"
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys diff``."""
+    add_names(parser, "MODEL [A B] | MODEL:A MODEL:B")
+    parser.epilog = (
+        "A and B name graphs as in `buildsys inspect`: export, simplify, convert:PRECISION, ...;\n"
         "simplify~1 is the graph of the build before, simplify@REV the one built from a revision;\n"
         "the default is export and simplify"
     )
-    options = (JSON,)
+    add_json(parser)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the differences; the exit code is 0 with or without any."""
-        session = Session.read_only(root)
-        model, first_graph = split_graph_name(session, "diff", names[0] if names else "")
-        typed = _graph_names([*([first_graph] if first_graph else []), *names[1:]])
-        graphs = [find_graph(session, model, _graph_of(session, model, name)) for name in typed]
-        for graph in graphs:
-            if not graph.is_onnx:
-                raise UsageError(
-                    f"{graph.target} is an engine without a graph to compare",
-                    "name the graph from which it was built, such as simplify",
-                )
-        request = {"first": graphs[0].request(), "second": graphs[1].request()}
-        document = {
-            "schema": SCHEMA,
-            "model": model,
-            "graphs": [graph.as_json() for graph in graphs],
-            **ask_inspection("compare", request),
-        }
-        first, second = (graph.name for graph in graphs)
-        before, after = document["nodes"]
-        title = f"{model}: {first} → {second}: {count(before)} → {count(after)} nodes"
-        lines = [f"{title}, no difference"]
-        if not document["is_equal"]:
-            lines = [title, *diff_lines(document)]
-        notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
-        print_answer(options, document, (*notes, *lines))
-        return 0
+
+def run(options: Namespace) -> int:
+    """Print the differences; the exit code is 0 with or without any."""
+    session = Session.read_only(options.root)
+    model, first_graph = split_graph_name(
+        session, "diff", options.names[0] if options.names else ""
+    )
+    typed = _graph_names([*([first_graph] if first_graph else []), *options.names[1:]])
+    graphs = [find_graph(session, model, _graph_of(session, model, name)) for name in typed]
+    for graph in graphs:
+        if not graph.is_onnx:
+            raise UsageError(
+                f"{graph.target} is an engine without a graph to compare",
+                "name the graph from which it was built, such as simplify",
+            )
+    request = {"first": graphs[0].request(), "second": graphs[1].request()}
+    document = {
+        "schema": SCHEMA,
+        "model": model,
+        "graphs": [graph.as_json() for graph in graphs],
+        **ask_inspection("compare", request),
+    }
+    first, second = (graph.name for graph in graphs)
+    before, after = document["nodes"]
+    title = f"{model}: {first} → {second}: {count(before)} → {count(after)} nodes"
+    lines = [f"{title}, no difference"]
+    if not document["is_equal"]:
+        lines = [title, *diff_lines(document)]
+    notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
+    print_answer(options, document, (*notes, *lines))
+    return 0
 
 
 def _graph_of(session: Session, model: str, name: str) -> str:
@@ -89,7 +90,7 @@ def _graph_of(session: Session, model: str, name: str) -> str:
     if named != model:
         raise UsageError(
             f"diff compares two graphs of one model, found {model} and {named}",
-            f"name two graphs of the same model; `doit compare {model} {named}` compares models",
+            f"name two graphs of one model; `buildsys compare {model} {named}` compares models",
         )
     return graph
 
@@ -102,9 +103,7 @@ def _graph_names(names: Sequence[str]) -> Sequence[str]:
         return _DEFAULT
     stage = names[0].partition("@")[0].partition("~")[0]
     if len(names) > 2 or stage == names[0]:
-        hint = (
-            "for example `doit diff MODEL export simplify` or `doit diff MODEL simplify~1 simplify`"
-        )
+        hint = "for example `buildsys diff MODEL export simplify`, or MODEL simplify~1 simplify"
         raise UsageError("diff takes a model and the names of two graphs", hint)
     return (names[0], stage)
 

@@ -24,8 +24,9 @@ from doit.cmd_list import List as DoitList
 from doit.dependency import DatabaseException
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
-from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten, options_first
-from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.command import BROKEN_PIPE, INTERRUPTED, drop_unwritten
+from buildsys.cli.doit_options import filter_of, filter_options, options_first
+from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.project_root import shown_path
 from buildsys.errors import BuildsysError
 from buildsys.stages.table import REPORT
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from buildsys.cli.session import Session
 
 
-_LETTERS = {"unavailable": "N", "noisy": "Y"}  # of `doit list --status`
+_LETTERS = {"unavailable": "N", "noisy": "Y"}  # of `buildsys list --status`
 _EVERYTHING = ("cleanall", "forget_all")  # doit's options that ignore the names
 
 
@@ -47,20 +48,20 @@ class DoitCommand:
     # on the command line; replaced by full names once the project is loaded
     names: ClassVar[list[str]] = []
     only: ClassVar[ModelFilter] = ModelFilter()
-    since: ClassVar[str] = ""  # of ``doit run --since``
+    since: ClassVar[str] = ""  # of ``buildsys build --since``
 
     def other_names(self) -> Sequence[str]:
         """Return suggestions for an unknown target, besides targets."""
         return ()
 
     def parse_execute(self, in_args: list[str]) -> Any:
-        """Accept options after names as well: ``doit build:resnet50 -n 2``."""
+        """Accept options after names as well: ``buildsys build resnet50 -n 2``."""
         command: Any = super()  # doit's, next in the bases
         return command.parse_execute(options_first(self, in_args))
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """Run the command; suggest the nearest names for an unknown one."""
-        DoitCommand.names, DoitCommand.only = args, ModelFilter.of(params)
+        DoitCommand.names, DoitCommand.only = args, filter_of(params)
         DoitCommand.since = params.get("since") or ""
         if (DoitCommand.only or DoitCommand.since) and not args:
             args.append("build")  # replaced by what is selected
@@ -89,7 +90,7 @@ class DoitCommand:
                 raise
             models = [name.removeprefix("build:") for name in tasks if name.startswith("build:")]
             near = nearest(unknown, [*tasks, *models, *self.other_names()])
-            hint = "`doit list --all` lists all targets"
+            hint = "`buildsys list --all` lists all targets"
             hint = f"nearest: {', '.join(near)}" if near else hint
             raise InvalidCommand(printable(f"there is no target {unknown!r}; {hint}")) from None
         finally:
@@ -144,7 +145,7 @@ class List(FilteredCommand, DoitList):  # type: ignore[misc]
 
     def execute(self, params: Any, args: list[str]) -> Any:
         """List groups without making a task of every target."""
-        if ModelFilter.of(params) and params["subtasks"] and not args:
+        if filter_of(params) and params["subtasks"] and not args:
             args.append("*")
         List.groups_only = not (args or params["subtasks"] or params["status"])
         try:

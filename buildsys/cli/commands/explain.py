@@ -1,16 +1,16 @@
-"""doit explain: reasons for stale targets, or for their last build."""
+"""buildsys explain: reasons for stale targets, or for their last build."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import JSON, Options, ProjectCommand, print_json
+from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.console.rows import Row, print_rows, time_ago
-from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
 from buildsys.execution.freshness import FRESH, MAY_RERUN, STALE, Explanation
 from buildsys.execution.stale_reasons import (
@@ -31,30 +31,28 @@ _SHOWN_CAUSES = 3
 _SHOWN_NODES = 12
 
 
-class Explain(ProjectCommand):
-    """Explain the state of targets."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys explain``."""
+    add_names(parser, "[TARGET ...]")
+    add_json(parser)
+    add_filter(parser)
 
-    doc_purpose = "explain why targets are stale, or when and why they were built"
-    doc_usage = "[TARGET ...]"
-    options = (JSON, *filter_options())
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print one explanation per target; without names, those of all targets."""
-        only = ModelFilter.of(options)
-        session = Session.read_only(root, () if only else names)
-        chosen = session.select(names, only=only)
-        found = [one for one in session.explain(chosen).values() if one.target in chosen]
-        if options["json"]:
-            targets = [
-                {**explanation_json(one), **searched_json(session, one.target)} for one in found
-            ]
-            print_json({"schema": SCHEMA, "targets": targets})
-            return 0
-        counts = Counter(map(_word, found))
-        words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE, NOISY)
-        summary = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
-        print_rows(_rows(session, found, by_name=bool(names)), [summary or "no targets"])
+def run(options: Namespace) -> int:
+    """Print one explanation per target; without names, those of all targets."""
+    only = ModelFilter.of(options)
+    session = Session.read_only(options.root, () if only else options.names)
+    chosen = session.select(options.names, only=only)
+    found = [one for one in session.explain(chosen).values() if one.target in chosen]
+    if options.json:
+        targets = [{**explanation_json(one), **searched_json(session, one.target)} for one in found]
+        print_json({"schema": SCHEMA, "targets": targets})
         return 0
+    counts = Counter(map(_word, found))
+    words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE, NOISY)
+    summary = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+    print_rows(_rows(session, found, by_name=bool(options.names)), [summary or "no targets"])
+    return 0
 
 
 def explanation_json(one: Explanation) -> dict[str, Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
 
-from buildsys.cli.command import Options, ProjectCommand, option
+from buildsys.cli.command import add_names
 from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -17,33 +16,32 @@ from buildsys.system.printable import printable
 _ACCEPT = "accept"
 
 
-class Gate(ProjectCommand):
-    """Accept a build that its gate rejects."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys gate``."""
+    add_names(parser, 'accept MODEL:ENGINE --reason "TEXT"')
+    parser.add_argument("--reason", default="", help="why the build may be worse")
 
-    doc_purpose = "accept a build that its gate rejects as the baseline of later builds"
-    doc_usage = 'accept MODEL:ENGINE --reason "TEXT"'
-    options = (option("reason", "why the build may be worse"),)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Record the acceptance.
+def run(options: Namespace) -> int:
+    """Record the acceptance.
 
-        Raises: UsageError: there is nothing to accept.
-        """
-        if len(names) != 2 or names[0] != _ACCEPT:
-            hint = 'write `buildsys gate accept MODEL:ENGINE --reason "TEXT"`'
-            raise UsageError("gate takes accept and one engine", hint)
-        reason = " ".join(options["reason"].split())
-        if not reason:
-            raise UsageError("gate accept needs a reason", 'add --reason "TEXT"')
-        session = Session(load_project(root))
-        try:
-            target = _gate_of(session, names[1])
-            session.executor.accept(target, reason)
-        finally:
-            session.close()
-        accepted = f"{target.partition(':')[2]} is accepted; later builds are compared with it"
-        sys.stdout.write(printable(f"{accepted}, `doit {target}` checks its limits\n"))
-        return 0
+    Raises: UsageError: there is nothing to accept.
+    """
+    if len(options.names) != 2 or options.names[0] != _ACCEPT:
+        hint = 'write `buildsys gate accept MODEL:ENGINE --reason "TEXT"`'
+        raise UsageError("gate takes accept and one engine", hint)
+    reason = " ".join(options.reason.split())
+    if not reason:
+        raise UsageError("gate accept needs a reason", 'add --reason "TEXT"')
+    session = Session(load_project(options.root))
+    try:
+        target = _gate_of(session, options.names[1])
+        session.executor.accept(target, reason)
+    finally:
+        session.close()
+    accepted = f"{target.partition(':')[2]} is accepted; later builds are compared with it"
+    sys.stdout.write(printable(f"{accepted}, `buildsys build {target}` checks its limits\n"))
+    return 0
 
 
 def _gate_of(session: Session, name: str) -> str:

@@ -1,4 +1,4 @@
-"""doit help: the commands of this project, by subject."""
+"""buildsys help: the commands of this project, by subject."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ from doit.cmd_help import Help as DoitHelp
 from doit.exceptions import InvalidCommand
 
 from buildsys import __version__
-from buildsys.cli.command import program_of
 from buildsys.cli.commands.doit_commands import DoitCommand
-from buildsys.cli.main import Main
+from buildsys.cli.doit_main import Main
+from buildsys.cli.doit_options import program_of
 
 SECTIONS = {
-    "Building and running": (
-        "build", "run", "infer", "nightly", "clean", "forget", "ignore", "repro", "debug",
-    ),
-    "Targets": ("list", "info", "explain", "plan", "resolve"),
-    "Reports and history": ("best", "pages", "history", "compare", "gate"),
-    "Deployment": ("publish",),
-    "Graphs and operators": ("inspect", "diff", "netron", "ops", "stress", "localize"),
-    "Installation": ("init", "new", "doctor", "schema"),
-    "Caches": ("cache", "workers"),
+    "Building": ("build", "nightly", "clean", "forget", "ignore"),
+    "Targets": ("list", "info"),
     "Others": ("help", "tabcompletion"),
-}  # fmt: skip
+}
 _TARGETS = """\
 A target is named STAGE:MODEL[:VARIANT], MODEL:STAGE[:VARIANT] or MODEL:ENGINE; MODEL is everything
 of a model, STAGE that stage of all models; * matches any text. Options may follow names.
@@ -48,7 +41,7 @@ class Help(DoitCommand, DoitHelp):  # type: ignore[misc]  # doit has no type inf
 
     def print_usage(self, cmds: Mapping[str, Any]) -> None:
         """Print the commands by section."""
-        del cmds  # those of doit for `doit --help`
+        del cmds  # those of doit for `buildsys --help`
         program, out = program_of(self), sys.stdout
         commands = Main(program=program, config={}).get_cmds().to_dict()
         out.write(f"buildsys {__version__}: verified inference engines from PyTorch models\n\n")

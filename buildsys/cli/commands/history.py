@@ -1,9 +1,10 @@
-"""doit history: recorded builds, and the trend of latencies."""
+"""buildsys history: recorded builds, and the trend of latencies."""
 
 from __future__ import annotations
 
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,10 +13,8 @@ from typing import Any, NamedTuple
 
 from buildsys.cli.build_names import SHOWN_REVISION, BuildNames
 from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
+    add_json,
+    add_names,
     positive_integer,
     print_answer,
     print_json,
@@ -24,7 +23,7 @@ from buildsys.cli.command import (
 )
 from buildsys.cli.console.plot import plot_lines
 from buildsys.cli.console.rows import format_table, time_ago
-from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -53,57 +52,57 @@ _FAILED = ("failed", "error")
 _HARDWARE = ("device:cpu.model", "device:cpu.cores", "device:gpu.name")
 
 
-class HistoryCommand(ProjectCommand):
-    """Show recorded builds."""
-
-    name = "history"
-    doc_purpose = "show recorded builds and the trend of latencies, or import a history"
-    doc_usage = "[MODEL | MODEL:ENGINE | TARGET] | import FILE"
-    doc_description = (
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys history``."""
+    add_names(parser, "[MODEL | MODEL:ENGINE | TARGET] | import FILE")
+    parser.epilog = (
         "without a name: the recorded models; `history import` adds the builds in history.db of\n"
         "another machine"
     )
-    options = (
-        JSON,
-        option("count", "number of builds to show", long="", short="n", default="10"),
-        *filter_options(),
+    add_json(parser)
+    parser.add_argument(
+        "-n", type=positive_integer, default=10, dest="count", help="number of builds to show"
     )
+    add_filter(parser)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print builds, newest first. Having none is no error."""
-        count = positive_integer("-n", options["count"])
-        session = Session.of_history(root)
-        file = history_file(session.project.state)
-        only = ModelFilter.of(options)
-        if only and names:
-            raise UsageError(f"history takes {names[0]} or {only}, not both", "name one of them")
-        if len(names) == 2 and names[0] == _IMPORT:
-            return _import(session, file, typed_path(names[1]), options)
-        if [*names] == [_IMPORT] and _IMPORT not in session.project.models:
-            hint = "name the file history.db of another machine"
-            raise UsageError("history import takes a file", hint)
-        if len(names) > 1:
-            raise UsageError("history takes one name", "`doit help history` explains it")
-        history = History.readable(file)
-        if not names:
-            known = only.models(session.project.models) if only else history.models()
-            overview = _overview(history, known)
-            document = {"schema": SCHEMA, "file": str(file), "models": overview}
-            lines = _overview_lines(overview, history)
-            if only and not overview:
-                lines = iter([f"the history has no builds of {first_names(known, _SHOWN)}"])
-            print_answer(options, document, lines)
-            return 0
-        named = _named(session, history, names[0])
-        if options["json"]:
-            print_json(_as_json(history, names[0], named.builds[:count]))
-        elif named.engines:
-            for engine in named.engines:
-                print_lines(_engine_lines(history, named, engine, count))
-            print_lines(_failure_lines(named.failures, count))
-        else:
-            print_lines(_target_lines(named.builds[:count]))
+
+def run(options: Namespace) -> int:
+    """Print builds, newest first. Having none is no error."""
+    count = options.count
+    session = Session.of_history(options.root)
+    file = history_file(session.project.state)
+    only = ModelFilter.of(options)
+    if only and options.names:
+        raise UsageError(
+            f"history takes {options.names[0]} or {only}, not both", "name one of them"
+        )
+    if len(options.names) == 2 and options.names[0] == _IMPORT:
+        return _import(session, file, typed_path(options.names[1]), options)
+    if [*options.names] == [_IMPORT] and _IMPORT not in session.project.models:
+        hint = "name the file history.db of another machine"
+        raise UsageError("history import takes a file", hint)
+    if len(options.names) > 1:
+        raise UsageError("history takes one name", "`buildsys help history` explains it")
+    history = History.readable(file)
+    if not options.names:
+        known = only.models(session.project.models) if only else history.models()
+        overview = _overview(history, known)
+        document = {"schema": SCHEMA, "file": str(file), "models": overview}
+        lines = _overview_lines(overview, history)
+        if only and not overview:
+            lines = iter([f"the history has no builds of {first_names(known, _SHOWN)}"])
+        print_answer(options, document, lines)
         return 0
+    named = _named(session, history, options.names[0])
+    if options.json:
+        print_json(_as_json(history, options.names[0], named.builds[:count]))
+    elif named.engines:
+        for engine in named.engines:
+            print_lines(_engine_lines(history, named, engine, count))
+        print_lines(_failure_lines(named.failures, count))
+    else:
+        print_lines(_target_lines(named.builds[:count]))
+    return 0
 
 
 class _Named(NamedTuple):
@@ -139,7 +138,9 @@ def _named(session: Session, history: History, name: str) -> _Named:
     else:
         engines = tuple(dict.fromkeys(b.variant for b in builds if b.stage in ENGINE_STAGES))
     if not builds:
-        raise UsageError(f"the history has no builds of {name}", f"`doit {name}` builds it")
+        raise UsageError(
+            f"the history has no builds of {name}", f"`buildsys build {name}` builds it"
+        )
     failures = [
         build
         for build in names.of_model(model)
@@ -277,7 +278,7 @@ def _overview(history: History, models: Iterable[str]) -> list[dict[str, Any]]:
 
 def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Iterator[str]:
     if not overview:
-        yield "the history has no builds yet; `doit` builds every model"
+        yield "the history has no builds yet; `buildsys build` builds every model"
         return
     titles = ("model", "engines>", "builds>", "last built")
     rows = [
@@ -291,7 +292,7 @@ def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Ite
     yield f"{plural(total, 'build')} of {plural(machines, 'machine')}: {history.path}, {stored}"
 
 
-def _import(session: Session, file: Path, other: Path, options: Options) -> int:
+def _import(session: Session, file: Path, other: Path, options: Namespace) -> int:
     from buildsys.cli.git_revision import read_checkout
 
     project = ""

@@ -1,22 +1,15 @@
-"""doit inspect: operators, tensors, weights and MACs of a graph."""
+"""buildsys inspect: operators, tensors, weights and MACs of a graph."""
 
 from __future__ import annotations
 
 import shutil
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
-    positive_integer,
-    print_answer,
-    unknown_name,
-)
+from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table, titled_lines
 from buildsys.cli.engine_layers import layer_lines, node_lines, nodes_with_layers
 from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph, target_of
@@ -39,71 +32,64 @@ Document = Mapping[str, Any]
 _entry = partial(titled_lines, indent=_INDENT)
 
 
-class Inspect(ProjectCommand):
-    """Show or draw a graph."""
-
-    doc_purpose = "show a graph: operators, tensors, weights, multiply-accumulates; or draw it"
-    doc_usage = "MODEL[:STAGE]"
-    doc_description = (
-        "also typed `doit inspect:MODEL:STAGE`\n"
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys inspect``."""
+    add_names(parser, "MODEL[:STAGE]")
+    parser.epilog = (
         "STAGE is export, simplify (the default), convert:PRECISION or engine:NAME;\n"
         "STAGE~1 is the graph of the build before, STAGE@REV the one built from a git revision"
     )
-    options = (
-        JSON,
-        option("nodes", "list every node", flag=True),
-        option("node", "show everything about one node"),
-        option("tensor", "show everything about one tensor"),
-        option("svg", "draw the graph into this file"),
-        option("begin", "draw from this node or tensor", long="from"),
-        option("end", "draw up to this node or tensor", long="to"),
-        option("depth", "draw this many nodes from there"),
-    )
+    add_json(parser)
+    parser.add_argument("--nodes", action="store_true", help="list every node")
+    parser.add_argument("--node", default="", help="show everything about one node")
+    parser.add_argument("--tensor", default="", help="show everything about one tensor")
+    parser.add_argument("--svg", default="", help="draw the graph into this file")
+    parser.add_argument("--from", default="", dest="begin", help="draw from this node or tensor")
+    parser.add_argument("--to", default="", dest="end", help="draw up to this node or tensor")
+    parser.add_argument("--depth", type=positive_integer, help="draw this many nodes from there")
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the requested part; by default the graph on one screen."""
-        if len(names) != 1:
-            hint = "for example `doit inspect:resnet50:export`"
-            raise UsageError("inspect takes one MODEL or MODEL:STAGE", hint)
-        depth = options["depth"]
-        several = [f"--{name}" for name in ("nodes", "node", "tensor", "svg") if options[name]]
-        if len(several) > 1:
-            raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
-        if not options["svg"] and (options["begin"] or options["end"] or depth):
-            raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
-        if depth:
-            positive_integer("--depth", depth)
-        name = names[0].removeprefix(PREFIX)
-        session = Session.read_only(root, [target_of(name)])
-        model, graph = named_graph(session, "inspect", name)
-        head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}
-        missing: Unavailable | None = None
-        if options["svg"] and graph.is_onnx:
-            missing = _missing_graphviz(name)
-        if options["svg"] and missing is None:
-            document, lines = _draw(graph, head, options)
-        elif graph.is_onnx:
-            document, lines = _describe(session, graph, head, options)
-        else:
-            document, lines = _describe_engine(session, graph, head, options)
-        print_answer(options, document, [*([graph.note] if graph.note else []), *lines])
-        if missing is not None:  # the table above is what can be shown
-            raise missing
-        return 0
+
+def run(options: Namespace) -> int:
+    """Print the requested part; by default the graph on one screen."""
+    if len(options.names) != 1:
+        hint = "for example `buildsys inspect resnet50:export`"
+        raise UsageError("inspect takes one MODEL or MODEL:STAGE", hint)
+    several = [f"--{name}" for name in ("nodes", "node", "tensor", "svg") if getattr(options, name)]
+    if len(several) > 1:
+        raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
+    if not options.svg and (options.begin or options.end or options.depth):
+        raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
+    name = options.names[0].removeprefix(PREFIX)
+    session = Session.read_only(options.root, [target_of(name)])
+    model, graph = named_graph(session, "inspect", name)
+    head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}
+    missing: Unavailable | None = None
+    if options.svg and graph.is_onnx:
+        missing = _missing_graphviz(name)
+    if options.svg and missing is None:
+        document, lines = _draw(graph, head, options)
+    elif graph.is_onnx:
+        document, lines = _describe(session, graph, head, options)
+    else:
+        document, lines = _describe_engine(session, graph, head, options)
+    print_answer(options, document, [*([graph.note] if graph.note else []), *lines])
+    if missing is not None:  # the table above is what can be shown
+        raise missing
+    return 0
 
 
 def _describe(
-    session: Session, graph: GraphFile, head: Document, options: Options
+    session: Session, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
     """Return the requested part of the graph as JSON and text."""
     dims = case_values(session.project.models[head["model"]].data["dims"])["opt"]
     request = {"graph": graph.request(), "dims": dims}
     document = {**head, **ask_inspection("describe", request)}
     tensors = document["tensors"]
-    if options["node"]:
-        return _describe_nodes(head, document, options["node"])
-    if options["tensor"]:
-        name = options["tensor"]
+    if options.node:
+        return _describe_nodes(head, document, options.node)
+    if options.tensor:
+        name = options.tensor
         if name not in tensors:
             raise _unknown("tensor", name, tensors)
         tensor = tensors[name]
@@ -115,7 +101,7 @@ def _describe(
             *_entry("producer", [tensor["producer"]] if tensor["producer"] else []),
             *_entry("consumers", tensor["consumers"] or ["none"]),
         ]
-    if options["nodes"]:
+    if options.nodes:
         return document, _node_table(document)
     if graph.state != STORED and graph.target.startswith(f"{ENGINE}:"):
         document["placement"] = session.result(graph.target).get("placement", {})
@@ -149,24 +135,24 @@ def _describe_nodes(
 
 
 def _describe_engine(
-    session: Session, graph: GraphFile, head: Document, options: Options
+    session: Session, graph: GraphFile, head: Document, options: Namespace
 ) -> tuple[Document, Sequence[str]]:
     """Return the record of an engine, or the layers of the ONNX nodes."""
-    if options["tensor"]:
+    if options.tensor:
         hint = "inspect the graph of an earlier stage"
         raise UsageError(f"{graph.target} is an engine without readable tensors", hint)
     result = {} if graph.state == STORED else dict(session.result(graph.target))
     layers = result.get("layer_nodes", [])
-    if options["node"] or options["nodes"]:
+    if options.node or options.nodes:
         if not layers:
             hint = "build it on a GPU with profiling_verbosity: detailed, or inspect its ONNX graph"
             raise UsageError(f"engine.json of {graph.target} does not name its nodes", hint)
         nodes = nodes_with_layers(_built_from(session, graph, layers), layers)
-        if options["node"]:
-            nodes = [node for node in nodes if node["name"] == options["node"]]
+        if options.node:
+            nodes = [node for node in nodes if node["name"] == options.node]
             if not nodes:
                 known = [name for layer in layers for name in layer["nodes"]]
-                raise _unknown("node", options["node"], known)
+                raise _unknown("node", options.node, known)
         return {**head, "nodes": nodes}, node_lines(nodes)
     of_all_files = result.get("engine_bytes", graph.bytes)
     lines = [
@@ -209,12 +195,12 @@ def _missing_graphviz(name: str) -> Unavailable | None:
     try:
         require_dot()
     except Unavailable as error:
-        hint = f"{error.hint}; `doit netron {name}` shows the graph in a browser without it"
+        hint = f"{error.hint}; `buildsys netron {name}` shows the graph in a browser without it"
         return Unavailable(error.problem, hint)
     return None
 
 
-def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document, Sequence[str]]:
+def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Document, Sequence[str]]:
     """Write the drawing; return its figures as JSON and as text."""
     if not graph.is_onnx:
         raise UsageError(
@@ -222,13 +208,13 @@ def _draw(graph: GraphFile, head: Document, options: Options) -> tuple[Document,
             "inspect the graph from which it was built, such as simplify",
         )
     part = {
-        "from": options["begin"],
-        "to": options["end"],
-        "depth": int(options["depth"]) if options["depth"] else None,
+        "from": options.begin,
+        "to": options.end,
+        "depth": options.depth,
     }
     title = f"{head['model']}: {graph.name}"
     answer = ask_inspection("draw", {"graph": graph.request(), "title": title, **part})
-    path = typed_path(options["svg"])
+    path = typed_path(options.svg)
     path.write_text(answer.pop("svg"), encoding="utf-8")
     text = f"wrote {path}: {count(answer['nodes'])} nodes in {count(answer['boxes'])} boxes"
     if answer["boxes"] < answer["nodes"]:

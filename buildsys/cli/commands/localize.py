@@ -1,21 +1,15 @@
-"""doit localize: the inaccurate nodes of an fp16 or int8 engine."""
+"""buildsys localize: the inaccurate nodes of an fp16 or int8 engine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
-    positive_integer,
-    print_answer,
-)
+from buildsys.cli.command import add_json, add_names, positive_integer, print_answer
 from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
@@ -34,40 +28,38 @@ SCHEMA = "buildsys/localize/1"
 _STAGE = "buildsys.stages.search.stage"
 
 
-class Localize(ProjectCommand):
-    """Find the inaccurate nodes of an engine."""
-
-    doc_purpose = "find the nodes that must stay in fp32 for an engine within its limits"
-    doc_usage = "MODEL:ENGINE"
-    options = (
-        option("limit", "seconds for the search", default="600"),
-        JSON,
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys localize``."""
+    add_names(parser, "MODEL:ENGINE")
+    parser.add_argument(
+        "--limit", type=positive_integer, default=600, help="seconds for the search"
     )
+    add_json(parser)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print a list for the manifest; return 1 if none was found."""
-        limit = positive_integer("--limit", options["limit"])
-        if len(names) != 1:
-            raise UsageError("localize takes one MODEL:ENGINE", "`doit list engine` lists all")
-        session = Session.read_only(root)
-        engines = named_engines(session, names[0])
-        if len(engines) > 1:
-            listed = ", ".join(one.variant for one in engines)
-            raise UsageError(f"{names[0]} has several engines", f"name one of {listed}")
-        model, engine = engines[0].model, engines[0].variant
-        convert = _conversion(session, model, engine)
-        verify = session.actions[target_of(VERIFY, model, engine)]
-        found = _search(session, convert, verify, limit)
-        document = {
-            "schema": SCHEMA,
-            "model": model,
-            "engine": engine,
-            "precision": convert.variant,
-            **found,
-            "yaml": None if not found["nodes"] else "\n".join(_yaml(convert, found)),
-        }
-        print_answer(options, document, _lines(convert, document))
-        return 1 if found["nodes"] is None else 0
+
+def run(options: Namespace) -> int:
+    """Print a list for the manifest; return 1 if none was found."""
+    if len(options.names) != 1:
+        raise UsageError("localize takes one MODEL:ENGINE", "`buildsys list engine` lists all")
+    session = Session.read_only(options.root)
+    engines = named_engines(session, options.names[0])
+    if len(engines) > 1:
+        listed = ", ".join(one.variant for one in engines)
+        raise UsageError(f"{options.names[0]} has several engines", f"name one of {listed}")
+    model, engine = engines[0].model, engines[0].variant
+    convert = _conversion(session, model, engine)
+    verify = session.actions[target_of(VERIFY, model, engine)]
+    found = _search(session, convert, verify, options.limit)
+    document = {
+        "schema": SCHEMA,
+        "model": model,
+        "engine": engine,
+        "precision": convert.variant,
+        **found,
+        "yaml": None if not found["nodes"] else "\n".join(_yaml(convert, found)),
+    }
+    print_answer(options, document, _lines(convert, document))
+    return 1 if found["nodes"] is None else 0
 
 
 def _conversion(session: Session, model: str, engine: str) -> Action:
@@ -81,10 +73,10 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     precision = base_precision(spec)
     if is_auto(spec):
         problem = f"the build of {model}:{engine} finds its nodes itself"
-        raise UsageError(problem, f"`doit explain {ENGINE}:{model}:{engine}` names them")
+        raise UsageError(problem, f"`buildsys explain {ENGINE}:{model}:{engine}` names them")
     if precision == FULL_PRECISION:
         problem = f"{model}:{engine} is an fp32 engine, so no node is rounded"
-        raise UsageError(problem, f"`doit debug {VERIFY}:{model}:{engine}` repeats its check")
+        raise UsageError(problem, f"`buildsys debug {VERIFY}:{model}:{engine}` repeats its check")
     require_graph(session.project, model)
     if spec.get("optimized") or spec.get("quantization") == "dynamic" or precision == "int4":
         problem = f"{model}:{engine} is fused or has quantized weights, which cannot be bisected"
@@ -103,7 +95,7 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     states = session.explain(convert.after)
     stale = [one for one in convert.after if states[one].state != FRESH]
     if stale:
-        raise UsageError(f"{stale[0]} is not up to date", f"run `doit {target}` first")
+        raise UsageError(f"{stale[0]} is not up to date", f"run `buildsys build {target}` first")
     return convert
 
 

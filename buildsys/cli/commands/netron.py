@@ -1,4 +1,4 @@
-"""doit netron: a graph in the netron viewer."""
+"""buildsys netron: a graph in the netron viewer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import Options, ProjectCommand, option, print_lines
+from buildsys.cli.command import add_names, print_lines
 from buildsys.cli.graph_files import STORED, GraphFile, named_graph, target_of
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError, Unavailable, UsageError
@@ -26,36 +27,33 @@ _PORT = 8080  # netron's own default
 _TRIED_PORTS = 100
 
 
-class Netron(ProjectCommand):
-    """Serve a graph in the netron viewer."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys netron``."""
+    add_names(parser, "MODEL[:STAGE]")
+    parser.epilog = "STAGE names a graph as in `buildsys inspect`; simplify is the default"
+    parser.add_argument("--port", default="", help="the port; by default 8080 or the next free one")
+    parser.add_argument("--browse", action="store_true", help="open a browser")
 
-    doc_purpose = "serve a graph in the netron viewer until Ctrl-C"
-    doc_usage = "MODEL[:STAGE]"
-    doc_description = "STAGE names a graph as in `doit inspect`; simplify is the default"
-    options = (
-        option("port", "the port; by default 8080 or the next free one"),
-        option("browse", "open a browser", flag=True),
-    )
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the address and serve until Ctrl-C or SIGTERM."""
-        if len(names) != 1:
-            hint = "for example `doit netron resnet50:export`"
-            raise UsageError("netron takes one MODEL or MODEL:STAGE", hint)
-        port = _port(options["port"])
-        session = Session.read_only(root, [target_of(names[0])])
-        _, graph = named_graph(session, "netron", names[0])
-        if not graph.is_onnx:
-            hint = "show the graph of an earlier stage"
-            raise UsageError(f"{graph.target} is an engine; netron cannot show it", hint)
-        if importlib.util.find_spec("netron") is None:
-            hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
-            raise Unavailable("netron is not installed", hint)
-        if graph.note:
-            print_lines([graph.note])
-        with _file_with_suffix(graph) as file:
-            _serve(file, port, browse=options["browse"])
-        return 0
+def run(options: Namespace) -> int:
+    """Print the address and serve until Ctrl-C or SIGTERM."""
+    if len(options.names) != 1:
+        hint = "for example `buildsys netron resnet50:export`"
+        raise UsageError("netron takes one MODEL or MODEL:STAGE", hint)
+    port = _port(options.port)
+    session = Session.read_only(options.root, [target_of(options.names[0])])
+    _, graph = named_graph(session, "netron", options.names[0])
+    if not graph.is_onnx:
+        hint = "show the graph of an earlier stage"
+        raise UsageError(f"{graph.target} is an engine; netron cannot show it", hint)
+    if importlib.util.find_spec("netron") is None:
+        hint = "`pip install 'buildsys[netron]'` or `pip install netron` installs it"
+        raise Unavailable("netron is not installed", hint)
+    if graph.note:
+        print_lines([graph.note])
+    with _file_with_suffix(graph) as file:
+        _serve(file, port, browse=options.browse)
+    return 0
 
 
 def _serve(file: Path, port: int, *, browse: bool) -> None:

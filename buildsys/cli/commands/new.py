@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
-from buildsys.cli.command import (
-    Options,
-    ProjectCommand,
-    build_command,
-    option,
-    print_lines,
-    program_of,
-    unknown_name,
-)
+from buildsys.cli.command import add_names, print_lines, unknown_name
 from buildsys.cli.manifest_proposal import (
     SOURCE_DEFAULTS,
     shown_file,
@@ -41,12 +34,10 @@ _SOURCES = (
 _HUB_PLACE = re.compile(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+?)?(/config\.json)?")
 
 
-class New(ProjectCommand):
-    """Propose a manifest."""
-
-    doc_purpose = "write the manifest of a model, from trial runs"
-    doc_usage = "MODEL --from SOURCE | FOLDER"
-    doc_description = (
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys new``."""
+    add_names(parser, "MODEL --from SOURCE | FOLDER")
+    parser.epilog = (
         "SOURCE is torchvision:NAME, timm:NAME, FILE.py:CALLABLE, FILE.onnx, FILE.pt2 (saved by\n"
         "torch.export) or, for transformers, hf:FOLDER (a checkpoint), hf:FOLDER/config.json\n"
         "(random weights) or hf:OWNER/NAME[@REVISION] (of the Hub, pinned to its commit). A class\n"
@@ -58,44 +49,52 @@ class New(ProjectCommand):
         "of transformers takes past key values as inputs and returns them. A FOLDER: all its ONNX\n"
         "files, named like them; existing manifests are kept, and 2 is returned if a file fails"
     )
-    options = (
-        option("from", f"the model: {_SOURCES}"),
-        option("input", "an input, NAME=SHAPE[:DTYPE]; may be repeated", type=list, default=[]),
-        option("kwargs", "arguments of the source, a map in YAML"),
-        option("cache", "past key values as inputs and outputs", flag=True),
-        option("trusted", "load FILE.pt2, though torch can run code of it", flag=True),
+    parser.add_argument("--from", dest="source", default="", help=f"the model: {_SOURCES}")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        help="an input, NAME=SHAPE[:DTYPE]; may be repeated",
+    )
+    parser.add_argument("--kwargs", default="", help="arguments of the source, a map in YAML")
+    parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="past key values as inputs and outputs",
+    )
+    parser.add_argument(
+        "--trusted",
+        action="store_true",
+        help="load FILE.pt2, though torch can run code of it",
     )
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Write the manifest, unless there is one of this name."""
-        if len(names) == 1 and not options["from"] and typed_path(names[0]).is_dir():
-            return _describe_folder(root, names[0])
-        if len(names) != 1 or not options["from"]:
-            hint = f"SOURCE is {_SOURCES}"
-            raise UsageError("new takes one name and --from SOURCE, or a folder", hint)
-        model = names[0]
-        if not _NAME.fullmatch(model):
-            hint = "use letters, digits and _ . + -, beginning with a letter or digit"
-            raise UsageError(f"{model!r} is not the name of a model", hint)
-        project = empty_project(root)
-        file = project.configs / "models" / f"{model}.yaml"
-        if os.path.lexists(file):
-            raise UsageError(
-                f"{shown_file(file)} exists already", "choose another name, or remove it"
-            )
-        source = _source(root, options["from"])
-        source = {**source, **_settings(source, options)}
-        inputs = dict(map(_input, options["input"]))
-        with open_pool(project.state) as pool:
-            found = try_model(pool, project, model, source, inputs)
-        write_manifest(project, file, model, found)
-        print_lines(
-            [f"wrote {shown_file(file)}", f"next: {build_command(program_of(self), model)}"]
-        )
-        return 0
+
+def run(options: Namespace) -> int:
+    """Write the manifest, unless there is one of this name."""
+    if len(options.names) == 1 and not options.source and typed_path(options.names[0]).is_dir():
+        return _describe_folder(options.root, options.names[0])
+    if len(options.names) != 1 or not options.source:
+        hint = f"SOURCE is {_SOURCES}"
+        raise UsageError("new takes one name and --from SOURCE, or a folder", hint)
+    model = options.names[0]
+    if not _NAME.fullmatch(model):
+        hint = "use letters, digits and _ . + -, beginning with a letter or digit"
+        raise UsageError(f"{model!r} is not the name of a model", hint)
+    project = empty_project(options.root)
+    file = project.configs / "models" / f"{model}.yaml"
+    if os.path.lexists(file):
+        raise UsageError(f"{shown_file(file)} exists already", "choose another name, or remove it")
+    source = _source(options.root, options.source)
+    source = {**source, **_settings(source, options)}
+    inputs = dict(map(_input, options.input))
+    with open_pool(project.state) as pool:
+        found = try_model(pool, project, model, source, inputs)
+    write_manifest(project, file, model, found)
+    print_lines([f"wrote {shown_file(file)}", f"next: buildsys build {model}"])
+    return 0
 
 
-def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
+def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
     """Return further fields of the source.
 
     Raises: UsageError: it does not have them.
@@ -103,8 +102,8 @@ def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
     import yaml  # only here
 
     defaults = next(fields for kind, fields in SOURCE_DEFAULTS.items() if kind in source)
-    given: dict[str, Any] = {name: True for name in ("cache", "trusted") if options[name]}
-    if text := options["kwargs"]:
+    given: dict[str, Any] = {name: True for name in ("cache", "trusted") if getattr(options, name)}
+    if text := options.kwargs:
         try:
             given["kwargs"] = yaml.safe_load(text)
         except yaml.YAMLError:
@@ -115,7 +114,7 @@ def _settings(source: Mapping[str, Any], options: Options) -> dict[str, Any]:
         which = {"cache": "models of transformers", "trusted": ".pt2 files"}
         users = which.get(unknown[0], "models in Python")
         raise UsageError(f"--{unknown[0]} is for {users} only", "remove it")
-    if "exported_program" in source and not options["trusted"]:
+    if "exported_program" in source and not options.trusted:
         problem = f"torch can run code of {source['exported_program']} when it loads the file"
         raise UsageError(problem, "if you trust its author, add --trusted")
     return given

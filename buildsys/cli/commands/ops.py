@@ -8,18 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
-    print_answer,
-)
+from buildsys.cli.command import add_json, add_names, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
@@ -51,47 +46,44 @@ Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
 
 
-class Ops(ProjectCommand):
-    """Show operator support."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys ops``."""
+    add_names(parser, "OPERATOR ... | --all | --model MODEL")
+    add_json(parser)
+    parser.add_argument("--all", action="store_true", help="show all operators")
+    parser.add_argument("--model", default="", help="show the operators in a built model's graph")
 
-    doc_purpose = "show which operators the installed exporters, ONNX and runtimes support"
-    doc_usage = "OPERATOR ... | --all | --model MODEL"
-    options = (
-        JSON,
-        option("all", "show all operators", flag=True),
-        option("model", "show the operators in a built model's graph"),
-    )
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the named operators, those of a model, or all."""
-        model, state = options["model"], root / STATE_FOLDER
-        if sum(map(bool, (names, model, options["all"]))) != 1:
-            hint = "for example `doit ops asinh DeformConv`"
-            raise UsageError("ops takes names of operators, --model MODEL or --all", hint)
-        try:
-            project = load_project(root, remember=False)
-        except ManifestErrors:  # operators need no manifest
-            if model:
-                raise
-            project = empty_project(root)
-        users = _registrations(project)
-        fields: dict[str, Any] = {"schema": SCHEMA, "versions": library_versions()}
+def run(options: Namespace) -> int:
+    """Print the named operators, those of a model, or all."""
+    model, state = options.model, options.root / STATE_FOLDER
+    if sum(map(bool, (options.names, model, options.all))) != 1:
+        hint = "for example `buildsys ops asinh DeformConv`"
+        raise UsageError("ops takes names of operators, --model MODEL or --all", hint)
+    try:
+        project = load_project(options.root, remember=False)
+    except ManifestErrors:  # operators need no manifest
         if model:
-            model = Session(project).one_model("ops --model", [model])
-            opset, counts = _operators_of(project, model)
-            known = operator_table(state)["onnx"]
-            onnx: Mapping[str, Any] = {name: known.get(name) for name in counts}
-            fields |= {"model": model, "opset": opset, "operators": counts}
-            title = f"{model}: simplified graph, opset {opset}"
-            lines = [title, *_table(_MODEL_TITLES, _model_rows(onnx, counts, opset, users))]
-        else:
-            table = operator_table(state)
-            torch, onnx = chosen_rows(table, names, users)
-            fields["torch"] = torch
-            lines = [*_table(_TORCH_TITLES, _torch_rows(torch, users)), ""] if torch else []
-            lines += _table(_ONNX_TITLES, _onnx_rows(onnx, users)) if onnx else []
-        print_answer(options, {**fields, "onnx": onnx, "registered": users}, lines)
-        return 0
+            raise
+        project = empty_project(options.root)
+    users = _registrations(project)
+    fields: dict[str, Any] = {"schema": SCHEMA, "versions": library_versions()}
+    if model:
+        model = Session(project).one_model("ops --model", [model])
+        opset, counts = _operators_of(project, model)
+        known = operator_table(state)["onnx"]
+        onnx: Mapping[str, Any] = {name: known.get(name) for name in counts}
+        fields |= {"model": model, "opset": opset, "operators": counts}
+        title = f"{model}: simplified graph, opset {opset}"
+        lines = [title, *_table(_MODEL_TITLES, _model_rows(onnx, counts, opset, users))]
+    else:
+        table = operator_table(state)
+        torch, onnx = chosen_rows(table, options.names, users)
+        fields["torch"] = torch
+        lines = [*_table(_TORCH_TITLES, _torch_rows(torch, users)), ""] if torch else []
+        lines += _table(_ONNX_TITLES, _onnx_rows(onnx, users)) if onnx else []
+    print_answer(options, {**fields, "onnx": onnx, "registered": users}, lines)
+    return 0
 
 
 def library_versions() -> dict[str, str]:
@@ -115,7 +107,7 @@ def operator_table(state: Path) -> dict[str, Any]:
     sys.stderr.flush()
     done = run_python(("-W", "ignore", "-c", _READER))
     if done.problem:
-        hint = "`doit ops` needs torch and onnx"
+        hint = "`buildsys ops` needs torch and onnx"
         raise StageError(f"cannot read the registries: {done.problem}", hint)
     table: dict[str, Any] = done.json()
     try:
@@ -160,7 +152,11 @@ def chosen_rows(
         if not any(rows):
             plain = {one.rpartition("::")[2].lower(): one for part in tables for one in part}
             near = [plain[word] for word in nearest(name.rpartition("::")[2].lower(), plain)]
-            hint = f"nearest: {', '.join(near)}" if near else "`doit ops --all` lists all operators"
+            hint = (
+                f"nearest: {', '.join(near)}"
+                if near
+                else "`buildsys ops --all` lists all operators"
+            )
             problem = f"there is no operator {name!r} in torch, ONNX or ONNX Runtime here"
             raise UsageError(problem, hint)
         for part, more in zip(chosen, rows, strict=True):
@@ -187,7 +183,9 @@ def _operators_of(project: Project, model: str) -> tuple[int, dict[str, int]]:
     )
     if not exported:
         require_graph(project, model)
-        raise UsageError(f"{model} has no graph yet", f"`doit simplify:{model}` builds it")
+        raise UsageError(
+            f"{model} has no graph yet", f"`buildsys build simplify:{model}` builds it"
+        )
     counts = (simplified.get("after") or exported).get("operators") or {}
     return exported.get("opset", 0), counts
 

@@ -1,4 +1,4 @@
-"""doit plan: targets of the next run, in order, with usual times.
+"""buildsys plan: targets of the next run, in order, with usual times.
 
 With ``--since REV``: which targets differ from a git revision, built or not.
 """
@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
-    positive_integer,
-    print_json,
-)
+from buildsys.cli.command import add_json, add_names, positive_integer, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.console.target_line import target_line
 from buildsys.cli.console.unavailable import engine_of, lines_by_cause, target_names
-from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.session import Session
 from buildsys.errors import StageError
 from buildsys.execution.action_key import KeyBuilder, declared_parts
@@ -52,29 +46,27 @@ _SHOWN_OBSTACLES = 5
 _NOT_IN_A_REVISION = ("input", "tool", "device", "env", "code")  # kinds of key parts
 
 
-class Plan(ProjectCommand):
-    """Print the next run."""
-
-    doc_purpose = "show what would run and how long it takes, or what differs from a git revision"
-    doc_usage = "[TARGET ...]"
-    options = (
-        JSON,
-        *filter_options(),
-        option("since", "compare with a git revision", default=None),
-        option("jobs", "number of targets at a time", long="", short="n", default="1"),
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys plan``."""
+    add_names(parser, "[TARGET ...]")
+    add_json(parser)
+    add_filter(parser)
+    parser.add_argument("--since", default=None, help="compare with a git revision")
+    parser.add_argument(
+        "-n", type=positive_integer, default=1, dest="jobs", help="number of targets at a time"
     )
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the targets of the next run, or differences from a revision."""
-        only = ModelFilter.of(options)
-        if options["since"] is not None:
-            print_since(root, names, options["since"], only=only, as_json=options["json"])
-            return 0
-        jobs = positive_integer("-n", options["jobs"])
-        session = Session.read_only(root, () if only else names)
-        explained = session.explain(session.select(names, only=only))
-        print_plan(session, list(explained.values()), jobs=jobs, as_json=options["json"])
+
+def run(options: Namespace) -> int:
+    """Print the targets of the next run, or differences from a revision."""
+    only = ModelFilter.of(options)
+    if options.since is not None:
+        print_since(options.root, options.names, options.since, only=only, as_json=options.json)
         return 0
+    session = Session.read_only(options.root, () if only else options.names)
+    explained = session.explain(session.select(options.names, only=only))
+    print_plan(session, list(explained.values()), jobs=options.jobs, as_json=options.json)
+    return 0
 
 
 def print_plan(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from buildsys import __version__
-from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_answer, print_json
+from buildsys.cli.command import add_json, add_names, print_answer, print_json
 from buildsys.cli.commands.doctor.engines import project_reasons, required_checks
 from buildsys.cli.console.rows import Row, format_table, print_rows
-from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
 from buildsys.deploy.versions import (
@@ -36,54 +37,52 @@ SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
 PUBLISHED, UNCHANGED, REFUSED, SKIPPED = "published", "unchanged", "refused", "skipped"
 _REFUSED = 1
+_BUILD = "buildsys build "
 _PATTERN = frozenset("*?[]")
 _TIMEOUT_S = 30.0  # of SFTP connections
 
 
-class Publish(ProjectCommand):
-    """Publish verified engines."""
-
-    doc_purpose = "copy verified engines with their records to a URL, under a version"
-    doc_usage = "[MODEL[:ENGINE] ...] URL --version V | --list URL"
-    doc_description = (
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys publish``."""
+    add_names(parser, "[MODEL[:ENGINE] ...] URL --version V | --list URL")
+    parser.epilog = (
         "URL is a folder (./releases) or a place of fsspec (s3://bucket/dir, sftp://host/dir).\n"
         "An engine is refused unless it matches its manifest and has passed validate, verify and\n"
         "its gates; if one is refused, none is published (exit code 1)"
     )
-    options = (
-        JSON,
-        option("version", "version of the engines, such as 1.4.0"),
-        option("list", "list the published versions", flag=True),
-        *filter_options(),
-    )
+    add_json(parser)
+    parser.add_argument("--version", default="", help="version of the engines, such as 1.4.0")
+    parser.add_argument("--list", action="store_true", help="list the published versions")
+    add_filter(parser)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Publish engines, or list the published ones."""
-        only, as_json = ModelFilter.of(options), options["json"]
-        if options["list"]:
-            if len(names) != 1 or only or options["version"]:
-                raise UsageError(
-                    "publish --list takes a URL and nothing else", "write `doit publish --list URL`"
-                )
-            return _list(_Place.at(root, names[0]), options)
-        *names, url = names or [""]
-        place = _Place.at(root, url)
-        if not (names or only):
-            hint = f"name a model or MODEL:ENGINE before {url}, or `engine` for all of them"
-            raise UsageError("publish takes the engines to publish", hint)
-        version = _check_version(options["version"])
-        engines = list(_select(Session.read_only(root), names, only))
-        if any(one.state == REFUSED for one in engines):
-            engines = [one if one.state else one._replace(state=SKIPPED) for one in engines]
-        else:
-            engines = list(place.publish(engines, version))
-        if as_json:
-            found = [one.as_json() for one in engines]
-            fields = {"url": place.shown, "version": version}
-            print_json({"schema": SCHEMA, **fields, "engines": found})
-        else:
-            _print(engines, place, version)
-        return _REFUSED if any(one.state == REFUSED for one in engines) else 0
+
+def run(options: Namespace) -> int:
+    """Publish engines, or list the published ones."""
+    only, as_json = ModelFilter.of(options), options.json
+    if options.list:
+        if len(options.names) != 1 or only or options.version:
+            raise UsageError(
+                "publish --list takes a URL and nothing else", "write `buildsys publish --list URL`"
+            )
+        return _list(_Place.at(options.root, options.names[0]), options)
+    *options.names, url = options.names or [""]
+    place = _Place.at(options.root, url)
+    if not (options.names or only):
+        hint = f"name a model or MODEL:ENGINE before {url}, or `engine` for all of them"
+        raise UsageError("publish takes the engines to publish", hint)
+    version = _check_version(options.version)
+    engines = list(_select(Session.read_only(options.root), options.names, only))
+    if any(one.state == REFUSED for one in engines):
+        engines = [one if one.state else one._replace(state=SKIPPED) for one in engines]
+    else:
+        engines = list(place.publish(engines, version))
+    if as_json:
+        found = [one.as_json() for one in engines]
+        fields = {"url": place.shown, "version": version}
+        print_json({"schema": SCHEMA, **fields, "engines": found})
+    else:
+        _print(engines, place, version)
+    return _REFUSED if any(one.state == REFUSED for one in engines) else 0
 
 
 class _Engine(NamedTuple):
@@ -204,7 +203,9 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
     named = {session.full_name(name) for name in names}
     are_all = all(reason is not None for reason in unavailable.values())
     if not engines:
-        raise UsageError(f"there is no engine of {' '.join(names)}", "`doit list engine` lists all")
+        raise UsageError(
+            f"there is no engine of {' '.join(names)}", "`buildsys list engine` lists all"
+        )
     for action in engines:
         reason = unavailable[action.target]
         if reason is None:
@@ -213,7 +214,7 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
         else:
             state = REFUSED if are_all or action.target in named else SKIPPED
             problem = f"{action.target} could not be built here: {reason}"
-            remedy = f"doit explain {action.target}"
+            remedy = f"buildsys explain {action.target}"
             yield _Engine(session, action, state, [{"problem": problem, "remedy": remedy}])
 
 
@@ -231,7 +232,7 @@ def _with_files(engine: _Engine) -> _Engine:
     records = _records(session, current)
     for target in required:
         if target not in records:  # another process builds
-            raise StageError(f"{target} has just become stale", f"doit {target}")
+            raise StageError(f"{target} has just become stale", f"buildsys build {target}")
     build = session.project.build
     files = {
         str(PurePosixPath(path).relative_to(folder)): VersionFile(build / path, file)
@@ -291,8 +292,10 @@ def _print(engines: Sequence[_Engine], place: _Place, version: str) -> None:
     rows = []
     for one in engines:
         details = [reason["problem"] for reason in one.reasons]
-        remedies = dict.fromkeys(reason["remedy"].removeprefix("doit ") for reason in one.reasons)
-        details += [f"run `doit {' '.join(remedies)}`"] if remedies else []
+        remedies = dict.fromkeys(reason["remedy"] for reason in one.reasons)
+        targets = [text.removeprefix(_BUILD) for text in remedies if text.startswith(_BUILD)]
+        details += [f"run `{_BUILD}{' '.join(targets)}`"] if targets else []
+        details += [f"run `{text}`" for text in remedies if text and not text.startswith(_BUILD)]
         note = "" if one.reasons or one.state != SKIPPED else "as another engine is refused"
         if one.files:
             total = sum(file.recorded.size for file in one.files.values())
@@ -307,7 +310,7 @@ def _print(engines: Sequence[_Engine], place: _Place, version: str) -> None:
     print_rows(rows, [f"{summary}; nothing was published" if counts[REFUSED] else summary])
 
 
-def _list(place: _Place, options: Options) -> int:
+def _list(place: _Place, options: Namespace) -> int:
     try:
         found = list(list_versions(place.connect()))
     except BuildsysError:

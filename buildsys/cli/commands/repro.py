@@ -10,21 +10,14 @@ import sys
 import tempfile
 import time
 import zipfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from buildsys.cli.command import (
-    JSON,
-    TERMINATED,
-    Options,
-    ProjectCommand,
-    option,
-    print_answer,
-    unknown_name,
-)
+from buildsys.cli.command import TERMINATED, add_json, add_names, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import ask_inspection
 from buildsys.cli.session import Session
@@ -52,25 +45,27 @@ BUILD_PROGRAM = (
 )
 
 
-class Repro(ProjectCommand):
-    """Check the reproducibility of a model's build."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys repro``."""
+    add_names(parser, "MODEL [STAGE ...]")
+    add_json(parser)
+    parser.add_argument(
+        "--keep", action="store_true", help="keep both folders and print their paths"
+    )
 
-    doc_purpose = "build a model twice in clean folders and compare the artifacts byte by byte"
-    doc_usage = "MODEL [STAGE ...]"
-    options = (JSON, option("keep", "keep both folders and print their paths", flag=True))
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Return 1 for an unexpected difference, 2 for a failed build."""
-        session = Session(load_project(root))
-        model = session.one_model("repro", names[:1])
-        actions = select_actions(list(session.actions.of(model).values()), model, names[1:])
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-        folder = Path(tempfile.mkdtemp(prefix="buildsys-repro-")).resolve()
-        try:
-            return _compare_two_builds(session.project, model, actions, folder, options)
-        finally:
-            if not options["keep"]:
-                shutil.rmtree(folder, ignore_errors=True)
+def run(options: Namespace) -> int:
+    """Return 1 for an unexpected difference, 2 for a failed build."""
+    session = Session(load_project(options.root))
+    model = session.one_model("repro", options.names[:1])
+    actions = select_actions(list(session.actions.of(model).values()), model, options.names[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    folder = Path(tempfile.mkdtemp(prefix="buildsys-repro-")).resolve()
+    try:
+        return _compare_two_builds(session.project, model, actions, folder, options)
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) -> list[Action]:
@@ -93,7 +88,7 @@ def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) ->
 
 
 def _compare_two_builds(
-    project: Project, model: str, actions: Sequence[Action], folder: Path, options: Options
+    project: Project, model: str, actions: Sequence[Action], folder: Path, options: Namespace
 ) -> int:
     builds: list[Built] = []
     for seed, place in _FOLDERS.items():
@@ -114,13 +109,13 @@ def _compare_two_builds(
     lines = [f"  {target} could not be built: {reason}" for target, reason in failed.items()]
     lines += format_table(("",) * 4, [artifact.row() for artifact in artifacts])[1:]
     lines += [f"  {name} was not built: {why}" for name, why in builds[0].skipped.items()]
-    lines += [f"kept: {built.root}" for built in builds if options["keep"]]
+    lines += [f"kept: {built.root}" for built in builds if options.keep]
     document = {
         "schema": SCHEMA,
         "model": model,
         "status": "failed" if failed else "different" if broken else "reproducible",
         "artifacts": [artifact.as_json() for artifact in artifacts],
-        "folders": [str(built.root) for built in builds if options["keep"]],
+        "folders": [str(built.root) for built in builds if options.keep],
         "seconds": [round(built.seconds, 3) for built in builds],
         "failed": failed,
         "not_built": builds[0].skipped,

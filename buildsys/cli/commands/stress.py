@@ -1,21 +1,15 @@
-"""doit stress: a model's graphs against the original, at more sizes and inputs."""
+"""buildsys stress: a model's graphs against the original, at more sizes and inputs."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
-    positive_integer,
-    print_answer,
-)
+from buildsys.cli.command import add_json, add_names, positive_integer, print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
@@ -34,38 +28,38 @@ _COLUMNS = ("run>", "sizes", "seed>", "values", "graph", "output", "difference")
 _VALUES = {0: "as data", 1: "extreme", -1: "extreme, mirrored"}
 
 
-class Stress(ProjectCommand):
-    """Compare a model's graphs with the original at more sizes and inputs."""
-
-    doc_purpose = "compare a model's graphs with the original at more sizes and inputs"
-    doc_usage = "MODEL"
-    options = (
-        option("count", "number of sizes and inputs", short="n", default="50"),
-        option("seed", "first seed; default: a new one in each run"),
-        JSON,
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys stress``."""
+    add_names(parser, "MODEL")
+    parser.add_argument(
+        "-n", "--count", type=positive_integer, default=50, help="number of sizes and inputs"
     )
+    parser.add_argument("--seed", default="", help="first seed; default: a new one in each run")
+    add_json(parser)
 
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Return 1 if any output differs, or nothing was compared."""
-        session = Session.read_only(root)
-        model = session.one_model("stress", names)
-        require_graph(session.project, model)
-        count = positive_integer("-n", options["count"])
-        seed = _seed(options["seed"])
-        actions = session.actions.of(model)
-        validate, reference = (actions[target_of(s, model)] for s in (VALIDATE, REFERENCE))
-        states = session.explain(validate.after)
-        stale = [target for target in validate.after if states[target].state != FRESH]
-        if stale:
-            raise UsageError(f"{stale[0]} is not up to date", f"run `doit {validate.target}` first")
-        spec = session.project.models[model].data
-        exported = graph_points(spec).exported
-        found = _run_stage(session, validate, reference, {
-            "count": count, "seed": seed, "spans": size_ranges(spec, exported),
-        })  # fmt: skip
-        document = {"schema": SCHEMA, "model": model, "seed": seed, **found}
-        print_answer(options, document, _lines(model, document))
-        return 1 if found["failures"] or not found["compared"] else 0
+
+def run(options: Namespace) -> int:
+    """Return 1 if any output differs, or nothing was compared."""
+    session = Session.read_only(options.root)
+    model = session.one_model("stress", options.names)
+    require_graph(session.project, model)
+    seed = _seed(options.seed)
+    actions = session.actions.of(model)
+    validate, reference = (actions[target_of(s, model)] for s in (VALIDATE, REFERENCE))
+    states = session.explain(validate.after)
+    stale = [target for target in validate.after if states[target].state != FRESH]
+    if stale:
+        raise UsageError(
+            f"{stale[0]} is not up to date", f"run `buildsys build {validate.target}` first"
+        )
+    spec = session.project.models[model].data
+    exported = graph_points(spec).exported
+    found = _run_stage(session, validate, reference, {
+        "count": options.count, "seed": seed, "spans": size_ranges(spec, exported),
+    })  # fmt: skip
+    document = {"schema": SCHEMA, "model": model, "seed": seed, **found}
+    print_answer(options, document, _lines(model, document))
+    return 1 if found["failures"] or not found["compared"] else 0
 
 
 def _seed(given: str) -> int:

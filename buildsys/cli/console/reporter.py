@@ -39,7 +39,7 @@ class Reporter:
     """Reports the targets of a run to the console.
 
     doit makes one from a subclass that is bound to a session. ``execute_task`` and progress
-    messages come from the threads of ``doit -n``, everything else from the main thread.
+    messages come from the threads of ``buildsys build -n``, everything else from the main thread.
     """
 
     desc = "live display on a terminal, plain lines elsewhere, one closing table per model"
@@ -251,14 +251,16 @@ class Reporter:
             self._out.write(printable(f"{text}\n"))
         if more := sum(map(len, groups[_SHOWN_CAUSES:])):
             count = plural(more, "more unavailable target")
-            self._out.write(printable(f"and {count}; `doit explain` lists all\n"))
+            self._out.write(printable(f"and {count}; `buildsys explain` lists all\n"))
 
     def _print_noisy(self, lines: Sequence[TargetLine]) -> None:
         for line in lines[:_SHOWN_CAUSES]:
             reason, *_ = self.session.recorded_reason(line.target).splitlines() or [""]
             self._out.write(printable(f"{'noisy':<11}  {line.target}  {reason}\n"))
         if (more := len(lines) - _SHOWN_CAUSES) > 0:
-            self._out.write(f"and {plural(more, 'more noisy target')}; `doit explain` lists all\n")
+            self._out.write(
+                f"and {plural(more, 'more noisy target')}; `buildsys explain` lists all\n"
+            )
 
     def _take_event(self, target: str, event: Mapping[str, Any]) -> None:
         """Show an event of the executor."""

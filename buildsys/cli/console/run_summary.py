@@ -22,7 +22,6 @@ from buildsys.report.formatting import duration
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.table import REPORT
 from buildsys.system.printable import printable, printable_line
-from buildsys.system.program_name import command_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +94,7 @@ def print_summary(
                 print_line(text, "yellow")
         console.print()
     if left_out:
-        print_line(f"{left_out} models passed; `doit info` and the pages show their targets")
+        print_line(f"{left_out} models passed; `buildsys explain` and the pages show their targets")
     others = [
         one.describe(shown_path(session.project.build / one.model)) for one in remaining.values()
     ]
@@ -123,7 +122,7 @@ def _print_failure(console: Console, session: Session, line: TargetLine, *, in_f
     first, *details = printable(sentence).splitlines() or [""]
     below = details if in_full else []
     below += [f"log: {printable_line(line.log)}"] if line.log else []
-    below += [f"rerun it alone: {command_line(f'doit debug {line.target}')}", ""]
+    below += [f"rerun it alone: buildsys debug {line.target}", ""]
     if console.is_terminal:
         console.print(Text.assemble(("✗", "bold red"), f" {line.target}  ", (line.took, "cyan")))
         console.print(Padding(Text(first), (0, 0, 0, 2)))

@@ -62,7 +62,7 @@ PATTERN_WORDS = {  # the words of error messages
     NODE_PATTERN: "an operator such as Gelu, or with its domain such as custom_domain::customOp",
     OPERATOR_PATTERN: "an operator with its domain such as custom_domain::customOp",
     CXX_SOURCE_PATTERN: "a C or C++ file (.c, .cc, .cpp, .cxx)",
-    PUBLIC_KEY_PATTERN: "a public key of `doit cache keygen`, ed25519: and 44 characters",
+    PUBLIC_KEY_PATTERN: "a public key of `buildsys cache keygen`, ed25519: and 44 characters",
     VARIABLE_PATTERN: "the name of an environment variable such as LD_LIBRARY_PATH",
     GPU_PATTERN: "words of a GPU's name such as H100 or RTX 6000",
     CAPABILITY_PATTERN: "a compute capability such as 9.0",

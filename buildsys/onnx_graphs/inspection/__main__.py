@@ -24,7 +24,7 @@ from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.system.graphviz import render_svg
 
 _LONGEST = 200  # characters of an exception
-_HINT = "if buildsys built it, `doit cache verify` and a rebuild replace it"
+_HINT = "if buildsys built it, `buildsys cache verify` and a rebuild replace it"
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:

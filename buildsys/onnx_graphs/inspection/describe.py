@@ -1,4 +1,4 @@
-"""Descriptions of graphs for ``doit inspect`` and the report."""
+"""Descriptions of graphs for ``buildsys inspect`` and the report."""
 
 from __future__ import annotations
 

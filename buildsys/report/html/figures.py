@@ -282,7 +282,7 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
         lines=lines,
     )
     columns = ("build", "p50 (ms)>", "95 % interval>", "changed before it")
-    note = f"The last {_TABLE_BUILDS} of {len(builds)} builds; `doit history` lists all."
+    note = f"The last {_TABLE_BUILDS} of {len(builds)} builds; `buildsys history` lists all."
     notes = (note,) if len(builds) > _TABLE_BUILDS else ()
     return Chart(svg, columns, tuple(rows[: -_TABLE_BUILDS - 1 : -1]), notes=notes)
 

@@ -199,7 +199,7 @@ def _targets(report: Report) -> Lines:
             yield f"  What to do: {sentence(hint)}"
         if status == "failed":
             logs = q.first_names([code(line.log) for line in found], 4)
-            yield f"  Log: {logs}. Run again: {code(f'doit {found[0].target}')}."
+            yield f"  Log: {logs}. Run again: {code(f'buildsys build {found[0].target}')}."
     if len(problems) > _MOST_PROBLEMS:
         yield f"- and {len(problems) - _MOST_PROBLEMS} more reasons in `report.json`"
 

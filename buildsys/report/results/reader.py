@@ -108,7 +108,7 @@ def read_result(target: str, path: Path, file: str) -> AnyResult:
     """Return the result of one target. A damaged file counts as failed."""
 
     def unusable(status: str, reason: str) -> AnyResult:
-        hint = f"`doit {target}` writes it again" if status == FAILED else ""
+        hint = f"`buildsys build {target}` writes it again" if status == FAILED else ""
         return Result(target, status, {}, reason, hint, file)
 
     try:

@@ -138,7 +138,7 @@ def _link_inputs(job: Job, work: Path) -> dict[str, str]:
         role = f"input.{label}"
         if role not in job.inputs:
             problem = f"{{{reference}}} does not exist, as the target that writes it cannot run"
-            raise Unavailable(problem, f"see `doit explain {job.target}`")
+            raise Unavailable(problem, f"see `buildsys explain {job.target}`")
         main = job.inputs[role]
         if label in job.options["listed"]:
             names = json.loads(main.read_text(encoding="utf-8"))

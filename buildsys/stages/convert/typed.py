@@ -48,7 +48,7 @@ def explain(
     """Find the cause of a failure, if it is an overflow, and remedies."""
     precision, remedies = job.options["precision"], []
     if job.options.get("tool") != "autocast":
-        text = f"`doit localize {job.model}:ENGINE` finds the nodes that must stay in fp32"
+        text = f"`buildsys localize {job.model}:ENGINE` finds the nodes that must stay in fp32"
         remedies.append(f"{text}, and precision: auto-{precision} keeps them there")
     figures["overflow"] = None
     origin = _overflow_origin(job, golden[failed[0].case])

@@ -106,12 +106,12 @@ def run(job: Job) -> StageResult:
 def _hint(job: Job, status: str, check: GateCheck, baseline: _Baseline) -> str:
     if status == FAILED:
         accept = f'buildsys gate accept {job.model}:{job.variant} --reason "…"'
-        return f"measure again: doit {job.target}; accept it: {accept}"
+        return f"measure again: buildsys build {job.target}; accept it: {accept}"
     if status == NOISY:
         return f"measure again: buildsys build --remeasure {job.model}"
     if check["after"] is None:
         source = _SOURCES.get(check["metric"], job.stage)
-        return f"see `doit info {source}:{job.model}:{job.variant}`"
+        return f"see `buildsys explain {source}:{job.model}:{job.variant}`"
     return baseline.hint or "the next build is compared with this one"
 
 
@@ -124,7 +124,7 @@ def _find_baseline(job: Job) -> _Baseline:
     engine, figures = job.inputs.get("baseline.engine"), _figures_of_files(job, "baseline.")
     if other := job.options.get("baseline"):
         missing = "" if engine else f"there is no engine {other['name']}"
-        hint = f"see `doit info engine:{job.model}:{other['name']}`"
+        hint = f"see `buildsys explain engine:{job.model}:{other['name']}`"
         name = f"the engine {other['name']}"
         return _Baseline(name, missing, hint, "", engine, other["engine"], figures)
     earlier = job.baseline or {"missing": "there is no earlier build"}

@@ -33,7 +33,7 @@ _OPT_BATCH, _LARGE_BATCH = 4, 8
 _OTHER_SIZES = (16, 64, 224, 2)  # of further dimensions
 _AUTO_CLASS = "AutoModel"
 _HINT = (
-    "describe its inputs, e.g. `doit new MODEL --from SOURCE --input image=batch,3,224,224"
+    "describe its inputs, e.g. `buildsys new MODEL --from SOURCE --input image=batch,3,224,224"
     " --input ids=batch,16:int64`"
 )
 

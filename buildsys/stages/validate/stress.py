@@ -1,4 +1,4 @@
-"""More sizes and inputs than validate compares, for ``doit stress``."""
+"""More sizes and inputs than validate compares, for ``buildsys stress``."""
 
 from __future__ import annotations
 

@@ -419,7 +419,9 @@ def _precision_hint(job: Job) -> str:
         remedies.append("calibrate on data like the golden inputs (calibration.data)")
     explicit = options.get("quantization") == "explicit"
     if not description.takes_float32 and (options.get("typing") != "weak" or explicit):
-        text = f"`doit localize {job.model}:{job.variant}` finds the nodes that must stay in fp32"
+        text = (
+            f"`buildsys localize {job.model}:{job.variant}` finds the nodes that must stay in fp32"
+        )
         remedies.append(text)
     if precision in description.auto_precisions(options):
         remedies.append(f"precision: auto-{precision} keeps the fewest nodes in fp32")

@@ -177,13 +177,13 @@ def test_a_defined_network_is_built_verified_timed_and_run(project: ModelProject
         assert verified["cases"].keys() >= {"min", "opt", "max"}
         named = {node for layer in engine["layer_nodes"] for node in layer["nodes"]}
         assert "conv" in named, engine["layer_nodes"]
-    shown = project.doit("inspect", "small:engine:trt")
+    shown = project.buildsys("inspect", "small:engine:trt")
     assert "layers of the network" in shown.stdout
     assert "conv" in shown.stdout
-    assert project.doit("doctor", "small:trt").returncode == 0
+    assert project.buildsys("doctor", "small:trt").returncode == 0
     image = np.random.default_rng(0).standard_normal((3, 3, 16, 16)).astype(np.float32)
     np.save(project.root / "x.npy", image)
-    ran = project.doit("run", "small:trt", "--input", "x.npy", "--output", "y.npz")
+    ran = project.buildsys("run", "small:trt", "--input", "x.npy", "--output", "y.npz")
     assert ran.returncode == 0, ran.stdout
     assert np.load(project.root / "y.npz")["y"].shape == (3, 4096)
     again = project.doit("build:small")

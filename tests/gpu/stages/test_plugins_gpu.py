@@ -135,8 +135,8 @@ def test_a_bundled_plugin_is_built_verified_timed_and_loaded(project: ProjectFol
     check_record(project, "gelu", "CustomGeluPluginDynamic")
     shown = run(project, "doctor", "gelu:trt")
     assert "it can run here" in shown.out, shown.out
-    run(project, "infer", "gelu:trt", "--input", "build/gelu/reference/opt.npz")
-    run(project, "inspect:gelu:engine:trt")
+    run(project, "run", "gelu:trt", "--input", "build/gelu/reference/opt.npz")
+    run(project, "inspect", "gelu:engine:trt")
     again = run(project, "build:gelu")
     assert not again.ran, again.out
 

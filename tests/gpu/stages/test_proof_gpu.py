@@ -203,7 +203,7 @@ def test_the_record_and_the_doctor(project: ProjectFolder, tmp_path: Path) -> No
     assert record["device_memory_bytes"] >= 0
     assert record["precision_shares"]["layers"]
     assert record["phases"].keys() >= {"prepare", "build", "read_back"}
-    shown = project.doit("doctor", "m:trt")
+    shown = project.buildsys("doctor", "m:trt")
     assert (shown.code, "it can run here" in shown.out) == (0, True), shown.out
 
     copy = tmp_path / "elsewhere"
@@ -215,7 +215,7 @@ def test_the_record_and_the_doctor(project: ProjectFolder, tmp_path: Path) -> No
         (copy / "engine.json").write_text(json.dumps(edited))
         # asked in the interpreter of the project's engine: this one may have no TensorRT
         shutil.copy(copy / "engine.json", project.root / "build/m/engine/trt/engine.json")
-        shown = project.doit("doctor", "m:trt", "--json")
+        shown = project.buildsys("doctor", "m:trt", "--json")
         assert shown.code == 1
         kinds = [reason["kind"] for reason in json.loads(shown.out)["engines"][0]["reasons"]]
         assert kinds[:2] == [kind, "stale"]  # its record was edited by hand

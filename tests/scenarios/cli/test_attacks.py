@@ -135,11 +135,11 @@ def test_hostile_graphs(ready_built: ReadyProject) -> None:
     for tensor in model.graph.initializer:
         tensor.name += TEXT
     onnx.save(model, file)
-    assert "name" in check(ready_built.doit("inspect", "a", "--nodes"))
+    assert "name" in check(ready_built.buildsys("inspect", "a", "--nodes"))
     os.truncate(file, TERABYTE)
-    assert "protobuf files at most 2147483647" in check(ready_built.doit("diff", "a"))
+    assert "protobuf files at most 2147483647" in check(ready_built.buildsys("diff", "a"))
     fifo(file)
-    assert "simplify:a has not been built" in check(ready_built.doit("inspect", "a"))
+    assert "simplify:a has not been built" in check(ready_built.buildsys("inspect", "a"))
 
 
 def test_hostile_records_of_the_store(ready_built: ReadyProject) -> None:

@@ -26,7 +26,7 @@ INSTALLED = "/srv/models/.venv/bin/python"
 
 @pytest.fixture(scope="module")
 def forked_doit() -> Iterator[str]:
-    """A command like ``doit`` that need not start Python."""
+    """A command like ``buildsys build`` that need not start Python."""
     machine = ForkedMachine("doit")
     yield shlex.join(machine.command)
     machine.close()

@@ -1,4 +1,4 @@
-"""``doit debug``: one stage again, without a trace in the project."""
+"""``buildsys debug``: one stage again, without a trace in the project."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_debug_runs_up_to_date_stale_and_failed_targets_and_changes_nothing(
 ) -> None:
     assert ready.doit("reference:a").code == 0
     before = everything(ready)
-    fresh = ready.doit("debug", "a:reference", "--keep", "kept")
+    fresh = ready.buildsys("debug", "a:reference", "--keep", "kept")
     assert (fresh.code, fresh.err) == (0, ""), fresh.out
     first, *_, place = fresh.out.splitlines()
     assert first == "… case min"
@@ -61,7 +61,7 @@ def test_debug_runs_up_to_date_stale_and_failed_targets_and_changes_nothing(
 def test_what_cannot_be_run_is_one_sentence(
     ready: ReadyProject, names: tuple[str, ...], problem: str
 ) -> None:
-    wrong = ready.doit("debug", *names)
+    wrong = ready.buildsys("debug", *names)
     assert (wrong.code, wrong.out) == (3, "")
     assert problem in wrong.err
     assert not Path(ready.root / "build").exists()

@@ -1,4 +1,4 @@
-"""`doit doctor` on a project, as a process."""
+"""`buildsys doctor` on a project, as a process."""
 
 from __future__ import annotations
 

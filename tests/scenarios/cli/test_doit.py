@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from project_folder import ProjectFolder, Ran, finish
 
+from buildsys.cli.commands import COMMANDS
+
 TARGETS = {
     "export:lin",
     "reference:lin",
@@ -28,7 +30,8 @@ NOT_FOR_NOTHING = HEAVY | {"pydantic", "yaml", "rich", "concurrent.futures", "as
 
 def imported(project: ProjectFolder, *arguments: str) -> set[str]:
     """Return the names of all modules that the doit process itself imports."""
-    command = [sys.executable, "-X", "importtime", "-m", "doit", *arguments]
+    program = "buildsys" if arguments[:1] and arguments[0] in COMMANDS else "doit"
+    command = [sys.executable, "-X", "importtime", "-m", program, *arguments]
     done = subprocess.run(
         command,
         cwd=project.root,
@@ -85,7 +88,7 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
     "arguments",
     [
         ("list", "--all", "--status"), ("info", "bench:lin:ort"), ("explain",), ("plan",),
-        ("inspect:lin",), ("diff", "lin"), ("doctor", "lin:ort"), ("resolve", "lin"), ("schema",),
+        ("inspect", "lin"), ("diff", "lin"), ("doctor", "lin:ort"), ("resolve", "lin"), ("schema",),
         ("workers",), ("cache",), ("cache", "gc"), ("cache", "verify"), ("help",),
         ("ignore", "bench"), ("forget", "bench"), ("clean",), ("simplify:lin",),
     ],
@@ -186,7 +189,7 @@ def test_a_check_that_fails_ends_with_1_and_continue_builds_the_rest(
     ]
     assert len(found) == 2, "at once, and at the end"
     assert all("min" in line for line in found), "the case is named"
-    assert "rerun it alone: doit debug validate:bad\n" in failed.out
+    assert "rerun it alone: buildsys debug validate:bad\n" in failed.out
     assert "log: build/bad/validate/result.log" in failed.out
     result = json.loads((project.root / "build/bad/validate/result.json").read_text())
     assert result["status"] == "failed"
@@ -235,13 +238,13 @@ def test_all_errors_in_manifests_are_printed_and_nothing_is_built(project: Proje
 
 
 def test_resolve_and_schema(built: ProjectFolder) -> None:
-    resolved = built.doit("resolve", "lin")
+    resolved = built.buildsys("resolve", "lin")
     assert resolved.code == 0
     assert "configs/models/lin.yaml:1" in resolved.out
-    unknown = built.doit("resolve", "line")
+    unknown = built.buildsys("resolve", "line")
     assert (unknown.code, unknown.err) == (3, "ERROR: there is no model 'line'; nearest: lin\n")
-    assert built.doit("resolve").code == 3
-    assert built.doit("schema").code == 0
+    assert built.buildsys("resolve").code == 3
+    assert built.buildsys("schema").code == 0
     assert json.loads((built.root / "configs/schema/model.schema.json").read_text())["title"]
 
 

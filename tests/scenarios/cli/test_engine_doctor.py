@@ -1,4 +1,4 @@
-"""`doit doctor ENGINE`: targets, files and folders; exit codes; JSON; a copied folder."""
+"""`buildsys doctor ENGINE`: targets, files and folders; exit codes; JSON; a copied folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
         "build/lin/engine/ort/engine.onnx",
         "build/lin/engine/ort",
     ):
-        found = built.doit("doctor", name)
+        found = built.buildsys("doctor", name)
         assert (found.code, found.err) == (0, ""), found
         assert found.out.splitlines()[1] == "it can run here"
         assert ": lin:ort, ONNX Runtime " in found.out.splitlines()[0]
@@ -31,47 +31,47 @@ def test_doctor_of_engines(built: ProjectFolder, tmp_path: Path) -> None:
     record["built_with"]["onnxruntime"] = "99.0.0"
     (elsewhere / "engine.json").write_text(json.dumps(record))
     (elsewhere / "engine.onnx").write_bytes((elsewhere / "engine.onnx").read_bytes()[:-10])
-    found = built.doit("doctor", str(elsewhere), "lin:ort", "--json")
+    found = built.buildsys("doctor", str(elsewhere), "lin:ort", "--json")
     assert found.code == 1
     wrong, right = json.loads(found.out)["engines"]
     assert (wrong["runs"], right["runs"]) == (False, True)
     assert [reason["kind"] for reason in wrong["reasons"]] == ["truncated", "version"]
     assert wrong["engine"] == str(elsewhere)
 
-    missing = built.doit("doctor", "./nothing.engine")
+    missing = built.buildsys("doctor", "./nothing.engine")
     assert (missing.code, missing.err) == (1, "")
     assert "there is no engine file" in missing.out
     assert "build it, or pass the path" in missing.out
-    unknown = built.doit("doctor", "lin:otr")
+    unknown = built.buildsys("doctor", "lin:otr")
     assert (unknown.code, unknown.out) == (3, "")
     assert "there is no engine file and no engine 'lin:otr'; nearest: lin:ort" in unknown.err
 
 
 def test_doctor_of_an_engine_that_is_not_built(project: ProjectFolder) -> None:
     project.add_model("lin")
-    found = project.doit("doctor", "lin:ort")
+    found = project.buildsys("doctor", "lin:ort")
     assert found.code == 1
-    assert "engine:lin:ort has not been built; doit engine:lin:ort" in found.out
+    assert "engine:lin:ort has not been built; buildsys build engine:lin:ort" in found.out
 
 
 def test_an_engine_that_does_not_match_its_manifest(built: ProjectFolder, tmp_path: Path) -> None:
-    fine = json.loads(built.doit("doctor", "lin:ort", "--json").out)["engines"][0]
+    fine = json.loads(built.buildsys("doctor", "lin:ort", "--json").out)["engines"][0]
     assert (fine["runs"], fine["current"], fine["reasons"]) == (True, True, [])
     before = sorted(path for path in built.root.rglob("*") if ".pyc" not in path.name)
 
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     for name in ("lin:ort", "build/lin/engine/ort", "build/lin/engine/ort/engine.onnx"):
-        found = built.doit("doctor", name)
+        found = built.buildsys("doctor", name)
         assert (found.code, found.err) == (1, "")
         lines = found.out.splitlines()[1:4]
         assert lines[:2] == [
             "it can run here", "it does not match its manifest, or has not passed its checks:"
         ]  # fmt: skip
         asked = "engine:lin:ort does not match its manifest: upstream: simplify:lin may rerun"
-        assert lines[2] == f"  - {asked}; doit engine:lin:ort"
+        assert lines[2] == f"  - {asked}; buildsys build engine:lin:ort"
     elsewhere = tmp_path / "deployed"  # of a copy nobody knows which project it is of
     shutil.copytree(built.root / "build/lin/engine/ort", elsewhere)
-    found = built.doit("doctor", str(elsewhere), "lin:ort", "--json")
+    found = built.buildsys("doctor", str(elsewhere), "lin:ort", "--json")
     copied, here = json.loads(found.out)["engines"]
     assert (copied["runs"], copied["current"], copied["reasons"]) == (True, None, [])
     assert (here["runs"], here["current"]) == (True, False)
@@ -82,6 +82,9 @@ def test_an_engine_that_does_not_match_its_manifest(built: ProjectFolder, tmp_pa
 
     built.edit("configs/models/lin.yaml", "opset: 18", "opset: 17")
     (built.root / "build/lin/verify/ort.json").unlink()
-    found = built.doit("doctor", "lin:ort")
+    found = built.buildsys("doctor", "lin:ort")
     missing = "verify:lin:ort has not run on the current files: output missing: lin/verify/ort.json"
-    assert (found.code, f"  - {missing}; doit verify:lin:ort\n" in found.out) == (1, True), found
+    assert (found.code, f"  - {missing}; buildsys build verify:lin:ort\n" in found.out) == (
+        1,
+        True,
+    ), found

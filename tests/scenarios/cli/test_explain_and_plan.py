@@ -1,4 +1,4 @@
-"""``doit explain`` and ``doit plan`` on a small built model."""
+"""``buildsys explain`` and ``buildsys plan`` on a small built model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def everything(root: Path) -> dict[Path, tuple[int, int, int]]:
 def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(
     built: ProjectFolder,
 ) -> None:
-    explained = built.doit("explain", "export:lin")
+    explained = built.buildsys("explain", "export:lin")
     assert (explained.code, explained.err) == (0, "")
     line, count = explained.out.splitlines()
     assert line.startswith("fresh  export:lin: built ")
@@ -64,7 +64,7 @@ def test_a_fresh_target_shows_when_why_and_how_fast_it_was_built(
 def test_without_a_name_all_targets_are_explained_and_fresh_ones_together(
     built: ProjectFolder,
 ) -> None:
-    first, count = built.doit("explain").out.splitlines()
+    first, count = built.buildsys("explain").out.splitlines()
     assert first.startswith("fresh  lin: all 8 targets, last built ")
     assert count == "8 fresh"
     assert states(built, "explain") == dict.fromkeys(TARGETS, "fresh")
@@ -102,7 +102,9 @@ def test_every_reason_is_shown_from_old_to_new(built: ProjectFolder) -> None:
 
 def test_the_text_has_a_line_per_reason_and_counts_at_the_end(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    shown = built.doit("explain", "export:lin", "simplify:lin", "reference:lin").out.splitlines()
+    shown = built.buildsys(
+        "explain", "export:lin", "simplify:lin", "reference:lin"
+    ).out.splitlines()
     assert shown[0].startswith("stale      export:lin: last run ")
     assert shown[1] == "             export.opset: 17 → 18"
     assert shown[2].startswith("fresh      reference:lin: built ")
@@ -123,7 +125,7 @@ def test_a_run_and_info_use_the_same_words_and_the_reason_is_kept(built: Project
     order = [line.split()[1] for line in ran.out.splitlines() if line.startswith("run ")]
     assert [target for target in (one["target"] for one in planned) if target in order] == order
     assert (
-        built.doit("explain", "export:lin")
+        built.buildsys("explain", "export:lin")
         .out.splitlines()[0]
         .endswith("; reason: export.opset: 17 → 18")
     )
@@ -134,7 +136,7 @@ def test_a_run_and_info_use_the_same_words_and_the_reason_is_kept(built: Project
 def test_a_failure_is_a_reason(project: ProjectFolder) -> None:
     project.add_model("lin", "raising")
     assert project.doit("export:lin").code == 2
-    explained = project.doit("explain", "export:lin")
+    explained = project.buildsys("explain", "export:lin")
     assert explained.code == 0
     assert "last run failed: " in explained.out
     assert "the weights are on the other disk" in explained.out
@@ -166,7 +168,7 @@ def test_long_values_are_short_in_text_and_whole_in_json(built: ProjectFolder) -
     built.edit(
         "configs/models/lin.yaml", "small.py:Linear", f"small.py:Linear, kwargs: {{token: {token}}}"
     )
-    assert max(map(len, built.doit("explain", "export:lin").out.splitlines())) < 150
+    assert max(map(len, built.buildsys("explain", "export:lin").out.splitlines())) < 150
     reasons = answer(built, "explain", "export:lin")["targets"][0]["reasons"]
     assert [one["new"] for one in reasons if one["subject"] == "source.kwargs.token"] == [
         json.dumps(token)
@@ -214,29 +216,29 @@ def test_no_worker_is_started_and_nothing_heavy_imported(built: ProjectFolder) -
 
 
 def test_a_plan_of_nothing(built: ProjectFolder) -> None:
-    assert built.doit("plan") == Ran(0, "everything is up to date: nothing would run\n", "")
+    assert built.buildsys("plan") == Ran(0, "everything is up to date: nothing would run\n", "")
     assert answer(built, "plan")["targets"] == []
 
 
 def test_a_plan_has_the_usual_times(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "duration: 50ms", "duration: 60ms")
-    first, second, count = built.doit("plan").out.splitlines()
+    first, second, count = built.buildsys("plan").out.splitlines()
     assert first.split()[:2] == ["run", "bench:lin:ort"]
     assert first.endswith("s  bench.duration: 0.05 → 0.06")
     assert second.split()[:2] == ["run", "report:lin"]
     assert count.startswith("2 targets; usual time: ")
-    assert "at best" in built.doit("plan", "-n", "2").out
+    assert "at best" in built.buildsys("plan", "-n", "2").out
 
 
 def test_a_target_that_never_ran_has_no_usual_time(built: ProjectFolder) -> None:
     built.add_model("new")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
-    shown = built.doit("plan").out
+    shown = built.buildsys("plan").out
     assert ["run", "export:new", "unknown", "never", "built"] in [
         line.split() for line in shown.splitlines()
     ]
     assert shown.endswith("unknown for 8\n")
-    alone = built.doit("plan", "export:new").out
+    alone = built.buildsys("plan", "export:new").out
     assert alone.endswith("1 target; time unknown (never built)\n")
 
 
@@ -254,8 +256,8 @@ def test_explain_and_plan_write_nothing_and_make_nothing(built: ProjectFolder) -
 def test_explaining_a_project_that_was_never_built_makes_no_folder(project: ProjectFolder) -> None:
     project.add_model("lin")
     before = everything(project.root)
-    assert project.doit("explain").out.endswith("8 stale\n")
-    assert project.doit("plan").code == 0
+    assert project.buildsys("explain").out.endswith("8 stale\n")
+    assert project.buildsys("plan").code == 0
     assert everything(project.root) == before
     assert texts(project, "explain", "export:lin") == {"export:lin": ["never built"]}
 
@@ -278,21 +280,22 @@ def test_the_nearest_target_is_suggested_for_an_unknown_one(built: ProjectFolder
 
 
 def test_wrong_options_are_one_sentence(built: ProjectFolder) -> None:
-    unknown = "option --jsn not recognized; run `doit help explain` for its options"
-    missing = "option --since requires argument; run `doit help plan` for its options"
-    number = "write a number such as 5"
+    unknown = "explain has no option --jsn; nearest: --json; run `buildsys help explain` for its"
+    number = "expects a positive integer, found"
     for arguments, problem in (
         (("explain", "--jsn"), unknown),
-        (("plan", "--since"), missing),
-        (("plan", "-n", "two"), f"-n expects a positive integer, found 'two'; {number}"),
-        (("plan", "-n", "0"), f"-n expects a positive integer, found '0'; {number}"),
+        (("plan", "--since"), "--since: expected one argument; run `buildsys help plan` for its"),
+        (("plan", "-n", "two"), f"-n: {number} 'two'; write a number such as 5; run"),
+        (("plan", "-n", "0"), f"-n: {number} '0'; write a number such as 5; run"),
     ):
-        assert built.doit(*arguments) == Ran(3, "", f"ERROR: {problem}\n")
+        wrong = built.buildsys(*arguments)
+        assert (wrong.code, wrong.out, wrong.err.count("\n")) == (3, "", 1)
+        assert wrong.err.startswith(f"ERROR: {problem}")
 
 
 def test_options_may_follow_names(built: ProjectFolder) -> None:
-    last = json.loads(built.doit("explain", "export:lin", "--json").out)
-    assert last == json.loads(built.doit("explain", "--json", "--", "export:lin").out)
+    last = json.loads(built.buildsys("explain", "export:lin", "--json").out)
+    assert last == json.loads(built.buildsys("explain", "--json", "--", "export:lin").out)
 
 
 def test_groups_stages_and_patterns_name_targets(built: ProjectFolder) -> None:
@@ -330,7 +333,7 @@ def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(
 ) -> None:
     damage(built.root / ".buildsys/state.db")
     before = everything(built.root)
-    explained = built.doit("explain")
+    explained = built.buildsys("explain")
     assert explained.code == 0
     assert explained.out.endswith("8 stale\n")
     assert len(explained.err.splitlines()) == 1
@@ -341,7 +344,7 @@ def test_a_state_that_cannot_be_read_is_one_warning_and_left_alone(
 
 def test_wrong_manifests_are_reported(built: ProjectFolder) -> None:
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
-    wrong = built.doit("explain")
+    wrong = built.buildsys("explain")
     assert (wrong.code, wrong.out) == (3, "")
     assert "configs/models/lin.yaml:6" in wrong.err
 
@@ -351,7 +354,9 @@ def test_a_read_only_project_can_be_explained(built: ProjectFolder) -> None:
     commit(built.root, "one")
     built.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     for arguments in ("explain", "plan", "plan --since HEAD"):
-        done = in_read_only_folder(built, f"touch new; exec {sys.executable} -m doit {arguments}")
+        done = in_read_only_folder(
+            built, f"touch new; exec {sys.executable} -m buildsys {arguments}"
+        )
         assert done.returncode == 0, done.stderr
         assert "export.opset: 17 → 18" in done.stdout
         assert "Read-only file system" in done.stderr, "the folder was not read-only"
@@ -360,7 +365,7 @@ def test_a_read_only_project_can_be_explained(built: ProjectFolder) -> None:
 def test_a_full_disk_is_one_sentence(built: ProjectFolder) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "doit", "explain"],
+            [sys.executable, "-m", "buildsys", "explain"],
             cwd=built.root, env=built.environment, stdout=full, stderr=subprocess.PIPE, text=True,
             check=False,
         )  # fmt: skip

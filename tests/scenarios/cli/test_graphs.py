@@ -1,4 +1,4 @@
-"""``doit inspect``, ``doit diff`` and ``doit netron`` on graphs of real stages."""
+"""``buildsys inspect``, ``buildsys diff`` and ``buildsys netron`` on graphs of real stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_inspect_shows_a_graph(ready_built: ReadyProject) -> None:
         contents(ready_built.root / "build"),
         (ready_built.root / ".buildsys/state.db").read_bytes(),
     )
-    ran = ready_built.doit(f"inspect:{NET}")
+    ran = ready_built.doit("inspect", f"{NET}")
     assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
     assert lines[0].startswith(
@@ -50,8 +50,8 @@ def test_inspect_shows_a_graph(ready_built: ReadyProject) -> None:
     ):
         assert part in ran.out
     assert len(lines) < 40
-    assert ready_built.doit("inspect", f"{NET}:simplify").out == ran.out
-    found = json.loads(ready_built.doit(f"inspect:{NET}:export", "--json").out)
+    assert ready_built.buildsys("inspect", f"{NET}:simplify").out == ran.out
+    found = json.loads(ready_built.doit("inspect", f"{NET}:export", "--json").out)
     assert (found["schema"], found["graph"]["state"]) == ("buildsys/inspect/1", "fresh")
     assert found["operators"] == {"Add": 1, "Identity": 1, "MatMul": 1}
     assert found["macs"]["total"] == 2 * FEATURES**2
@@ -63,14 +63,14 @@ def test_inspect_shows_a_graph(ready_built: ReadyProject) -> None:
 
 
 def test_inspect_shows_nodes_tensors_and_engines(ready_built: ReadyProject) -> None:
-    table = ready_built.doit(f"inspect:{NET}:export", "--nodes").out
+    table = ready_built.doit("inspect", f"{NET}:export", "--nodes").out
     assert re.search(r"MatMul +- +x, v +→ z \[batch, 256\] +131 k", table)
-    node = ready_built.doit(f"inspect:{NET}:export", "--node", "z").out
+    node = ready_built.doit("inspect", f"{NET}:export", "--node", "z").out
     assert "x: float32 [batch, 256] from input" in node
     assert "z: float32 [batch, 256] to y" in node
-    tensor = json.loads(ready_built.doit(f"inspect:{NET}:export", "--tensor", "z", "--json").out)
+    tensor = json.loads(ready_built.doit("inspect", f"{NET}:export", "--tensor", "z", "--json").out)
     assert tensor["tensors"]["z"]["sized"] == [2, FEATURES]
-    assert ready_built.doit(f"inspect:{NET}:engine").out.startswith(
+    assert ready_built.doit("inspect", f"{NET}:engine").out.startswith(
         "engine:a:ort: build/a/engine/ort/engine.onnx, "
     )
 
@@ -79,39 +79,43 @@ def test_inspect_starts_with_a_note_on_a_stale_graph(ready_built: ReadyProject) 
     ready_built.edit(
         f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}"
     )
-    first = ready_built.doit(f"inspect:{NET}").out.splitlines()[0]
+    first = ready_built.doit("inspect", f"{NET}").out.splitlines()[0]
     assert first.startswith(
         "simplify:a is stale (simplify.fuse: true → false); shown is the graph built "
     )
-    assert first.endswith("`doit simplify:a` rebuilds it")
-    assert json.loads(ready_built.doit(f"inspect:{NET}", "--json").out)["graph"]["state"] == "stale"
+    assert first.endswith("`buildsys build simplify:a` rebuilds it")
+    assert (
+        json.loads(ready_built.doit("inspect", f"{NET}", "--json").out)["graph"]["state"] == "stale"
+    )
 
 
 def test_mistakes_are_one_line(ready_built: ReadyProject) -> None:
     ready_built.add_model("other")
     doit = ready_built.doit
-    fails(doit("inspect:othr"), 3, "there is no model 'othr'; nearest: other")
-    fails(doit("inspect:a:simplfy"), 3, "there is no stage 'simplfy'; nearest: simplify")
+    fails(doit("inspect", "othr"), 3, "there is no model 'othr'; nearest: other")
+    fails(doit("inspect", "a:simplfy"), 3, "there is no stage 'simplfy'; nearest: simplify")
     fails(
-        doit("inspect:a:validate"),
+        doit("inspect", "a:validate"),
         3,
         "validate of a writes no graph; graphs of a: export, simplify, engine:ort",
     )
     fails(
-        doit("inspect:other"),
+        doit("inspect", "other"),
         2,
-        "simplify:other has not been built; `doit simplify:other` builds it",
+        "simplify:other has not been built; `buildsys build simplify:other` builds it",
     )
-    fails(doit("inspect:a", "--node", "MatMl"), 3, "the graph has no node 'MatMl'")
-    fails(doit("inspect:a:export", "--tensor", "zz"), 3, "the graph has no tensor 'zz'")
-    fails(doit("inspect:a", "--nodes", "--svg", "x.svg"), 3, "--nodes and --svg cannot be combined")
-    fails(doit("inspect:a", "--depth", "3"), 3, "select a part to draw; add --svg FILE")
+    fails(doit("inspect", "a", "--node", "MatMl"), 3, "the graph has no node 'MatMl'")
+    fails(doit("inspect", "a:export", "--tensor", "zz"), 3, "the graph has no tensor 'zz'")
     fails(
-        doit("inspect:a", "--svg", "x.svg", "--from", "nowhere"),
+        doit("inspect", "a", "--nodes", "--svg", "x.svg"), 3, "--nodes and --svg cannot be combined"
+    )
+    fails(doit("inspect", "a", "--depth", "3"), 3, "select a part to draw; add --svg FILE")
+    fails(
+        doit("inspect", "a", "--svg", "x.svg", "--from", "nowhere"),
         3,
         "the graph has no node or tensor 'nowhere'",
     )
-    fails(doit("inspect:a", "build:a"), 3, "inspect takes one MODEL or MODEL:STAGE")
+    fails(doit("inspect", "a", "build:a"), 3, "inspect takes one MODEL or MODEL:STAGE")
     fails(doit("diff", "a", "export"), 3, "diff takes a model and the names of two graphs")
     fails(
         doit("diff", "a", "export", "simplify~7"),
@@ -123,33 +127,33 @@ def test_mistakes_are_one_line(ready_built: ReadyProject) -> None:
     )
     fails(doit("netron", "other"), 2, "simplify:other has not been built")
     (ready_built.root / "build/a/simplify/model.onnx").write_bytes(b"\xff" * 50)
-    fails(doit("inspect:a"), 2, "model.onnx cannot be read as ONNX")
+    fails(doit("inspect", "a"), 2, "model.onnx cannot be read as ONNX")
     assert not (ready_built.root / "x.svg").exists()
 
 
 def test_without_graphviz_the_table_is_printed(ready_built: ReadyProject) -> None:
     ready_built.environment["PATH"] = str(ready_built.root)
-    ran = ready_built.doit(f"inspect:{NET}:export", "--svg", "net.svg")
+    ran = ready_built.doit("inspect", f"{NET}:export", "--svg", "net.svg")
     assert "MatMul" in ran.out
     assert ran.code == 2
     assert "graphviz is not installed" in ran.err
-    assert f"`doit netron {NET}:export`" in ran.err
+    assert f"`buildsys netron {NET}:export`" in ran.err
     assert not (ready_built.root / "net.svg").exists()
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
 def test_a_picture_is_written(ready_built: ReadyProject) -> None:
-    ran = ready_built.doit(f"inspect:{NET}:export", "--svg", "net.svg")
+    ran = ready_built.doit("inspect", f"{NET}:export", "--svg", "net.svg")
     assert (ran.code, ran.out) == (0, "wrote net.svg: 2 nodes in 2 boxes\n")
     picture = (ready_built.root / "net.svg").read_bytes()
     answer = json.loads(
-        ready_built.doit(f"inspect:{NET}:export", "--json", "--svg", "again.svg").out
+        ready_built.doit("inspect", f"{NET}:export", "--json", "--svg", "again.svg").out
     )
     assert (answer["nodes"], answer["boxes"], answer["svg"]) == (2, 2, "again.svg")
     assert (ready_built.root / "again.svg").read_bytes() == picture
     assert (
         "1 node"
-        in ready_built.doit(f"inspect:{NET}:export", "--svg", "part.svg", "--from", "z").out
+        in ready_built.doit("inspect", f"{NET}:export", "--svg", "part.svg", "--from", "z").out
     )
 
 
@@ -221,9 +225,7 @@ def test_netron_serves_until_it_is_interrupted(
 
 
 def test_without_netron_the_install_command_is_printed(ready_built: ReadyProject) -> None:
-    code = (
-        "import sys; sys.modules['netron'] = None; from doit.__main__ import main; sys.exit(main())"
-    )
+    code = "import sys; sys.modules['netron'] = None; from buildsys.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "netron", NET],
         cwd=ready_built.root, env=ready_built.environment, capture_output=True, text=True,

@@ -116,8 +116,8 @@ def test_a_broken_manifest_fails_all_but_queries_of_other_models(many: ProjectFo
         assert (wrong.code, wrong.out) == (3, "")
         assert f"configs/models/{ONE}.yaml:" in wrong.err
     nothing = "everything is up to date: nothing would run\n"
-    assert many.doit("plan", "m00002") == Ran(0, nothing, "")
-    assert many.doit("explain", "report:m00002", "m00003:ort-cpu").code == 0
+    assert many.buildsys("plan", "m00002") == Ran(0, nothing, "")
+    assert many.buildsys("explain", "report:m00002", "m00003:ort-cpu").code == 0
     many.edit(f"configs/models/{ONE}.yaml", "min_sample: 1", "min_samples: 1")
     assert many.doit() == Ran(0, UP_TO_DATE, "")
 
@@ -161,7 +161,7 @@ def test_many_pages_are_written_by_several_processes(empty_place: ProjectFolder)
             f"model: {name}\nsource: {{python: net.py:make}}\ninputs: {{x: {{shape: [1]}}}}\n"
             "engines: [{name: ort, backend: onnxruntime}]\n"
         )
-    ran = project.doit("pages")
+    ran = project.buildsys("pages")
     assert ran.code == 0, ran.err
     folder = project.root / "build/report"
     index = (folder / "index.html").read_text()

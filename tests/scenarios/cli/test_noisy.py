@@ -48,14 +48,14 @@ def test_it_is_measured_again_by_nightly_runs_and_on_request(ready: ReadyProject
     (bench,) = (one for one in answer(ready, "explain", BENCH)["targets"] if one["target"] == BENCH)
     assert (bench["state"], bench["last_run"]["status"]) == ("fresh", "noisy")
     assert REASON in bench["noisy"]
-    assert "`buildsys build --remeasure a` measures again" in ready.doit("explain", BENCH).out
-    assert "nothing would run" in ready.doit("plan").out
+    assert "`buildsys build --remeasure a` measures again" in ready.buildsys("explain", BENCH).out
+    assert "nothing would run" in ready.buildsys("plan").out
     assert f"noisy: {REASON}" in ready.doit("info", BENCH).out
     listed = ready.doit("list", "--all", "--status", BENCH).out
     assert listed.split()[0] == "Y"
     report = (ready.root / "build/a/report/report.md").read_text()
     assert f"1 noisy: {BENCH}" in report
-    best = ready.doit("best", "a").out
+    best = ready.buildsys("best", "a").out
     assert "No engine to ship\nThe benchmark of ort is noisy" in best
     assert "`buildsys build --remeasure a` measures again" in best
     assert f"ort     noisy   {REASON}" in best

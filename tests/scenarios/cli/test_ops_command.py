@@ -32,7 +32,7 @@ def test_the_table_is_read_from_the_libraries(operator_table: tuple[Path, Ran]) 
 
 
 def test_the_table_is_remembered(project: ProjectFolder) -> None:
-    again = project.doit("ops", "--all")
+    again = project.buildsys("ops", "--all")
     assert (again.code, again.err) == (0, "")
     assert "aten::celu" in again.out
 
@@ -46,7 +46,7 @@ def test_the_table_is_remembered(project: ProjectFolder) -> None:
         ),
         (["DeformCov"], "nearest: DeformConv"),
         (["aten::rol"], "nearest: aten::roll"),
-        (["qqqqqqqq"], "`doit ops --all` lists all operators"),
+        (["qqqqqqqq"], "`buildsys ops --all` lists all operators"),
         (["--model", "aa"], "there is no model 'aa'; nearest: a"),
         (["--model", "a", "Gemm"], "ops takes names of operators, --model MODEL or --all"),
     ],
@@ -54,29 +54,29 @@ def test_the_table_is_remembered(project: ProjectFolder) -> None:
 def test_unknown_operators_and_models(
     project: ProjectFolder, arguments: list[str], answer: str
 ) -> None:
-    ran = project.doit("ops", *arguments)
+    ran = project.buildsys("ops", *arguments)
     assert ran.code == 3
     assert answer in ran.err
     assert ran.out == ""
 
 
 def test_operators_of_a_graph(project: ProjectFolder) -> None:
-    ran = project.doit("ops", "--model", "a")
+    ran = project.buildsys("ops", "--model", "a")
     assert ran.out.splitlines()[0] == "a: simplified graph, opset 17"
     assert "MatMul        1  13 " in ran.out
     shutil.rmtree(project.root / "build")
-    without = project.doit("ops", "--model", "a")
+    without = project.buildsys("ops", "--model", "a")
     assert without.code == 3
-    assert "a has no graph yet; `doit simplify:a` builds it" in without.err
+    assert "a has no graph yet; `buildsys build simplify:a` builds it" in without.err
 
 
 def test_json_for_programs(project: ProjectFolder) -> None:
-    found = json.loads(project.doit("ops", "celu", "aten::celu_", "--json").out)
+    found = json.loads(project.buildsys("ops", "celu", "aten::celu_", "--json").out)
     assert found["schema"] == "buildsys/ops/1"
     assert {"torch", "onnx", "onnxruntime"} <= found["versions"].keys()
     assert found["torch"]["aten::celu"]["torchscript"] == 12
     assert found["onnx"]["Celu"]["opsets"][0] == 12
-    everything = json.loads(project.doit("ops", "--all", "--json").out)
+    everything = json.loads(project.buildsys("ops", "--all", "--json").out)
     assert len(everything["torch"]) > 1000
 
 
@@ -84,6 +84,6 @@ def test_wrong_manifests_do_not_prevent_an_answer(project: ProjectFolder) -> Non
     wrong = Path(project.root / "configs/models/wrong.yaml")
     wrong.write_text("model: [\n")
     try:
-        assert project.doit("ops", "Gemm").code == 0
+        assert project.buildsys("ops", "Gemm").code == 0
     finally:
         wrong.unlink()

@@ -1,4 +1,4 @@
-"""``doit plan --since`` with real git: what differs from a revision."""
+"""``buildsys plan --since`` with real git: what differs from a revision."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_since_a_revision_targets_are_added_removed_changed_or_downstream(
     assert {target for target, found in state.items() if found == "removed"} == {
         target.replace("lin", "old") for target in TARGETS
     }
-    shown = versioned.doit(
+    shown = versioned.buildsys(
         "plan", "--since", "v1", "export:lin", "simplify:lin", "export:old"
     ).out.splitlines()
     assert shown[:5] == [
@@ -78,9 +78,9 @@ def test_since_a_revision_targets_are_added_removed_changed_or_downstream(
 
 def test_since_a_revision_sources_and_their_imports_count(versioned: ProjectFolder) -> None:
     root = versioned.root
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
+    assert versioned.buildsys("plan", "--since", "v1").out.endswith("): no differences\n")
     versioned.edit("configs/models/lin.yaml", "model: lin", "# a comment\nmodel: lin")
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
+    assert versioned.buildsys("plan", "--since", "v1").out.endswith("): no differences\n")
     (root / "plugins/models/parts.py").write_text("width = 3\n")
     versioned.edit("plugins/models/small.py", "import torch\n", "import torch\nimport parts\n")
     found = texts(versioned, "plan", "--since", "v1", "export:lin")
@@ -106,7 +106,7 @@ def test_since_a_revision_files_that_git_ignores_are_taken_as_they_are(
             f"configs/models/{name}.yaml", ":Linear}", f":Linear, weights: {{file: {path}}}}}"
         )
     commit(root, "weights")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
         "export:lin": ["export.opset: 17 → 18"]
@@ -124,7 +124,7 @@ def test_since_a_revision_weights_and_variables(versioned: ProjectFolder) -> Non
     )
     commit(root, "weights")
     versioned.environment["WIDTH"] = "7"  # as it is on both sides
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
     (root / "my w.bin").write_bytes(b"other weights")
     assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
         "export:lin": ["weights my w.bin changed"]
@@ -142,14 +142,14 @@ def test_since_a_revision_in_a_subfolder_with_configs_elsewhere(
     project = ProjectFolder(whole / "deploy/engines")
     for folder in ("../../manifests", str(whole / "manifests")):
         project.environment["BUILDSYS_CONFIGS"] = folder
-        assert project.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+        assert project.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
     manifest = whole / "manifests/models/lin.yaml"
     manifest.write_text(manifest.read_text().replace("opset: 17", "opset: 16"))
     assert texts(project, "plan", "--since", "HEAD", "export:lin") == {
         "export:lin": ["export.opset: 17 → 16"]
     }
     project.environment["BUILDSYS_CONFIGS"] = str(versioned.root / "configs")
-    outside = project.doit("plan", "--since", "HEAD")
+    outside = project.buildsys("plan", "--since", "HEAD")
     assert (outside.code, outside.out) == (3, "")
     assert "is outside the git repository" in outside.err
 
@@ -166,7 +166,7 @@ def test_since_a_revision_headers_of_c_sources_are_compared(versioned: ProjectFo
         'ops: [{op: "own::Scale", library: {sources: [plugins/ops/scale.c]}}]\n',
     )
     commit(versioned.root, "an operator")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
     (folder / "scale.h").write_text("#define SCALE 3\n")
     assert texts(versioned, "plan", "--since", "HEAD", "operators:lin") == {
         "operators:lin": ["plugins/ops/scale.h changed"]
@@ -177,7 +177,7 @@ def test_since_a_revision_with_configs_as_a_link(versioned: ProjectFolder, tmp_p
     root = versioned.root
     (root / "configs").rename(root / "manifests")
     (root / "configs").symlink_to("manifests")
-    assert versioned.doit("plan", "--since", "v1").out.endswith("): no differences\n")
+    assert versioned.buildsys("plan", "--since", "v1").out.endswith("): no differences\n")
     commit(root, "a link")
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 18")
     for revision in ("HEAD", "v1"):
@@ -186,7 +186,7 @@ def test_since_a_revision_with_configs_as_a_link(versioned: ProjectFolder, tmp_p
     (root / "manifests").rename(tmp_path / "elsewhere")
     (root / "configs").unlink()
     (root / "configs").symlink_to(tmp_path / "elsewhere")
-    assert "is outside the git repository" in versioned.doit("plan", "--since", "v1").err
+    assert "is outside the git repository" in versioned.buildsys("plan", "--since", "v1").err
 
 
 def test_since_a_revision_nothing_is_written_through_a_link_out_of_the_folder(
@@ -200,13 +200,13 @@ def test_since_a_revision_nothing_is_written_through_a_link_out_of_the_folder(
     (root / "extra").unlink()
     (root / "extra").mkdir()
     (root / "extra/w.pth").write_bytes(b"ignored by git")
-    assert versioned.doit("plan", "--since", "HEAD").out.endswith("): no differences\n")
+    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
     assert list(outside.iterdir()) == []
 
 
 def test_a_revision_that_does_not_exist(versioned: ProjectFolder) -> None:
     for revision in ("v9", "", "--all", "HEAD~99", "v1:configs", "a b"):
-        wrong = versioned.doit("plan", f"--since={revision}")
+        wrong = versioned.buildsys("plan", f"--since={revision}")
         assert (wrong.code, wrong.out) == (3, "")
         found = f"ERROR: git knows no revision {revision!r}; "
         assert wrong.err == f"{found}`git log` and `git tag` list revisions\n"
@@ -216,7 +216,7 @@ def test_a_revision_that_does_not_exist(versioned: ProjectFolder) -> None:
 def test_a_folder_that_is_no_git_repository(project: ProjectFolder) -> None:
     project.add_model("lin")
     project.environment["GIT_CEILING_DIRECTORIES"] = str(project.root.parent)
-    wrong = project.doit("plan", "--since", "HEAD")
+    wrong = project.buildsys("plan", "--since", "HEAD")
     assert (wrong.code, wrong.out) == (3, "")
     assert wrong.err == f"ERROR: {project.root} is not in a git repository\n"
 
@@ -226,10 +226,10 @@ def test_a_repository_without_commits_and_a_machine_without_git(
 ) -> None:
     project.add_model("lin")
     git(project.root, "init", "-q")
-    wrong = project.doit("plan", "--since", "HEAD")
+    wrong = project.buildsys("plan", "--since", "HEAD")
     assert (wrong.code, wrong.err.startswith("ERROR: git knows no revision 'HEAD'")) == (3, True)
     project.environment["PATH"] = str(tmp_path)
-    wrong = project.doit("plan", "--since", "HEAD")
+    wrong = project.buildsys("plan", "--since", "HEAD")
     assert (wrong.code, wrong.err) == (
         3,
         "ERROR: `--since` needs git, which is not installed; install git\n",
@@ -239,7 +239,7 @@ def test_a_repository_without_commits_and_a_machine_without_git(
 def test_a_revision_without_manifests(versioned: ProjectFolder) -> None:
     git(versioned.root, "rm", "-rq", "--cached", "configs")
     git(versioned.root, "commit", "-qm", "no configs")
-    wrong = versioned.doit("plan", "--since", "HEAD")
+    wrong = versioned.buildsys("plan", "--since", "HEAD")
     assert (wrong.code, wrong.out) == (3, "")
     assert (
         wrong.err
@@ -251,7 +251,7 @@ def test_a_revision_whose_manifests_are_wrong(versioned: ProjectFolder) -> None:
     versioned.edit("configs/models/lin.yaml", "opset: 17", "opset: 99")
     commit(versioned.root, "wrong")
     versioned.edit("configs/models/lin.yaml", "opset: 99", "opset: 17")
-    wrong = versioned.doit("plan", "--since", "HEAD")
+    wrong = versioned.buildsys("plan", "--since", "HEAD")
     assert (wrong.code, wrong.out) == (3, "")
     first, second = wrong.err.splitlines()
     assert first == "ERROR: 1 error in the manifests of HEAD"

@@ -58,7 +58,7 @@ def check_repaired(project: ReadyProject) -> None:
     assert (verdict(project), reports(project).keys()) == (PASSED, {"report.json", "report.md"})
     assert project.doit() == UP_TO_DATE
     assert contents(project.root / "build") == project.clean_contents()
-    answer = project.doit("doctor", "a:ort")
+    answer = project.buildsys("doctor", "a:ort")
     assert (
         answer.code,
         "it matches its manifest and has passed its checks\n" in answer.out,
@@ -66,7 +66,7 @@ def check_repaired(project: ReadyProject) -> None:
 
 
 def doctors_kinds(project: ReadyProject, name: str = "a:ort") -> list[str]:
-    answer = project.doit("doctor", name, "--json")
+    answer = project.buildsys("doctor", name, "--json")
     (engine,) = json.loads(answer.out)["engines"]
     assert (answer.code, engine["runs"], engine["current"]) == (1, True, False)
     return [reason["kind"] for reason in engine["reasons"]]
@@ -104,7 +104,7 @@ def test_a_failed_check(ready_built: ReadyProject) -> None:
         == doctors_kinds(ready_built, "build/a/engine/ort")
         == ["check", "check"]
     )
-    explained = ready_built.doit("explain", "report:a").out
+    explained = ready_built.buildsys("explain", "report:a").out
     assert "last run failed: it reports a run in which validate:a failed\n" in explained
     assert "edited by hand" not in explained
     repair(ready_built)

@@ -42,14 +42,14 @@ def test_the_tutorials_work_one_after_the_other(empty_place: ProjectFolder) -> N
 
 
 def test_a_custom_operator(empty_place: ProjectFolder) -> None:
-    assert empty_place.doit("init", program="buildsys").code == 0
+    assert empty_place.buildsys("init").code == 0
     assert run_page(empty_place, TUTORIALS / "custom-operator.md") == 2
 
 
 def test_openvino(empty_place: ProjectFolder) -> None:
     if not find_spec("openvino") or not find_spec("nncf"):  # importing them takes seconds
         pytest.skip("pip install 'buildsys[openvino]'")
-    assert empty_place.doit("init", program="buildsys").code == 0
+    assert empty_place.buildsys("init").code == 0
     write_files(empty_place, TUTORIALS / "own-model.md")
     assert run_page(empty_place, TUTORIALS / "openvino.md", {**NOT_RUN, **SLOW})
 

@@ -133,7 +133,7 @@ def build_reading(project: ProjectFolder) -> None:
 
 
 def reasons(project: ProjectFolder, target: str = "export:m") -> list[str]:
-    found = json.loads(project.doit("explain", target, "--json").out)["targets"]
+    found = json.loads(project.buildsys("explain", target, "--json").out)["targets"]
     return [reason["text"] for one in found if one["target"] == target for reason in one["reasons"]]
 
 

@@ -36,21 +36,21 @@ def test_a_search_runs_once_is_explained_and_runs_again_for_other_limits(
     assert "3 of 5 nodes in fp32: relative error not finite → " in first.out
     assert project.doit().ran == set()
 
-    explained = project.doit("explain", "engine:net:ort").out
+    explained = project.buildsys("explain", "engine:net:ort").out
     assert "search:net:auto-fp16: 3 of 5 nodes in fp32: relative error not finite →" in explained
     assert (
         "in fp32: /Mul, /Relu, /Div (build/net/search/auto-fp16/search.json has all)" in explained
     )
-    found = json.loads(project.doit("explain", "--json", "convert:net:auto-fp16").out)
+    found = json.loads(project.buildsys("explain", "--json", "convert:net:auto-fp16").out)
     names = [name for name, _ in found["targets"][0]["search"]["nodes"]]
     assert names == ["/Mul", "/Relu", "/Div"]
     report = (project.root / "build/net/report/report.md").read_text()
     assert "`auto-fp16`: 3 of 5 nodes in fp32, relative error not finite → " in report
     page = (project.root / "build/report/net.html").read_text()
     assert "Mixed precision" in page
-    asked = project.doit("localize", "net:ort")
+    asked = project.buildsys("localize", "net:ort")
     assert asked.code == 3
-    assert "`doit explain engine:net:ort` names them" in asked.err
+    assert "`buildsys explain engine:net:ort` names them" in asked.err
 
     manifest.write_text(text + "search: {margin: 0.3}\n")
     assert project.doit().ran == {"search:net:auto-fp16", "report:net"}  # the same nodes

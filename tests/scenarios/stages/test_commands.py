@@ -101,7 +101,7 @@ def test_commands_are_built_checked_reported_and_restored(project: ReadyProject)
     assert '<h2 id="graph">' not in page
     for name in ("command/build/command.log", "command/check/command.json"):
         assert f'href="../tiny/{name}"' in page
-    history = json.loads(project.doit("history", "--json", CHECK).out)
+    history = json.loads(project.buildsys("history", "--json", CHECK).out)
     assert history["builds"][0]["figures"]["figures"] == found
     assert not project.doit().ran
     # a file of a folder is an output, and restored
@@ -127,7 +127,7 @@ def test_a_change_reruns_with_its_explanation(project: ReadyProject) -> None:
         before = project.root / path
         text = before.read_text() if before.exists() else None
         write(project, path, new if old is None or text == old else (text or "").replace(old, new))
-        explained = project.doit("explain", BUILD).out
+        explained = project.buildsys("explain", BUILD).out
         assert why in explained, explained
         done = project.doit(CHECK)
         assert done.ran == {BUILD} if path.startswith("weights/b") else {BUILD} <= done.ran
@@ -138,7 +138,7 @@ def test_a_change_reruns_with_its_explanation(project: ReadyProject) -> None:
     project.edit(MODEL, 'LEVEL: "1"}', 'LEVEL: "1", OTHER: null}')
     assert project.doit(BUILD).ran == {BUILD}
     project.environment["OTHER"] = "set"
-    assert "read $OTHER" in project.doit("explain", BUILD).out
+    assert "read $OTHER" in project.buildsys("explain", BUILD).out
     assert project.doit(BUILD).ran == {BUILD}
     assert "set" not in json.dumps(result(project, "build")["run"])
 
@@ -157,10 +157,10 @@ def test_versions_of_distributions_and_programs_are_in_the_key(project: ReadyPro
     assert result(project, "build")["toolchain"]["numpy"] == "1.1"
     assert not project.doit(BUILD).ran
     environment.relabel("numpy", "1.2")
-    assert "numpy 1.1 → 1.2" in project.doit("explain", BUILD).out
+    assert "numpy 1.1 → 1.2" in project.buildsys("explain", BUILD).out
     assert project.doit(BUILD).ran == {BUILD}
     program.write_text("#!/bin/sh\necho tool 1.10\n")
-    assert "tool --version tool 1.0 → tool 1.10" in project.doit("explain", BUILD).out
+    assert "tool --version tool 1.0 → tool 1.10" in project.buildsys("explain", BUILD).out
     assert project.doit(BUILD).ran == {BUILD}
     project.edit(MODEL, "versions: [numpy]", "versions: [numpy, nothing]")
     missing = project.doit(BUILD)
@@ -299,6 +299,6 @@ def test_commands_read_outputs_of_a_network(ready: ReadyProject) -> None:
 
 
 def test_debug_runs_a_command_in_the_foreground(project: ReadyProject) -> None:
-    done = project.doit("debug", BUILD)
+    done = project.buildsys("debug", BUILD)
     assert done.code == 0, done.out + done.err
     assert "building" in done.out

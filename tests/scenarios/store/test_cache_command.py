@@ -1,4 +1,4 @@
-"""`doit cache gc` and `doit cache keygen` in real projects."""
+"""`buildsys cache gc` and `buildsys cache keygen` in real projects."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_only_builds_of_the_present_manifests_and_kept_revisions_stay(
         ready.edit(VALUES, f"SCALE = {seed}.0", f"SCALE = {seed + 1}.0")
     assert ready.doit(*targets).code == 0
     assert stored(ready)["engine:a:ort"] == 3
-    found = json.loads(ready.doit("cache", "gc", "--keep-refs", "HEAD", "--json").out)
+    found = json.loads(ready.buildsys("cache", "gc", "--keep-refs", "HEAD", "--json").out)
     assert set(found["actions"]) >= {"engine:a:ort", "simplify:a", "validate:a"}
     assert set(stored(ready).values()) == {2}
-    ready.doit("cache", "gc", "--max-size", "1kB")
+    ready.buildsys("cache", "gc", "--max-size", "1kB")
     assert set(stored(ready).values()) == {1}
     shutil.rmtree(ready.root / "build")
     ran = ready.doit(*targets)
@@ -68,8 +68,8 @@ def test_signed_results_of_another_machine_are_restored(
     ready: ReadyProject, tmp_path: Path
 ) -> None:
     key = tmp_path / "key.pem"
-    public = json.loads(ready.doit("cache", "keygen", str(key), "--json").out)["public_key"]
-    again = ready.doit("cache", "keygen", str(key))
+    public = json.loads(ready.buildsys("cache", "keygen", str(key), "--json").out)["public_key"]
+    again = ready.buildsys("cache", "keygen", str(key))
     assert (again.code, again.err) == (
         2,
         f"ERROR: cannot write {key}: File exists; name another file\n",
@@ -88,9 +88,9 @@ def test_signed_results_of_another_machine_are_restored(
         assert ("is not signed by a trusted key; ignored" in ran.err) == (not restored)
     settings.write_text(f"cache: {{{place}, trusted_keys: ['{other}']}}\n")
     reason = "restored from a shared cache without a trusted signature"
-    assert reason in ready.doit("explain", "export:a").out
+    assert reason in ready.buildsys("explain", "export:a").out
     settings.write_text(f"cache: {{{place}, trusted_keys: [abc]}}\n")
     refused = ready.doit("list")
     assert refused.code == 3
     assert "cache.trusted_keys.0: " in refused.err
-    assert "a public key of `doit cache keygen`" in refused.err
+    assert "a public key of `buildsys cache keygen`" in refused.err

@@ -1,4 +1,4 @@
-"""Timing caches in `doit cache`; builds with real ones are under tests/gpu."""
+"""Timing caches in `buildsys cache`; builds with real ones are under tests/gpu."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def fill(folder: Path) -> None:
 
 def test_show_verify_and_collect(project: ProjectFolder) -> None:
     folder = project.root / ".buildsys/timing_caches"
-    assert "timing caches" not in project.doit("cache").out
+    assert "timing caches" not in project.buildsys("cache").out
     fill(folder)
-    shown = project.doit("cache")
+    shown = project.buildsys("cache")
     assert f"{folder}: " in shown.out
     assert "of timing caches: 1 in use, 1 set aside (safe to delete)\n" in shown.out
-    facts = json.loads(project.doit("cache", "--json").out)["timing_caches"]
+    facts = json.loads(project.buildsys("cache", "--json").out)["timing_caches"]
     assert (facts["shared"], facts["broken"]) == (1, 1)
 
-    assert "would remove 1 timing cache, " in project.doit("cache", "gc", "--dry-run").out
+    assert "would remove 1 timing cache, " in project.buildsys("cache", "gc", "--dry-run").out
     assert len(list_files(folder).broken) == 1
-    assert "removed 1 timing cache, " in project.doit("cache", "gc").out
+    assert "removed 1 timing cache, " in project.buildsys("cache", "gc").out
     assert [len(kind) for kind in list_files(folder)] == [1, 0], "others go by age alone"
     (path,) = list_files(folder).shared
     os.utime(path, (time.time() - 9e6,) * 2)
-    assert "removed 1 timing cache," in project.doit("cache", "gc", "--older-than", "30d").out
+    assert "removed 1 timing cache," in project.buildsys("cache", "gc", "--older-than", "30d").out
     assert not path.exists()
 
     fill(folder)
     path.write_bytes(path.read_bytes()[:-1])
-    verified = project.doit("cache", "verify")
+    verified = project.buildsys("cache", "verify")
     assert verified.code == 1
     assert f"{path} is unusable: it is truncated" in verified.out
 
@@ -69,10 +69,10 @@ def test_a_folder_that_clones_share(project: ProjectFolder, tmp_path: Path) -> N
     fill(shared)
     (project.root / "configs/project.yaml").write_text(f"timing_caches: {shared}\n")
     project.add_model("lin")
-    assert f"{shared}: " in project.doit("cache").out
+    assert f"{shared}: " in project.buildsys("cache").out
     project.environment["BUILDSYS_TIMING_CACHES"] = "here"
     fill(project.root / "here")
-    assert f"{project.root}/here: " in project.doit("cache").out
+    assert f"{project.root}/here: " in project.buildsys("cache").out
 
 
 def build_on(folder: Path, scratch: Path) -> list[str]:

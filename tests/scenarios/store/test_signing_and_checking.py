@@ -50,21 +50,21 @@ def test_an_engine_is_signed_checked_and_refused(ready: ReadyProject, tmp_path: 
     with pytest.raises(EngineError, match="is signed by the revoked key"):
         load_engine(deployed, trusted_keys=[public], revoked_keys=[public])
 
-    doctor = ready.doit("doctor", str(deployed), "--trusted-key", public)
+    doctor = ready.buildsys("doctor", str(deployed), "--trusted-key", public)
     assert doctor.code == 0
     assert f"it can run here, and is signed by {public[:16]}" in doctor.out
     del ready.environment["BUILDSYS_SIGNING_KEY"]
     settings = ready.root / "configs/project.yaml"
     settings.write_text(f"cache: {{trusted_keys: ['{OTHER}']}}\n")
     for name in (str(deployed), "a:ort"):
-        refused = ready.doit("doctor", name)
+        refused = ready.buildsys("doctor", name)
         assert refused.code == 1
         assert f"is not signed by a trusted key, but by {public[:16]}" in refused.out
     settings.write_text(f"cache: {{trusted_keys: ['{public}']}}\n")
-    assert "is signed by" in ready.doit("doctor", str(deployed)).out
+    assert "is signed by" in ready.buildsys("doctor", str(deployed)).out
     revoking = f"trusted_keys: ['{public}'], revoked_keys: ['{public}']"
     settings.write_text(f"cache: {{{revoking}}}\n")
-    document = json.loads(ready.doit("doctor", "--json", str(deployed)).out)
+    document = json.loads(ready.buildsys("doctor", "--json", str(deployed)).out)
     assert [one["kind"] for one in document["engines"][0]["reasons"]] == ["revoked"]
 
 
@@ -74,12 +74,12 @@ def test_an_engine_of_the_project_may_be_unsigned(ready: ReadyProject, tmp_path:
     shutil.copytree(ready.root / FOLDER, tmp_path / "deployed")
     settings = ready.root / "configs/project.yaml"
     settings.write_text(f"cache: {{trusted_keys: ['{OTHER}']}}\n")
-    ours = ready.doit("doctor", "a:ort")
+    ours = ready.buildsys("doctor", "a:ort")
     assert (ours.code, "note: engine.json is not signed" in ours.out) == (0, True)
-    assert ready.doit("doctor", str(tmp_path / "deployed")).code == 1
-    assert ready.doit("doctor", "a:ort", "--trusted-key", OTHER).code == 1
+    assert ready.buildsys("doctor", str(tmp_path / "deployed")).code == 1
+    assert ready.buildsys("doctor", "a:ort", "--trusted-key", OTHER).code == 1
     settings.write_text(f"cache: {{trusted_keys: ['{OTHER}'], unsigned: warn}}\n")
-    assert ready.doit("doctor", str(tmp_path / "deployed")).code == 0
+    assert ready.buildsys("doctor", str(tmp_path / "deployed")).code == 0
     for words in (("doctor", "--trusted-key", OTHER), ("doctor", "a:ort", "--trusted-key", "me")):
         wrong = ready.doit(*words)
         assert (wrong.code, wrong.err.count("\n")) == (3, 1)

@@ -79,9 +79,9 @@ def test_an_engine_is_built_verified_and_timed_in_its_toolchain(
     page = (ready.root / "build/report/a.html").read_text()
     assert "built in the toolchain other (python " in page
     assert "onnxruntime (other)" in page
-    ran = ready.doit("infer", "a:other", "--input", "build/a/reference/opt.npz")
+    ran = ready.buildsys("run", "a:other", "--input", "build/a/reference/opt.npz")
     assert (ran.code, ran.err, ran.out[:9]) == (0, "", "a:other: ")
-    assert ready.doit("debug", "engine:a:other", "--keep", "kept").code == 0
+    assert ready.buildsys("debug", "engine:a:other", "--keep", "kept").code == 0
     debugged = json.loads((ready.root / "kept/a/engine/other/engine.json").read_bytes())
     assert debugged["toolchain"] == built["toolchain"]
     # upgraded between two runs, and at another place
@@ -106,7 +106,7 @@ def test_its_variables_change_keys_and_its_location_does_not(
     assert again.ran >= {"engine:a:other"}
     assert not again.ran & OURS
     assert "SETTING" in again.out
-    assert "{prefix}/lib" in ready.doit("explain", "--json", "engine:a:other").out
+    assert "{prefix}/lib" in ready.buildsys("explain", "--json", "engine:a:other").out
 
 
 def test_a_missing_toolchain_is_unavailable_until_installed(ready: ReadyProject) -> None:

@@ -291,16 +291,16 @@ def test_an_invalid_idle_limit_fails_the_run(
 
 def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) -> None:
     project.environment |= {"XDG_RUNTIME_DIR": str(folder.parent), "BUILDSYS_WORKER_IDLE": "60"}
-    assert project.doit("workers").out == "no worker servers\n"
+    assert project.buildsys("workers").out == "no worker servers\n"
     server = server_of(project.root)
-    head, row = project.doit("workers").out.splitlines()
+    head, row = project.buildsys("workers").out.splitlines()
     assert head.split() == ["pid", "kind", "age", "state", "memory", "python", "project"]
     assert row.split()[:2] == [str(server), "bare"]
     assert row.split()[-2:] == [sys.executable, str(project.root)]
-    assert project.doit("workers", "--stop").out == f"ended {server} (bare, {project.root})\n"
+    assert project.buildsys("workers", "--stop").out == f"ended {server} (bare, {project.root})\n"
     assert not lives(server)
-    assert project.doit("workers", "--stop").out == "no worker servers\n"
-    assert project.doit("workers", "now").code == 3
+    assert project.buildsys("workers", "--stop").out == "no worker servers\n"
+    assert project.buildsys("workers", "now").code == 3
 
 
 def test_stopping_lets_running_jobs_finish(
@@ -314,7 +314,7 @@ def test_stopping_lets_running_jobs_finish(
         busy = run_in(pool, tmp_path)["parent"]
         job = threads.submit(run_in, pool, tmp_path, "wait_for_file", file=str(go))
         wait_until(lambda: running()[busy].state == "working", "the job did not start")
-        lines = project.doit("workers", "--stop").out.splitlines()
+        lines = project.buildsys("workers", "--stop").out.splitlines()
         assert f"ended {idle} (bare, {other})" in lines
         assert any(
             line.startswith(f"{busy} (bare, {tmp_path}) ends with the run") for line in lines
@@ -334,7 +334,7 @@ def test_stopping_now_ends_running_jobs(
         assert process.stdout is not None
         child = int(process.stdout.readline())
         server = parent_of(child)
-        assert project.doit("workers", "--now").out == f"ended {server} (bare, {tmp_path})\n"
+        assert project.buildsys("workers", "--now").out == f"ended {server} (bare, {tmp_path})\n"
         wait_for_end(child)
         assert not lives(server)
 

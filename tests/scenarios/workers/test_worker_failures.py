@@ -124,7 +124,7 @@ def test_a_library_that_cannot_be_imported_is_named(
     use_kind(monkeypatch, "broken", "broken_torch")
     for _ in range(2):
         assert str(project.error("echo")) == (
-            f"cannot import broken_torch: {problem}; `doit doctor` names the next step; "
+            f"cannot import broken_torch: {problem}; `buildsys doctor` names the next step; "
             "full log: .buildsys/workers/broken.log"
         )
     assert "Traceback" in (project.root / ".buildsys/workers/broken.log").read_text()
@@ -135,7 +135,7 @@ def test_a_missing_library_is_one_sentence(
 ) -> None:
     use_kind(monkeypatch, "none", "no_such_torch")
     assert str(project.error("echo")) == (
-        "no_such_torch is not installed; `doit doctor` names the next step; "
+        "no_such_torch is not installed; `buildsys doctor` names the next step; "
         "full log: .buildsys/workers/none.log"
     )
 

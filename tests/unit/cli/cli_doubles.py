@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from doit.cmd_base import ModuleTaskLoader
 
-from buildsys.cli.main import Main
+from buildsys.cli.doit_main import Main
+from buildsys.cli.main import parse, parser_of
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import doit_config
 from buildsys.execution.freshness import Explanation, Freshness, explain
@@ -114,6 +116,14 @@ class ScriptedExecutor:
 
     def close(self) -> None:
         pass
+
+
+def run_in(root: Path, command: str, *names: str, **options: Any) -> int:
+    """Run a command on a project, with the defaults of its other options."""
+    module, parser = parser_of(command)
+    defaults = vars(parse(parser, names))
+    code: int = module.run(Namespace(**{**defaults, "root": root, **options}))
+    return code
 
 
 def passed(**changes: Any) -> Any:

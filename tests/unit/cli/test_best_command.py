@@ -1,4 +1,4 @@
-"""``doit best`` on a report, without builds."""
+"""``buildsys best`` on a report, without builds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_doubles import run_in
 
 from buildsys.cli.commands import best
-from buildsys.cli.commands.best import Best
 from buildsys.errors import UsageError
 from buildsys.report.assemble import assemble_after_failure
 from buildsys.report.results.engine_lines import EngineLine, TimingLine
@@ -57,8 +57,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
 
 
 def run(root: Path, **options: str | bool) -> int:
-    given = {"by": "", "case": "", "within": "", "json": False, **options}
-    return Best().run(root, ["m"], given)
+    return run_in(root, "best", "m", **options)
 
 
 def test_the_answer_is_the_engine_to_ship_and_a_table(

@@ -83,7 +83,7 @@ def test_patterns_are_accepted_by_every_command(doit: Doit) -> None:
     for command in ((), ("list",), ("forget",), ("clean",)):
         code, out = doit(*command, "x*")
         assert code == 3
-        assert out == "ERROR: there is no target 'x*'; `doit list --all` lists all targets\n"
+        assert out == "ERROR: there is no target 'x*'; `buildsys list --all` lists all targets\n"
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_a_store_shows_its_size_and_a_full_disk_the_remedy(
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
     store = {f.name: f for f in check_folders(_project(tmp_path))}["store"]
     assert "disk space is low" in store.text
-    assert store.remedy == "doit cache gc --max-size 10GiB"
+    assert store.remedy == "buildsys cache gc --max-size 10GiB"
 
 
 def test_a_shared_cache_shows_how_many_keys_it_trusts(
@@ -320,7 +320,7 @@ def test_missing_libraries_are_installed_in_one_command_with_their_versions(
     torch = next(check for check in checks if check.name == "torch")
     assert torch.remedy.startswith(f"{sys.executable} -m pip install 'torch")
     assert "<" in torch.remedy
-    step = next_step(tmp_path, checks, "buildsys")
+    step = next_step(tmp_path, checks)
     assert step.startswith(f"{sys.executable} -m pip install 'torch")
     assert step.endswith("'onnxsim>=0.6' 'ml_dtypes>=0.5'")
     assert "numpy" not in step
@@ -368,7 +368,7 @@ def test_missing_parts_that_nothing_requires_are_not_broken(
     assert check_machine(project, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("nothing that this project needs is broken; ")
-    assert lines[-1] == "next: doit build:net"
+    assert lines[-1] == "next: buildsys build net"
     gone = next(
         number for number, line in enumerate(lines) if line.startswith("missing  toolchain gone")
     )
@@ -488,4 +488,7 @@ def test_an_engine_without_a_graph_needs_no_validate(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("def define(): ...\ndef compute(x): ...\n")
     session = Session.read_only(tmp_path)
     reasons = list(project_reasons(session, session.actions["engine:m:trt"]))
-    assert [reason["remedy"] for reason in reasons] == ["doit engine:m:trt", "doit verify:m:trt"]
+    assert [reason["remedy"] for reason in reasons] == [
+        "buildsys build engine:m:trt",
+        "buildsys build verify:m:trt",
+    ]

@@ -82,7 +82,7 @@ def test_an_error_ends_with_2(doit: Doit) -> None:
     code, out = doit("--continue")
     assert code == 2
     assert out.count("operator aten::foo is not in opset 9") == 2, "at once, and at the end"
-    assert "rerun it alone: doit debug export:net\n" in out
+    assert "rerun it alone: buildsys debug export:net\n" in out
 
 
 def test_an_unexpected_exception_is_one_line_and_a_file(doit: Doit) -> None:

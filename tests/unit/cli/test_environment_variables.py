@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from doit.exceptions import InvalidCommand, InvalidDodoFile
+from doit.exceptions import InvalidDodoFile
 
 from buildsys.cli import tasks
-from buildsys.cli.commands.schema import Schema
 from buildsys.cli.environment_variables import VARIABLES, check_variables
+from buildsys.cli.main import run_command
 from buildsys.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +22,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "configs/models").mkdir(parents=True)
     (tmp_path / "configs/project.yaml").write_text("toolchains: {trt-86: {python: envs/p}}\n")
     (tmp_path / "file").touch()
-    (tmp_path / "dodo.py").touch()
+    (tmp_path / "dodo.py").write_text("import buildsys")
     return tmp_path
 
 
@@ -96,8 +96,9 @@ def test_every_command_refuses_them(project: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BUILDSYS_STRICKT", "1")
     with pytest.raises(InvalidDodoFile, match="BUILDSYS_STRICKT; nearest: BUILDSYS_STRICT"):
         tasks.load(project)
-    with pytest.raises(InvalidCommand, match="BUILDSYS_STRICKT; nearest: BUILDSYS_STRICT"):
-        Schema().parse_execute(["-f", str(project / "dodo.py")])
+    monkeypatch.chdir(project)
+    with pytest.raises(UsageError, match="BUILDSYS_STRICKT; nearest: BUILDSYS_STRICT"):
+        run_command("schema", [])
     assert not (project / ".buildsys").exists()
     assert not (project / "configs/schema").exists()
 

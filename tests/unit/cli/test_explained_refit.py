@@ -1,4 +1,4 @@
-"""What ``doit explain`` says about engines with new weights."""
+"""What ``buildsys explain`` says about engines with new weights."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_doubles import ScriptedExecutor, make_session
+from cli_doubles import ScriptedExecutor, make_session, run_in
 
 from buildsys.cli.commands import gate
 from buildsys.errors import UsageError
@@ -31,7 +31,7 @@ def run(
     monkeypatch.setattr(ScriptedExecutor, "accept", accept, raising=False)
     monkeypatch.setattr(gate, "load_project", lambda _: session.project)
     monkeypatch.setattr(gate, "Session", lambda _: session)
-    return gate.Gate().run(tmp_path, names, {"reason": reason})
+    return run_in(tmp_path, "gate", *names, reason=reason)
 
 
 def test_a_build_is_accepted_with_a_reason(
@@ -42,8 +42,8 @@ def test_a_build_is_accepted_with_a_reason(
     )
     assert ACCEPTED == [("gate:net:ort", "a wider net")]
     assert capsys.readouterr().out == (
-        "net:ort is accepted; later builds are compared with it, `doit gate:net:ort` checks its"
-        " limits\n"
+        "net:ort is accepted; later builds are compared with it, `buildsys build gate:net:ort` "
+        "checks its limits\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""``doit history`` and ``doit compare`` on a recorded history, without builds."""
+"""``buildsys history`` and ``buildsys compare`` on a recorded history, without builds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_doubles import run_in
 
-from buildsys.cli import recorded_graphs
+from buildsys.cli import main, recorded_graphs
 from buildsys.cli.commands import compare
-from buildsys.cli.commands.compare import Compare
-from buildsys.cli.commands.history import HistoryCommand
 from buildsys.errors import UsageError
 from buildsys.history.builds import HOST, Build, Measurement
 from buildsys.history.database import History, digest_of
@@ -88,10 +87,8 @@ def recorded(tmp_path: Path) -> Recorded:
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    def printed(
-        command: type[Any], *names: str, as_json: bool = False, count: str = "10", **only: list[str]
-    ) -> str:
-        assert command().run(tmp_path, names, {"json": as_json, "count": count, **only}) == 0
+    def printed(command: str, *names: str, as_json: bool = False, **options: Any) -> str:
+        assert run_in(tmp_path, command, *names, json=as_json, **options) == 0
         return capsys.readouterr().out
 
     return printed
@@ -100,7 +97,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 def test_an_engine_has_a_row_per_run_and_a_trend(recorded: Recorded, run: Run) -> None:
     recorded.add_run(1, 1.0, revision="abcdef0123", dirty=True)
     last = recorded.add_run(2, 1.2, revision="fedcba9876", dirty=False)
-    lines = run(HistoryCommand, "m:ort").splitlines()
+    lines = run("history", "m:ort").splitlines()
     assert lines[0] == f"m:ort on ci, 2 {TIMES} Zen"
     assert lines[2].split() == [
         last.short_id, "2020-01-02", "03:06", "fedcba98", "1.20", "1.0", "%", "2.00", "kB",
@@ -114,7 +111,7 @@ def test_an_engine_has_a_row_per_run_and_a_trend(recorded: Recorded, run: Run) -
 def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -> None:
     recorded.add_run(1, 1.0)
     failed = recorded.add("verify:m:ort", 2, status="failed", reason="numbers differ " * 20)
-    printed = run(HistoryCommand, "m")
+    printed = run("history", "m")
     assert f"{failed.short_id} verify failed: numbers differ" in printed
     assert max(map(len, printed.splitlines())) <= 80
 
@@ -126,9 +123,8 @@ def test_commands_print_on_a_terminal_without_unicode(
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     monkeypatch.chdir(recorded.root)
-    command = HistoryCommand()
-    monkeypatch.setattr(command, "perform", lambda *_: print(f"2 {TIMES} Zen → 3") or 0)
-    assert command.execute({}, []) == 0
+    monkeypatch.setattr(main, "_dispatch", lambda *_: print(f"2 {TIMES} Zen → 3") or 0)
+    assert main.run([]) == 0
     assert raw.getvalue() == b"2 x Zen -> 3\n"
 
 
@@ -138,7 +134,7 @@ def test_failures_before_the_engines_are_listed(recorded: Recorded, run: Run) ->
     failed = recorded.add("export:m", 2, status="error", reason="no such\noperator " * 20)
     recorded.add("convert:m:fp16", 3, status="failed", reason="an output differs")
     recorded.add("gate:m:other", 4, status="failed", reason="5 % slower")
-    printed = run(HistoryCommand, "m")
+    printed = run("history", "m")
     assert "failures of other targets" in printed
     row, reason = printed.splitlines()[
         printed.splitlines().index("failures of other targets") + 4 :
@@ -149,15 +145,15 @@ def test_failures_before_the_engines_are_listed(recorded: Recorded, run: Run) ->
     assert max(map(len, printed.splitlines())) <= 80
     assert "gate failed: 5 % slower" in printed  # of the engine
     assert printed.count("older") == 0
-    assert "and 1 older (-n 2 shows all)" in run(HistoryCommand, "m", count="1")
-    of_engine = run(HistoryCommand, "m:ort")
+    assert "and 1 older (-n 2 shows all)" in run("history", "m", count=1)
+    of_engine = run("history", "m:ort")
     assert "no such operator" in of_engine
     assert "5 % slower" not in of_engine
 
 
 def test_an_unavailable_engine_has_no_figures(recorded: Recorded, run: Run) -> None:
     recorded.add("verify:m:ort", 1, status="unavailable", figures={"cases": 0})
-    assert "unavailable" in run(HistoryCommand, "m")
+    assert "unavailable" in run("history", "m")
 
 
 def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(
@@ -165,7 +161,7 @@ def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(
 ) -> None:
     recorded.add_run(1, 1.0)
     recorded.add_run(2, 2.0, machine_id="bbbb", environment={"device:cpu.model": "Core"})
-    printed = run(HistoryCommand, "m:ort")
+    printed = run("history", "m:ort")
     assert "m:ort on ci (bbbb), Core" in printed
     assert f"m:ort on ci ({machine_id()}), 2 {TIMES} Zen" in printed
     assert "●" not in printed  # one measurement is no trend
@@ -174,9 +170,9 @@ def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(
 def test_the_number_of_builds_is_limited(recorded: Recorded, run: Run) -> None:
     for number in range(4):
         recorded.add_run(number, 1.0)
-    printed = run(HistoryCommand, "m:ort", count="3")
+    printed = run("history", "m:ort", count=3)
     assert "and 1 older (-n 4 shows all)" in printed
-    found = json.loads(run(HistoryCommand, "bench:m:ort", count="2", as_json=True))
+    found = json.loads(run("history", "bench:m:ort", count=2, as_json=True))
     assert [one["target"] for one in found["builds"]] == ["bench:m:ort"] * 2
     assert found["builds"][0]["measurements"][0]["p50_ms"] == 1.0
     assert found["environments"][found["builds"][0]["environment"]] == ENVIRONMENT
@@ -190,29 +186,29 @@ def test_a_filter_keeps_the_models_of_a_tag_and_an_owner(recorded: Recorded, run
         file.write_text(MANIFEST.format(model) + text)
         recorded.add_run(1, 1.0, model=model)
         recorded.add_run(2, 2.0, model=model)
-    found = json.loads(run(HistoryCommand, as_json=True, tag=["weekly"]))
+    found = json.loads(run("history", as_json=True, tag=["weekly"]))
     assert [one["model"] for one in found["models"]] == ["other"]
-    assert run(HistoryCommand, owner=["Bob"]) == "the history has no builds of new\n"
-    found = json.loads(run(Compare, as_json=True, tag=["nightly"], owner=["Ann"]))
+    assert run("history", owner=["Bob"]) == "the history has no builds of new\n"
+    found = json.loads(run("compare", as_json=True, tag=["nightly"], owner=["Ann"]))
     assert [one["first"]["model"] for one in found["comparisons"]] == ["m"]
     with pytest.raises(UsageError, match="there is no tag 'weekyl'; nearest: weekly"):
-        run(HistoryCommand, tag=["weekyl"])
-    for command in (HistoryCommand, Compare):
+        run("history", tag=["weekyl"])
+    for command in ("history", "compare"):
         with pytest.raises(UsageError, match=r"takes m or the tag weekly, not both; name one"):
             run(command, "m", tag=["weekly"])
 
 
 def test_single_targets_and_the_overview(recorded: Recorded, run: Run) -> None:
-    assert "no builds yet" in run(HistoryCommand)
+    assert "no builds yet" in run("history")
     export = recorded.add("export:m", 1)
     recorded.add("export:gone", 1)  # no longer in the manifests
-    lines = run(HistoryCommand, "export:m").splitlines()
+    lines = run("history", "export:m").splitlines()
     assert lines[1].split() == [
         export.short_id, "2020-01-02", "03:01", "export:m", "1.00", "s", "passed",
     ]  # fmt: skip
-    assert run(HistoryCommand, "m").splitlines()[1:] == lines[1:]
-    assert "export:gone" in run(HistoryCommand, "gone")
-    assert "2 builds of 1 machine" in run(HistoryCommand)
+    assert run("history", "m").splitlines()[1:] == lines[1:]
+    assert "export:gone" in run("history", "gone")
+    assert "2 builds of 1 machine" in run("history")
 
 
 @pytest.mark.parametrize(
@@ -231,17 +227,17 @@ def test_wrong_names_are_errors(
     recorded: Recorded, run: Run, names: tuple[str, ...], problem: str
 ) -> None:
     with pytest.raises(UsageError, match=problem):
-        run(HistoryCommand, *names)
+        run("history", *names)
 
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [(HistoryCommand, []), (HistoryCommand, ["m"]), (Compare, []), (Compare, ["m"])],
+    [("history", []), ("history", ["m"]), ("compare", []), ("compare", ["m"])],
 )
 def test_an_unreadable_history_is_an_error_of_one_sentence(
     recorded: Recorded,
     run: Run,
-    command: type[Any],
+    command: str,
     names: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -259,10 +255,10 @@ def test_a_history_is_imported_from_a_file(recorded: Recorded, run: Run, tmp_pat
     other = Recorded(tmp_path / "elsewhere")
     other.add_run(1, 1.0, machine_id="bbbb")
     recorded.add("export:m", 1)
-    printed = run(HistoryCommand, "import", str(other.history.path))
+    printed = run("history", "import", str(other.history.path))
     assert printed.splitlines()[0] == "2 builds added, 1 known already"
     assert "two machines are called ci" in printed
-    again = json.loads(run(HistoryCommand, "import", str(other.history.path), as_json=True))
+    again = json.loads(run("history", "import", str(other.history.path), as_json=True))
     assert (again["added"], again["known"], again["notes"]) == (0, 3, [])
 
 
@@ -270,7 +266,7 @@ def test_previous_and_last_are_compared_by_default(recorded: Recorded, run: Run)
     recorded.add_run(1, 1.0, manifest={"export": {"opset": 17}})
     newer = {**ENVIRONMENT, "tool:onnxruntime": "1.23"}
     recorded.add_run(2, 1.2, manifest={"export": {"opset": 18}}, environment=newer)
-    printed = run(Compare)
+    printed = run("compare")
     for line in (
         "manifest      export.opset: 17 → 18",
         "environment   onnxruntime 1.22 → 1.23",
@@ -280,14 +276,14 @@ def test_previous_and_last_are_compared_by_default(recorded: Recorded, run: Run)
         "(+20.0 %, +17.6 to +22.4 %): slower",
     ):
         assert f"  {line}\n" in printed
-    assert run(Compare, "m", as_json=True) == run(Compare, "previous", "last", as_json=True)
+    assert run("compare", "m", as_json=True) == run("compare", "previous", "last", as_json=True)
 
 
 def test_builds_of_other_hardware_are_not_comparable(recorded: Recorded, run: Run) -> None:
     first = recorded.add_run(1, 1.0)
     other = {**ENVIRONMENT, "device:cpu.model": "Core"}
     recorded.add_run(2, 2.0, environment=other)
-    printed = run(Compare, first.short_id, "last")
+    printed = run("compare", first.short_id, "last")
     assert "1.00 [0.990, 1.01] → 2.00 [1.98, 2.02] ms, not comparable" in printed
     assert "cpu.model is Zen and Core" in printed
 
@@ -297,10 +293,10 @@ def test_engines_and_models_are_compared(recorded: Recorded, run: Run) -> None:
     for engine, p50_ms in (("ort", 1.0), ("fast", 0.5)):
         recorded.add_run(1, p50_ms, engine, manifest={"engines": engines})
     recorded.add_run(2, 1.0, "ort", model="other")
-    between = run(Compare, "m:ort", "m:fast")
+    between = run("compare", "m:ort", "m:fast")
     assert 'manifest      engine.precision: "fp32" → "fp16"' in between
     assert "(-50.0 %, -51.0 to -49.0 %): faster" in between
-    models = run(Compare, "m", "other")
+    models = run("compare", "m", "other")
     assert "engines       fast: only in the first" in models
     assert "size          engine:other:ort: 1.00 kB → 2.00 kB" in models
 
@@ -309,16 +305,16 @@ def test_a_model_is_compared_with_an_engine_by_that_engine(recorded: Recorded, r
     for engine in ("ort", "fast"):
         recorded.add_run(1, 1.0, engine)
     build = recorded.add_run(2, 1.5, "ort", model="other")
-    assert run(Compare, "m:ort", "m").splitlines()[1].startswith("→ m:ort, ")
-    assert "+50.0 %" in run(Compare, "m:fast", "other")
-    assert "-33.3 %" in run(Compare, "other", "m:ort")
+    assert run("compare", "m:ort", "m").splitlines()[1].startswith("→ m:ort, ")
+    assert "+50.0 %" in run("compare", "m:fast", "other")
+    assert "-33.3 %" in run("compare", "other", "m:ort")
     recorded.add("engine:other:third", 3)
     with pytest.raises(UsageError, match="one engine, not a model; name one of m:fast, m:ort"):
-        run(Compare, "other:third", "m")
+        run("compare", "other:third", "m")
     with pytest.raises(UsageError, match=f"the build {build.short_id} is one of other, not of m"):
-        run(Compare, f"m@{build.short_id}", "m")
+        run("compare", f"m@{build.short_id}", "m")
     for pair in (("m:ort", build.short_id), (build.short_id, "m:ort"), ("m:ort", "other:ort@last")):
-        assert re.search(r"\+50\.0 %|-33\.3 %", run(Compare, *pair))
+        assert re.search(r"\+50\.0 %|-33\.3 %", run("compare", *pair))
 
 
 def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) -> None:
@@ -336,12 +332,12 @@ def test_revisions_are_compared(recorded: Recorded, run: Run, tmp_path: Path) ->
         commits.append(git("rev-parse", "HEAD"))
     recorded.add_run(1, 1.0, revision=commits[0])
     recorded.add_run(2, 1.2, revision=commits[2])
-    printed = run(Compare, "HEAD~1", "m@HEAD")
+    printed = run("compare", "HEAD~1", "m@HEAD")
     assert f"HEAD~1 was not built; shown is its ancestor {commits[0][:8]}" in printed
     assert "(+20.0 %" in printed
-    assert "no difference" in run(Compare, "HEAD", "last")
+    assert "no difference" in run("compare", "HEAD", "last")
     with pytest.raises(UsageError, match="no model, engine, build or git revision 'nothing'"):
-        run(Compare, "nothing", "last")
+        run("compare", "nothing", "last")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +360,7 @@ def test_what_cannot_be_compared_is_an_error(
 ) -> None:
     recorded.add_run(1, 1.0)
     with pytest.raises(UsageError, match=problem):
-        run(Compare, *names)
+        run("compare", *names)
 
 
 @pytest.mark.parametrize("broken", ["configs/models/m.yaml", "configs/project.yaml"])
@@ -379,13 +375,13 @@ def test_broken_manifests_do_not_hide_what_is_recorded(
     recorded.add_run(2, 1.2)
     (tmp_path / broken).write_text("model: [")
     for command, name, expected in (
-        (HistoryCommand, "m:ort", "m:ort on ci"),
-        (HistoryCommand, "bench:m:ort", "bench:m:ort"),
-        (HistoryCommand, "m", "m:ort on ci"),
-        (Compare, "m", "slower"),
-        (Compare, "m:ort", "slower"),
+        ("history", "m:ort", "m:ort on ci"),
+        ("history", "bench:m:ort", "bench:m:ort"),
+        ("history", "m", "m:ort on ci"),
+        ("compare", "m", "slower"),
+        ("compare", "m:ort", "slower"),
     ):
-        assert command().run(tmp_path, (name,), {"json": False, "count": "10"}) == 0
+        assert run_in(tmp_path, command, name) == 0
         printed = capsys.readouterr()
         assert expected in printed.out
         (warning,) = printed.err.splitlines()
@@ -398,14 +394,14 @@ def test_deleted_manifests_keep_their_history(recorded: Recorded, run: Run, tmp_
         recorded.add_run(number, float(number))
         recorded.add("export:m", number)
     (tmp_path / "configs/models/m.yaml").unlink()
-    assert "m:ort on ci" in run(HistoryCommand, "m")
-    assert "1.00 s  passed" in run(HistoryCommand, "bench:m:ort")
-    assert "1.00 s  passed" in run(HistoryCommand, "export:m")
-    assert "slower" in run(Compare, "m")
+    assert "m:ort on ci" in run("history", "m")
+    assert "1.00 s  passed" in run("history", "bench:m:ort")
+    assert "1.00 s  passed" in run("history", "export:m")
+    assert "slower" in run("compare", "m")
     (tmp_path / "configs/models/other.yaml").unlink()
     (tmp_path / "configs/models").rmdir()
-    assert "m:ort on ci" in run(HistoryCommand, "m")
-    assert "1 machine" in run(HistoryCommand)
+    assert "m:ort on ci" in run("history", "m")
+    assert "1 machine" in run("history")
 
 
 EQUAL_GRAPHS = {"is_equal": True, "nodes": [2, 2]}
@@ -484,11 +480,11 @@ def test_the_first_stage_with_another_graph_is_named(
     before = {"export": "e", "simplify": "s", "convert_fp16": "c"}
     graphs.add(**before)
     graphs.add(**{**before, **changes})
-    printed = run(Compare, "m")
+    printed = run("compare", "m")
     assert line in printed
     assert ("Relu 0 → 1" in printed) == ("2 → 3 nodes" in printed)
     assert graphs.asked == asked
-    found = json.loads(run(Compare, "m", as_json=True))["comparisons"][0]
+    found = json.loads(run("compare", "m", as_json=True))["comparisons"][0]
     stages = [one["stage"] for one in found["graphs"]]
     assert stages == [one for one in STAGES if one in stages]
     assert (found["graph"] is None) == ("2 → 3 nodes" not in printed)
@@ -502,7 +498,7 @@ def test_a_graph_that_is_no_longer_stored_is_named(
     digest = hashlib.sha256(b"a").hexdigest()
     Store(tmp_path / ".buildsys/store").object_path(digest).unlink()
     build = History.read_only(tmp_path / ".buildsys/history.db").builds(target="export:m")[-1]
-    printed = run(Compare, "m")
+    printed = run("compare", "m")
     assert f"export: the graph of build {build.short_id} is no longer in the store" in printed
     assert "  simplify: 2 → 3 nodes" in " ".join(printed.split("\n"))
     assert first.run == build.run
@@ -513,7 +509,7 @@ def test_models_and_engines_compare_the_graphs_of_their_stages(
 ) -> None:
     graphs.add(export="a", simplify="s")
     graphs.add("other", export="a", simplify="t")
-    assert "first differs in simplify: 2 → 3 nodes" in run(Compare, "m", "other")
+    assert "first differs in simplify: 2 → 3 nodes" in run("compare", "m", "other")
 
 
 def test_an_engine_is_compared_by_what_it_is_built_from(graphs: Graphs, run: Run) -> None:
@@ -529,7 +525,7 @@ def test_an_engine_is_compared_by_what_it_is_built_from(graphs: Graphs, run: Run
         graphs.add(manifest=manifest, export="e", simplify="s", convert_fp16=graph)
     for name in ("ort", "fast"):
         graphs._recorded.add(f"engine:m:{name}", 9, manifest=manifest)
-    assert "graph" not in run(Compare, "m:ort@previous", "m:ort")
-    between = json.loads(run(Compare, "m:ort", "m:fast", as_json=True))["comparisons"][0]
+    assert "graph" not in run("compare", "m:ort@previous", "m:ort")
+    between = json.loads(run("compare", "m:ort", "m:fast", as_json=True))["comparisons"][0]
     states = {one["stage"]: one["state"] for one in between["graphs"]}
     assert states == {"export": "equal", "simplify": "equal", "convert:fp16": "only in the second"}

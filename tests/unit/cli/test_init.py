@@ -161,10 +161,10 @@ def test_an_interrupted_init_is_completed(init: Init, tmp_path: Path) -> None:
         ({".gitignore/x": ""}, (), ".gitignore exists already, so nothing was written; move it"
          " away, or run `buildsys init` in an empty folder and copy what is missing"),
         ({}, ("models",),
-         "init takes no arguments; change to a folder and run `buildsys init` there"),
+         "init takes no arguments, found 'models'; type it without a name"),
         ({}, ("--ci", "githib"), "there is no CI system 'githib'; nearest: github, gitlab"),
         ({}, ("--force",),
-         "option --force not recognized; run `buildsys help init` for its options"),
+         "init has no option --force; run `buildsys help init` for its options"),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_sentence_and_writes_nothing(

@@ -1,4 +1,4 @@
-"""Arguments and answers of ``doit localize``, without a search."""
+"""Arguments and answers of ``buildsys localize``, without a search."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_doubles import run_in
 
 from buildsys.cli.commands import localize
-from buildsys.cli.commands.localize import Localize
 from buildsys.errors import UsageError
 
 MANIFEST = """\
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(root: Path, *names: str, **options: Any) -> int:
-    return Localize().run(root, names, {"limit": "600", "json": False, **options})
+    return run_in(root, "localize", *names, **options)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def run(root: Path, *names: str, **options: Any) -> int:
         (("m:ful",), "there is no model or engine 'm:ful'; nearest: m:full"),
         (
             ("m:full",),
-            "m:full is an fp32 engine, so no node is rounded; `doit debug verify:m:full`",
+            "m:full is an fp32 engine, so no node is rounded; `buildsys debug verify:m:full`",
         ),
         (
             ("m:weak",),
             "the builder of m:weak chooses the precision of each layer itself;",
         ),
-        (("m:half",), "simplify:m is not up to date; run `doit convert:m:fp16` first"),
+        (("m:half",), "simplify:m is not up to date; run `buildsys build convert:m:fp16` first"),
     ],
 )
 def test_engines_without_a_search_are_refused(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cli_doubles import Doit
-from doit.doit_cmd import DoitConfig
 
 from buildsys.cli import project_root
-from buildsys.cli.commands.help import SECTIONS
-from buildsys.cli.main import Main, commands_of, run
+from buildsys.cli.commands import COMMANDS
+from buildsys.cli.main import parse, parser_of, run
 from buildsys.cli.project_root import (
     enter_project,
     find_project,
@@ -34,52 +32,40 @@ def _no_folder_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project_root, "_started_in", [])
 
 
-def test_every_command_can_be_loaded_and_is_in_the_help(
+def test_every_command_is_in_the_help_and_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"\n  {name} " in printed
+        assert run(["help", name]) == run([name, "--help"]) == 0
+        first, second = capsys.readouterr().out.split(f"usage: buildsys {name}")[1:]
+        assert first == second
+        assert "\noptions:\n" in first
+
+
+def test_mistakes_are_one_sentence_with_the_nearest_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    listed = {name for names in SECTIONS.values() for name in names}
-    assert listed == {*commands_of("buildsys"), *commands_of("doit")}
-    for program in ("buildsys", "doit"):
-        found = Main(config={}, program=program).get_cmds().to_dict()
-        assert {name: command.get_name() for name, command in found.items()} == {
-            name: name for name in commands_of(program)
-        }
-        assert run(["--help"], program=program) == 0
-        out = capsys.readouterr().out
-        assert all(f"\n  {program} {name} " in out for name in commands_of(program))
-    assert run(["--help"]) == 0
-    assert "doit " not in capsys.readouterr().out.replace("buildsys and doit", "")
-
-
-def test_plain_doit_has_the_same_commands() -> None:
-    project = DoitConfig().toml.loads((ROOT / "pyproject.toml").read_text())
-    loader = {"buildsys": project["project"]["entry-points"]["doit.LOADER"]["buildsys"]}
-    table = {"loader": "buildsys", "plugins": {"loader": loader}}
-    assert project["tool"]["doit"] == table  # no second table of commands
-    of_doit = commands_of("doit")
-    doits = {name for name, place in of_doit.items() if "doit_commands" in place}
-    points = project["project"]["entry-points"]
-    assert set(points["doit.COMMAND"]) == {*doits, "run", "help"}
-    for place in (place for group in points.values() for place in group.values()):
-        assert pkgutil.resolve_name(place).__doc__
-
-
-def test_build_is_the_run_of_doit(doit: Doit) -> None:
-    doit.models = ("a", "b")
-    for names, expected in (
-        (("a",), ("build:a",)),
-        (("a:ort", "-n", "2"), ("engine:a:ort", "-n", "2")),
-        (("build:a",), ("build:a",)),
-        (("engine:*:rtx", "b"), ("engine:*:rtx", "build:b")),
-        ((), ()),
+    for words, sentence in (
+        (["explain", "--jsno"], "explain has no option --jsno; nearest: --json; run `buildsys"),
+        (["plan", "net", "-n", "0"], "-n: expects a positive integer, found '0'; write a number"),
+        (["workers", "x"], "workers takes no arguments, found 'x'; type it without a name"),
+        (["inspect", "net", "--node"], "--node: expected one argument; run `buildsys help insp"),
+        (["infer", "net"], "`buildsys infer` is now `buildsys run`; type that instead"),
     ):
-        doit.program = "buildsys"
-        code, out = doit("build", *names)
-        built = sorted(doit.session.finished)
-        doit.program = "doit"
-        assert code == doit(*expected)[0] == 0, out
-        assert built == sorted(doit.session.finished)
-        assert built
+        assert run(words) == 3
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith(f"ERROR: {sentence}")
+        assert printed.err.count("\n") == 1
+
+
+def test_options_may_stand_anywhere() -> None:
+    _, parser = parser_of("plan")
+    options = parse(parser, ["a", "--json", "b", "--tag", "x", "-n", "3", "--tag", "y", "c"])
+    assert (options.names, options.json, options.jobs) == (["a", "b", "c"], True, 3)
+    assert options.tag == ["x", "y"]
+    assert parse(parser, []).tag == []
 
 
 def test_build_takes_tags_and_suggests_names(doit: Doit) -> None:
@@ -91,43 +77,6 @@ def test_build_takes_tags_and_suggests_names(doit: Doit) -> None:
         assert code == 3
         assert f"there is no target '{arguments[-1]}'; nearest: " in out
     assert "run `buildsys help build` for its options" in doit("build", "--tgs")[1]
-
-
-def test_doit_itself_has_no_command_build(doit: Doit) -> None:
-    doit.models = ("a", "b")
-    assert doit("build", "a")[0] == 0  # two targets, of which one is everything
-    assert {name.split(":")[1] for name in doit.session.finished} == {"a", "b"}
-
-
-def test_run_builds_in_doit_and_runs_an_engine_in_buildsys(doit: Doit) -> None:
-    doit.models = ("a", "b")
-    for program, arguments in (
-        ("doit", ("run", "a")),
-        ("doit", ("a",)),
-        ("buildsys", ("a",)),
-        ("buildsys", ("-n", "2", "a")),
-    ):
-        doit.program = program
-        assert doit(*arguments)[0] == 0
-        assert {name.split(":")[1] for name in doit.session.finished} == {"a"}
-    code, out = doit("run", "a")
-    assert code == 3
-    assert "there is no dodo.py here" in out  # it looks for its own project
-    assert doit.session.finished == {}
-    doit.program = "doit"
-    assert "there is no dodo.py here" in doit("infer", "a")[1]
-    code, out = doit("run", "a", "--input", "x.npy")
-    assert (code, out) == (3, "ERROR: run builds, it takes no --input; type `doit infer`\n")
-
-
-def test_options_for_doits_run_are_those_of_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "doit.cfg").write_text("[run]\nnum_process = 3\n")
-    ours, doits = Main(), Main(program="doit")
-    assert ours.config["build"] == doits.config["run"] == {"num_process": "3"}
-    assert "run" not in ours.config
 
 
 def test_a_project_is_found_from_its_folders(

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_doubles import make_session
+from cli_doubles import make_session, run_in
 
 from buildsys.cli.commands import publish
-from buildsys.cli.commands.publish import Publish
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import StageError, UsageError
@@ -19,7 +18,7 @@ from buildsys.execution.freshness import Explanation
 from buildsys.execution.stale_reasons import FAILED, NEVER_BUILT, NOISY, UPSTREAM, Reason
 from buildsys.store.ledger import HistoryEntry
 
-OPTIONS: dict[str, Any] = {"json": False, "version": "1.0", "list": False, "tag": [], "owner": []}
+OPTIONS: dict[str, Any] = {"version": "1.0"}
 
 
 @pytest.fixture
@@ -54,7 +53,11 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
         (["a", "./out"], {"version": "1\n"}, "is no version"),
         (["b", "./out"], {}, "there is no target 'b'"),
         (["a:otr", "./out"], {}, "there is no target 'a:otr'; nearest: a:ort"),
-        (["export:a", "./out"], {}, "there is no engine of export:a; `doit list engine` lists all"),
+        (
+            ["export:a", "./out"],
+            {},
+            "there is no engine of export:a; `buildsys list engine` lists all",
+        ),
         (["./out"], {"tag": ["x"]}, "there is no tag 'x'; no manifest has tags"),
         (["a", "./out"], {"list": True}, "publish --list takes a URL and nothing else"),
     ],
@@ -63,7 +66,7 @@ def test_a_mistake_is_one_sentence(
     session: Session, names: list[str], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        Publish().run(session.project.root, names, {**OPTIONS, **options})
+        run_in(session.project.root, "publish", *names, **{**OPTIONS, **options})
     assert message in str(caught.value)
     assert not (session.project.root / "out").exists()
 
@@ -72,12 +75,12 @@ def test_unavailable_engines_are_skipped_unless_they_are_named(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, url = session.project.root, str(session.project.root / "releases")
-    assert Publish().run(root, ["a", url], OPTIONS) == 0
+    assert run_in(root, "publish", "a", url, **OPTIONS) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "1 published, 1 skipped"
     assert "engine:a:rtx could not be built here: no GPU\n" in printed
-    assert "run `doit explain engine:a:rtx`\n" in printed
-    assert Publish().run(root, ["a:rtx", "a:ort", url], {**OPTIONS, "version": "2"}) == 1
+    assert "run `buildsys explain engine:a:rtx`\n" in printed
+    assert run_in(root, "publish", "a:rtx", "a:ort", url, version="2") == 1
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "1 skipped, 1 refused; nothing was published"
     assert "skipped  a:ort  as another engine is refused\n" in printed
@@ -125,7 +128,7 @@ def test_an_engine_with_a_failed_noisy_or_missing_check_is_refused(
 
     monkeypatch.setattr(session, "explain", explain)
     (engine,) = publish._select(session, ["a:ort"], ModelFilter())
-    remedy = "buildsys build --remeasure a" if state == "fresh" else f"doit {target}"
+    remedy = "buildsys build --remeasure a" if state == "fresh" else f"buildsys build {target}"
     assert [one["remedy"] for one in engine.reasons] == ([remedy] if problem else [])
     assert (engine.state == "refused") == bool(problem)
     assert problem in "".join(one["problem"] for one in engine.reasons)
@@ -143,7 +146,9 @@ def test_a_check_that_becomes_stale_meanwhile_stops_the_publication(
     monkeypatch.setattr(session, "explain", explain)
     monkeypatch.setattr(publish, "_records", lambda _, names: dict.fromkeys({*names} - {target}))
     (engine,) = publish._select(session, ["a:ort"], ModelFilter())
-    with pytest.raises(StageError, match=f"{target} has just become stale; doit {target}"):
+    with pytest.raises(
+        StageError, match=f"{target} has just become stale; buildsys build {target}"
+    ):
         publish._with_files(engine)
 
 
@@ -202,7 +207,7 @@ def test_only_operators_of_plugins_excuse_validate(
 )
 def test_an_unusable_place_is_one_sentence(session: Session, url: str, message: str) -> None:
     with pytest.raises((StageError, UsageError)) as caught:
-        Publish().run(session.project.root, ["a", url], OPTIONS)
+        run_in(session.project.root, "publish", "a", url, **OPTIONS)
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
 
@@ -234,7 +239,7 @@ def test_a_missing_package_names_the_pip_command(
     monkeypatch.setattr(registry, "registry", imported)
     monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]  # as if missing
     with pytest.raises(StageError) as caught:
-        Publish().run(session.project.root, ["a", url], OPTIONS)
+        run_in(session.project.root, "publish", "a", url, **OPTIONS)
     assert str(caught.value).endswith(f"; {command}")
 
 
@@ -242,5 +247,5 @@ def test_an_empty_place_has_no_versions(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = str(session.project.root / "releases")
-    assert Publish().run(session.project.root, [url], {**OPTIONS, "list": True, "version": ""}) == 0
+    assert run_in(session.project.root, "publish", url, list=True) == 0
     assert capsys.readouterr().out == f"{url} has no published engines\n"

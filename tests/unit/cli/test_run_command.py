@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_doubles import make_session
+from cli_doubles import make_session, run_in
 
 from buildsys.cli import project_root
 from buildsys.cli.commands.run import command as run_module
 from buildsys.cli.commands.run import engine_choice
-from buildsys.cli.commands.run.command import Infer, Run
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import Explanation
 from buildsys.workers.pool import JobReply
 
-OPTIONS: dict[str, Any] = {"json": False, "input": ["x=x.npy"], "output": "", "top": "5"}
+OPTIONS: dict[str, Any] = {"input": ["x=x.npy"]}
 INPUTS = {
     "x": {"shape": ["batch", 3, 8, 8], "preprocess": {}},
     "mask": {"shape": ["batch", 1, 8, 8]},
@@ -58,13 +57,12 @@ class Project:
         outputs = self.session.actions[f"engine:net:{name}"].outputs
         return self.session.project.build / outputs["engine"].path
 
-    def run(self, *names: str, command: type[Run] = Run, **options: Any) -> int:
-        made = command(bin_name="doit" if command is Infer else "buildsys")
-        return made.run(self.root, names or ("net",), {**OPTIONS, **options})
+    def run(self, *names: str, **options: Any) -> int:
+        return run_in(self.root, "run", *(names or ("net",)), **{**OPTIONS, **options})
 
-    def refusal(self, *names: str, command: type[Run] = Run, **options: Any) -> str:
+    def refusal(self, *names: str, **options: Any) -> str:
         with pytest.raises(UsageError) as error:
-            self.run(*names, command=command, **options)
+            self.run(*names, **options)
         assert "\n" not in str(error.value)
         assert self.jobs == []
         return str(error.value)
@@ -129,9 +127,6 @@ def test_an_engine_that_is_not_ready_is_refused_with_the_command(project: Projec
         "net:ort cannot run: verify:net:ort has not run on the current files: never built; "
         "`buildsys build validate:net verify:net:ort` builds and verifies it"
     )
-    assert project.refusal("net:ort", command=Infer).endswith(
-        "`doit validate:net verify:net:ort` builds and verifies it"
-    )
     project.reasons["rtx"] = "it is stale"
     project.engine("rtx").unlink()
     assert project.refusal() == (
@@ -180,7 +175,6 @@ def test_no_command_builds_an_unavailable_engine(
             "ge; give an .npy or .npz file"),
         (["net"], {"output": "out.txt"}, "--output out.txt is no .npz file; name a file that ends"),
         (["net"], {"output": "no/out.npz"}, "--output no/out.npz: its folder does not exist"),
-        (["net"], {"top": "0"}, "--top expects a positive integer, found '0'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(

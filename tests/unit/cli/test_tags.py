@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-from cli_doubles import Doit, make_session
-from doit.cmd_base import DodoTaskLoader
+from cli_doubles import Doit, make_session, run_in
+from documented_commands import options_of
 
 from buildsys.cli import html_pages
 from buildsys.cli.commands.doctor.engines import _EngineChecker
-from buildsys.cli.commands.pages import Pages
-from buildsys.cli.main import commands_of
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -75,7 +72,7 @@ def test_names_and_tags_select_what_both_name(session: Session, name: str, full:
             "--tag; with the tag vision: a",
         ),
         (["c"], only("nightly"), "nothing of 'c' has the tag nightly; models with it: a, b"),
-        (["d"], only("nightly"), "there is no target 'd'; `doit list --all` lists all targets"),
+        (["d"], only("nightly"), "there is no target 'd'; `buildsys list --all` lists all targets"),
     ],
 )
 def test_an_impossible_selection_is_one_sentence(
@@ -192,18 +189,16 @@ def test_pages_are_written_for_the_models_of_an_owner(
     written: list[str] = []
     monkeypatch.setattr(Session, "read_only", lambda *_: session)
     monkeypatch.setattr(html_pages, "write_pages", lambda _, models, **__: written.extend(models))
-    assert Pages().run(session.project.root, [], {"owner": ["Ann"]}) == 0
+    assert run_in(session.project.root, "pages", owner=["Ann"]) == 0
     assert (written, capsys.readouterr().out) == (["a"], "no model has a page\n")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "clean", "compare", "doctor", "explain", "forget", "history", "ignore", "list",
-        "nightly", "pages", "plan", "publish", "run",
+        "build", "clean", "compare", "doctor", "explain", "forget", "history", "ignore", "list",
+        "nightly", "pages", "plan", "publish",
     ],
 )  # fmt: skip
 def test_every_command_on_several_models_has_the_filter(name: str) -> None:
-    module, _, command = commands_of("doit")[name].partition(":")
-    made = getattr(import_module(module), command)(task_loader=DodoTaskLoader())
-    assert {"tag", "owner"} <= {one["name"] for one in made.cmd_options}
+    assert {"--tag", "--owner"} <= options_of(name)

@@ -144,7 +144,7 @@ def test_a_page_says_that_the_history_cannot_be_read(session: Session) -> None:
     assert "There is no earlier build" in page(session)
     history_file(session.project.state).write_bytes(b"not a database" * 500)
     found = page(session)
-    assert "The history cannot be read: <code>doit history</code> says why." in found
+    assert "The history cannot be read: <code>buildsys history</code> says why." in found
     assert "There is no earlier build" not in found
 
 

@@ -212,7 +212,7 @@ def test_load_engine_loads_nothing_that_is_not_trusted(signed: Signed) -> None:
 def test_wrong_keys_are_one_sentence(
     signed: Signed, trusted: Any, revoked: Any, problem: str
 ) -> None:
-    with pytest.raises(EngineError, match="doit cache keygen") as refused:
+    with pytest.raises(EngineError, match="buildsys cache keygen") as refused:
         can_run(signed.engine, trusted_keys=trusted, revoked_keys=revoked)
     assert problem in refused.value.problem
 

@@ -179,7 +179,7 @@ def test_only_a_rejected_build_can_be_accepted(root: Path) -> None:
     executor.close()
     run(root, graph())
     executor, _ = make_executor(root, graph())
-    with pytest.raises(UsageError, match="`doit gate:m:e` checks it"):
+    with pytest.raises(UsageError, match="`buildsys build gate:m:e` checks it"):
         executor.accept(GATE, "it has passed")
     executor.close()
 

@@ -424,7 +424,7 @@ def test_files_about_a_failure_replace_outputs_until_the_next_success(root: Path
     assert (published(root), executor.is_fresh(REPORT)) == (before, True)
     executor.replace_by_failure(REPORT, lambda: (files, "it describes a failure"))
     assert published(root) == before | {name: content.decode() for name, content in files.items()}
-    assert executor.ledger.owned(REPORT) == files.keys()  # what `doit clean` removes
+    assert executor.ledger.owned(REPORT) == files.keys()  # what `buildsys clean` removes
     assert why(executor, REPORT) == "last run failed: it describes a failure"
     assert stale(root) == [REPORT]
     assert executor.run(REPORT).restored

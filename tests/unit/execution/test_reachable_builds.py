@@ -25,7 +25,7 @@ from buildsys.store.state_db import ReadOnlyStateDb
 def collect_garbage(
     root: Path, *graphs: Mapping[str, Action], max_bytes: int | None = None
 ) -> Collection:
-    """Collect as ``doit cache gc`` does for the plans ``graphs``."""
+    """Collect as ``buildsys cache gc`` does for the plans ``graphs``."""
     plans = [planned_builds(root, root / "build", graph) for graph in graphs]
     ledger = Ledger(ReadOnlyStateDb(root / ".buildsys/state.db"))
 

@@ -122,22 +122,26 @@ def test_the_time_in_the_builder_is_not_that_of_the_target(results: Results) -> 
 
 
 def test_commands_in_reasons_and_hints_are_code(results: Results) -> None:
-    results.failed("validate:tiny", "`doit export:tiny` <b> differs", hint="see `doit info <x>`")
+    results.failed(
+        "validate:tiny",
+        "`buildsys build export:tiny` <b> differs",
+        hint="see `buildsys explain <x>`",
+    )
     one = page(results)
     text = render_model(one)
-    reason = "<code>doit export:tiny</code> &lt;b&gt; differs"
+    reason = "<code>buildsys build export:tiny</code> &lt;b&gt; differs"
     assert text.count(reason) == 2  # in the verdict and among the problems
-    assert "What to do: see <code>doit info &lt;x&gt;</code>." in text
-    hint = "run one of\n`doit a`"
+    assert "What to do: see <code>buildsys explain &lt;x&gt;</code>." in text
+    hint = "run one of\n`buildsys build a`"
     results.failed("validate:tiny", "an odd ` stays", hint=hint)
     text = render_model(page(results))
-    assert "<pre>run one of\n<code>doit a</code></pre>" in text
+    assert "<pre>run one of\n<code>buildsys build a</code></pre>" in text
     assert "an odd ` stays." in text
     row = dataclasses.replace(
-        index_row(one), text="FAILED: " + "x " * 60 + "`doit build:tiny now and"
+        index_row(one), text="FAILED: " + "x " * 60 + "`buildsys build tiny now and"
     )
     long = dataclasses.replace(row, text=f"{row.text} more words until it is cut off`")
-    assert "<code>doit build:tiny" in render_index([long], GENERATED)
+    assert "<code>buildsys build tiny" in render_index([long], GENERATED)
 
 
 def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
@@ -151,7 +155,7 @@ def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
     for text in (
         "FAILED: validate: scores differ.",
         "What to do: compare the graphs.",
-        "doit validate:tiny",
+        "buildsys build validate:tiny",
         "Do not ship yet",
     ):
         assert text in first
@@ -235,7 +239,7 @@ def test_pictures_are_inside_or_linked(results: Results) -> None:
     assert ("img", {"src": inside.link, "alt": "exported"}) in found.elements
     assert "../a%20b.svg" in found.links
     assert "There is no picture" not in found.text
-    assert "doit netron tiny shows any graph" in shown(page(results)).text
+    assert "buildsys netron tiny shows any graph" in shown(page(results)).text
 
 
 def test_the_report_reads_its_own_json(results: Results, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_value_of_a_wrong_type_damages_a_result(tmp_path: Path) -> None:
     result = read_result("export:net", file, "export.json")
     assert (result.status, result.content) == ("failed", {})
     assert result.reason.startswith("the result file is damaged: operators.Relu: ")
-    assert result.hint == "`doit export:net` writes it again"
+    assert result.hint == "`buildsys build export:net` writes it again"
     assert parse(content, ExportResult) == {}
 
 

@@ -28,7 +28,9 @@ BASELINE = {
     "identity": {"engine": "3fa2", "started": "2026-11-21T02:00:00Z"},
 }
 LATENCY = {"latency": {"tolerance": 0.05, "limit": None}}
-ACCEPT = 'measure again: doit gate:m:ort; accept it: buildsys gate accept m:ort --reason "…"'
+ACCEPT = (
+    'measure again: buildsys build gate:m:ort; accept it: buildsys gate accept m:ort --reason "…"'
+)
 RunGate = Callable[..., StageResult]
 
 
@@ -225,8 +227,12 @@ def test_p99_is_measured_but_no_gate(run: RunGate) -> None:
 @pytest.mark.parametrize(
     ("change", "reason", "hint"),
     [
-        ({"absent": True}, "there is no engine fast", "see `doit info engine:m:fast`"),
-        ({"broken": True}, "it does not run here: it cannot", "see `doit info engine:m:fast`"),
+        ({"absent": True}, "there is no engine fast", "see `buildsys explain engine:m:fast`"),
+        (
+            {"broken": True},
+            "it does not run here: it cannot",
+            "see `buildsys explain engine:m:fast`",
+        ),
     ],
 )
 def test_another_engine_that_is_absent_or_does_not_run_is_not_comparable(
@@ -246,7 +252,7 @@ def test_an_unknown_figure_of_this_build_is_never_a_pass(run: RunGate) -> None:
         result = run(gates, baseline=given, results=results_of_build)
         assert result.status == "unavailable"
         assert result.reason == "the relative error of this build is not known"
-        assert result.hint == "see `doit info verify:m:ort`"
+        assert result.hint == "see `buildsys explain verify:m:ort`"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])

@@ -398,7 +398,7 @@ def test_the_longest_file_name_is_accepted(store: Store) -> None:
     assert decode_record(encode_record(given), "", "a" * 64) == given
 
 
-# --- `doit cache` ---
+# --- `buildsys cache` ---
 
 
 def filled(store: Store, tmp_path: Path) -> dict[str, OutputFile]:

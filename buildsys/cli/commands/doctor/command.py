@@ -1,11 +1,12 @@
-"""doit doctor: state of the installation, with remedies."""
+"""buildsys doctor: state of the installation, with remedies."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import buildsys
-from buildsys.cli.command import JSON, Options, ProjectCommand, option, print_json, program_of
+from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.commands.doctor.machine import (
     BROKEN,
     LIBRARIES,
@@ -33,7 +34,7 @@ from buildsys.cli.commands.doctor.machine import (
 )
 from buildsys.cli.commands.doctor.next_step import next_step
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.model_filter import ModelFilter, filter_options
+from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.errors import ManifestErrors, UsageError
 from buildsys.execution.freshness import is_strict
 from buildsys.manifest.project import Project, empty_project, load_project
@@ -47,48 +48,45 @@ SCHEMA = "buildsys/doctor/1"
 _FOUND_BROKEN = 1
 
 
-class Doctor(ProjectCommand):
-    """Check the installation, or engines."""
-
-    doc_purpose = "check what is installed and what it can build and run here, or check engines"
-    doc_usage = "[ENGINE ...]"
-    doc_description = (
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys doctor``."""
+    add_names(parser, "[ENGINE ...]")
+    parser.epilog = (
         "ENGINE is an engine file, its folder, or a target name such as MODEL:NAME or MODEL:\n"
         "check that it runs here and, if it belongs to this project, that it matches its manifest\n"
         "and has passed its checks; if not, list all reasons and remedies (exit code 1)\n"
         "without ENGINE, --json has all packages, variables and devices that results depend on"
     )
-    options = (
-        JSON,
-        option(
-            "trusted_key",
-            "ENGINE must be signed by this key (repeatable); default: cache.trusted_keys",
-            type=list,
-            default=[],
-        ),
-        option(
-            "revoked_key",
-            "this key is not trusted (repeatable), like those of cache.revoked_keys",
-            type=list,
-            default=[],
-        ),
-        *filter_options(),
+    add_json(parser)
+    parser.add_argument(
+        "--trusted-key",
+        action="append",
+        default=[],
+        help="ENGINE must be signed by this key (repeatable); default: cache.trusted_keys",
     )
-
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Return 1 if a needed part is broken, or an engine unusable."""
-        only = ModelFilter.of(options)
-        keys = {name: options[f"{name}_key"] for name in ("trusted", "revoked")}
-        if any(keys.values()) and not (names or only):
-            raise UsageError("keys are for engines", "name an engine: doctor ENGINE")
-        if names or only:
-            from buildsys.cli.commands.doctor.engines import check_engines
-
-            return check_engines(root, names, only, **keys, as_json=options["json"])
-        return check_machine(root, as_json=options["json"], program=program_of(self))
+    parser.add_argument(
+        "--revoked-key",
+        action="append",
+        default=[],
+        help="this key is not trusted (repeatable), like those of cache.revoked_keys",
+    )
+    add_filter(parser)
 
 
-def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
+def run(options: Namespace) -> int:
+    """Return 1 if a needed part is broken, or an engine unusable."""
+    only = ModelFilter.of(options)
+    keys = {name: getattr(options, f"{name}_key") for name in ("trusted", "revoked")}
+    if any(keys.values()) and not (options.names or only):
+        raise UsageError("keys are for engines", "name an engine: doctor ENGINE")
+    if options.names or only:
+        from buildsys.cli.commands.doctor.engines import check_engines
+
+        return check_engines(options.root, options.names, only, **keys, as_json=options.json)
+    return check_machine(options.root, as_json=options.json)
+
+
+def check_machine(root: Path, *, as_json: bool) -> int:
     """Print the state of the installation; return the exit code.
 
     Raises: UsageError: BUILDSYS_INTERPRETER_LIMIT is not a duration.
@@ -101,7 +99,7 @@ def check_machine(root: Path, *, as_json: bool, program: str = "doit") -> int:
         for word in (MISSING, UNKNOWN)
         if (count := sum(check.state == word for check in checks))
     ]
-    following = next_step(root, checks, program)
+    following = next_step(root, checks)
     if as_json:
         findings = [check.as_json() for check in checks]
         print_json({"schema": SCHEMA, "findings": findings, "next": following})

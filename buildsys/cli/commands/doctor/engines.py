@@ -1,4 +1,4 @@
-"""doit doctor ENGINE: checks of built engines.
+"""buildsys doctor ENGINE: checks of built engines.
 
 A process of the interpreter that would load an engine checks the former, as a library may crash.
 """
@@ -30,7 +30,6 @@ from buildsys.store.signatures import ACCEPT, WARN, SigningKey
 from buildsys.system.compatibility.engine_files import Reason as Damage
 from buildsys.system.interpreters.toolchain import Toolchain, locate_toolchain
 from buildsys.system.processes import describe_exit, run_python
-from buildsys.system.program_name import command_line
 from buildsys.system.signatures import UNSIGNED, UNTRUSTED, TrustedKeys, key_name
 from buildsys.system.suggestions import nearest
 
@@ -93,7 +92,7 @@ class _EngineChecker:
             never = [*self._policy.revoked, *revoked]
             self._keys = TrustedKeys.of(trusted or self._policy.trusted, never)
         except ValueError as error:
-            hint = "`doit cache keygen FILE` prints public keys, ed25519: and 44 characters"
+            hint = "`buildsys cache keygen FILE` prints public keys, ed25519: and 44 characters"
             raise UsageError(str(error), hint) from None
         if never and not self._keys.trusted:
             raise UsageError(
@@ -176,7 +175,7 @@ class _EngineChecker:
         if kind in tolerated and not self._must_be_signed:
             return "", (), problems[0].problem
         if engine.action is not None:  # an engine is signed when it is built
-            again = f"doit -a -s {engine.action.target}"
+            again = f"buildsys build -a -s {engine.action.target}"
             problems = tuple(replace(problem, remedy=again) for problem in problems)
         return signer, problems, ""
 
@@ -217,7 +216,7 @@ def project_reasons(
     found = session.explain([engine.target, *checks])
 
     def reason(kind: str, problem: str, target: str) -> Reason:
-        return {"kind": kind, "problem": problem, "remedy": f"doit {target}"}
+        return {"kind": kind, "problem": problem, "remedy": f"buildsys build {target}"}
 
     explained = found[engine.target]
     if explained.state != FRESH:
@@ -249,7 +248,7 @@ def _check_in_process(engine: _Engine, root: Path) -> dict[str, Any]:
     """Check an engine in its own interpreter."""
     if engine.action is not None and not engine.path.parent.is_dir():
         return _refused(
-            engine, f"{engine.shown} has not been built", f"doit {engine.shown}", "file"
+            engine, f"{engine.shown} has not been built", f"buildsys build {engine.shown}", "file"
         )
     python = str(engine.toolchain.python) if engine.toolchain else sys.executable
     path = str(engine.path.absolute())
@@ -302,4 +301,4 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _listed(reasons: Iterable[Mapping[str, str]]) -> list[str]:
-    return [f"  - {one['problem']}; {command_line(one['remedy'])}".rstrip("; ") for one in reasons]
+    return [f"  - {one['problem']}; {one['remedy']}".rstrip("; ") for one in reasons]

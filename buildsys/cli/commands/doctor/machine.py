@@ -27,7 +27,6 @@ from buildsys.system.gpus.nvml import GpuError, read_details
 from buildsys.system.interpreters.interpreter import check_interpreter
 from buildsys.system.interpreters.probe import LIMIT_VARIABLE, Library, check_libraries
 from buildsys.system.interpreters.toolchain import Toolchain
-from buildsys.system.program_name import command_line
 from buildsys.system.signatures import key_name
 from buildsys.system.urls import mask_secrets
 from buildsys.system.versions import (
@@ -337,7 +336,7 @@ def check_folders(project: Project) -> Iterator[Check]:
         used = f", {size(_bytes_in(folder))} in use" if name == "store" and folder.exists() else ""
         text = f"{folder}, {size(free)} free{used}"
         if free < _LOW_SPACE_BYTES:
-            remedy = command_line("doit cache gc --max-size 10GiB")
+            remedy = "buildsys cache gc --max-size 10GiB"
             yield Check("folder", name, MISSING, f"{text}: disk space is low", remedy, facts)
         else:
             yield Check("folder", name, OK, text, facts=facts)

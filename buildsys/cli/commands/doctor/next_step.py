@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from buildsys.cli.command import build_command
 from buildsys.cli.commands.doctor.machine import BROKEN, MISSING, Check
 from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
@@ -15,7 +14,7 @@ from buildsys.execution.stale_reasons import FAILED
 from buildsys.plan.project_plan import model_of
 
 
-def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
+def next_step(root: Path, checks: Sequence[Check]) -> str:
     """Return what to do first: a repair, a build, an installation, or nothing."""
     broken = [check for check in checks if check.state == BROKEN]
     missing = [one.facts["requirement"] for one in broken if "requirement" in one.facts]
@@ -23,30 +22,30 @@ def next_step(root: Path, checks: Sequence[Check], program: str) -> str:
         return f"{sys.executable} -m pip install {' '.join(missing)}"
     if broken:
         return next((check.remedy for check in broken if check.remedy), broken[0].text)
-    return _build(root, program) or next(
+    return _build(root) or next(
         (check.remedy for check in checks if check.state == MISSING and check.is_next_step),
         "nothing, everything is up to date",
     )
 
 
-def _build(root: Path, program: str) -> str:
+def _build(root: Path) -> str:
     """Return the command to build or explain stale targets, "" without any."""
     try:
         session = Session.read_only(root)
         models = list(session.project.models)
         if not models:
-            return f"{program} new MODEL --from SOURCE"
+            return "buildsys new MODEL --from SOURCE"
         explained = session.explain(session.actions).values()
     except (BuildsysError, OSError) as error:
-        return f"{program} plan, which ends with: {error}"
+        return f"buildsys plan, which ends with: {error}"
     stale = [one for one in explained if one.state != FRESH]
     if not stale:
         return ""
     for one in stale:
         if any(reason.kind == FAILED for reason in one.reasons):
-            return f"{program} explain build:{model_of(one.target)}"
+            return f"buildsys explain build:{model_of(one.target)}"
     waiting = dict.fromkeys(model_of(one.target) for one in stale)
     never_built = len(waiting) == len(models) and all(one.last is None for one in stale)
     if len(waiting) == 1 or never_built:
-        return build_command(program, next(iter(waiting)))
-    return program
+        return f"buildsys build {next(iter(waiting))}"
+    return "buildsys build"

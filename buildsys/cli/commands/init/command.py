@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from doit.doit_cmd import DoitConfig
 
-from buildsys.cli.command import (
-    Options,
-    PlainCommand,
-    option,
-    print_lines,
-    program_of,
-    unknown_name,
-)
+from buildsys.cli.command import print_lines, unknown_name
 from buildsys.cli.project_root import DODO, find_project, is_project
 from buildsys.errors import UsageError
 from buildsys.report.formatting import first_names
@@ -43,46 +37,44 @@ _WORKFLOWS = {
 _SHOWN_FILES = 3
 
 
-class Init(PlainCommand):
-    """Make the current folder a project."""
-
-    doc_purpose = "make the current folder a project with a first manifest"
-    doc_description = (
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys init``."""
+    parser.epilog = (
         "writes dodo.py, doit.cfg, configs/, plugins/, .vscode/settings.json and lines of\n"
         ".gitignore. Nothing is overwritten: if a file is in the way, no file is written.\n"
         "In a project, --ci adds the files of the CI system"
     )
-    options = (option("ci", "also write a recipe for a CI system: github or gitlab"),)
+    parser.add_argument(
+        "--ci", default="", help="also write a recipe for a CI system: github or gitlab"
+    )
 
-    def perform(self, names: Sequence[str], options: Options) -> int:
-        """Write the files, or none."""
-        program, root, system = program_of(self), Path.cwd(), options["ci"]
-        if names:
-            hint = f"change to a folder and run `{program} init` there"
-            raise UsageError("init takes no arguments", hint)
-        if system and system not in _WORKFLOWS:
-            raise unknown_name("CI system", system, _WORKFLOWS, f"known: {', '.join(_WORKFLOWS)}")
-        contents = _templates(_WORKFLOWS.get(system, {}))
-        next_step = f"{program} doctor"
-        if not (system and is_project(root)):
-            _check_folder(root, program)
-            next_step = f"{program} build {_MODEL}"
-            contents = {**_templates(_TEMPLATES), **_editor_files(root), **contents}
-            contents[_GITIGNORE] = _with_outputs(_read(root / _GITIGNORE) or b"")
-            # last: without it, the folder is no project
-            contents |= _templates({DODO: "dodo.template"})
-        _check_files(root, contents, program)
-        changed = {name: text for name, text in contents.items() if _read(root / name) != text}
-        try:
-            for name, text in changed.items():
-                replace_file((root / name).resolve(), text)
-        except OSError as error:
-            problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
-            raise UsageError(problem, f"run `{program} init` again, it writes the rest") from None
-        print_lines(f"wrote {name}" for name in changed)
-        print_lines(_notes(root, system))
-        print_lines([f"next: {next_step}"])
-        return 0
+
+def run(options: Namespace) -> int:
+    """Write the files, or none."""
+    root, system = Path.cwd(), options.ci
+    if system and system not in _WORKFLOWS:
+        raise unknown_name("CI system", system, _WORKFLOWS, f"known: {', '.join(_WORKFLOWS)}")
+    contents = _templates(_WORKFLOWS.get(system, {}))
+    next_step = "buildsys doctor"
+    if not (system and is_project(root)):
+        _check_folder(root)
+        next_step = f"buildsys build {_MODEL}"
+        contents = {**_templates(_TEMPLATES), **_editor_files(root), **contents}
+        contents[_GITIGNORE] = _with_outputs(_read(root / _GITIGNORE) or b"")
+        # last: without it, the folder is no project
+        contents |= _templates({DODO: "dodo.template"})
+    _check_files(root, contents)
+    changed = {name: text for name, text in contents.items() if _read(root / name) != text}
+    try:
+        for name, text in changed.items():
+            replace_file((root / name).resolve(), text)
+    except OSError as error:
+        problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
+        raise UsageError(problem, "run `buildsys init` again, it writes the rest") from None
+    print_lines(f"wrote {name}" for name in changed)
+    print_lines(_notes(root, system))
+    print_lines([f"next: {next_step}"])
+    return 0
 
 
 def _notes(root: Path, system: str) -> Iterator[str]:
@@ -114,17 +106,17 @@ def _editor_files(root: Path) -> dict[str, bytes]:
     )
 
 
-def _check_folder(root: Path, program: str) -> None:
+def _check_folder(root: Path) -> None:
     """Check a folder for its use as a project.
 
     Raises: UsageError: it is one, belongs to one, or uses doit for something else.
     """
     project = find_project(root)
     if project == root:
-        raise UsageError(f"{root} is a project already", f"`{program} doctor` shows the next step")
+        raise UsageError(f"{root} is a project already", "`buildsys doctor` shows the next step")
     if project and root.relative_to(project).parts[0] in _OWN_FOLDERS:
         raise UsageError(f"{root} belongs to the project {project}", "change to another folder")
-    elsewhere = f"run `{program} init` in another folder, which may be below this one"
+    elsewhere = "run `buildsys init` in another folder, which may be below this one"
     if (root / DODO).exists():
         problem = f"{root / DODO} is not a dodo file of buildsys, and nothing is overwritten"
         raise UsageError(problem, elsewhere)
@@ -144,7 +136,7 @@ def _with_outputs(ignored: bytes) -> bytes:
     return ignored + begin + b"".join(line + b"\n" for line in lines)
 
 
-def _check_files(root: Path, contents: Mapping[str, bytes], program: str) -> None:
+def _check_files(root: Path, contents: Mapping[str, bytes]) -> None:
     """Raise UsageError if a file would be overwritten, or another manifest would be taken up.
 
     Files with the same content are those of an interrupted init.
@@ -156,7 +148,7 @@ def _check_files(root: Path, contents: Mapping[str, bytes], program: str) -> Non
         present += [name for name in names if name not in contents]
     if present:
         exist = "exists" if len(present) == 1 else "exist"
-        hint = f"move it away, or run `{program} init` in an empty folder and copy what is missing"
+        hint = "move it away, or run `buildsys init` in an empty folder and copy what is missing"
         shown = first_names(present, _SHOWN_FILES)
         raise UsageError(f"{shown} {exist} already, so nothing was written", hint)
 

@@ -1,1 +1,1 @@
-"""doit nightly: build everything stale despite failures, and report on it."""
+"""buildsys nightly: build everything stale despite failures, and report on it."""

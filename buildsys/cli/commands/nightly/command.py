@@ -1,4 +1,4 @@
-"""doit nightly: build everything stale despite failures and broken manifests, then report."""
+"""buildsys nightly: build everything stale despite failures and broken manifests, then report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from doit.cmd_run import Run as DoitRun
 from doit.exceptions import InvalidCommand, InvalidDodoFile
 
 from buildsys import __version__
-from buildsys.cli.command import INTERRUPTED, TERMINATED, option
+from buildsys.cli.command import INTERRUPTED, TERMINATED
 from buildsys.cli.commands.build import Requested, Run
 from buildsys.cli.commands.doit_commands import DoitCommand
 from buildsys.cli.commands.nightly.lock import NightlyLock, NightlyRun, hold_lock
 from buildsys.cli.console.rows import Row, print_rows
-from buildsys.cli.model_filter import filter_options
+from buildsys.cli.doit_options import filter_options, option
 from buildsys.cli.project_root import shown_path, shown_text
 from buildsys.cli.run_files import write_files
 from buildsys.cli.session import Session

@@ -1,25 +1,17 @@
-"""buildsys run, doit infer: run a built engine on images or arrays."""
+"""buildsys run: run a built engine on images or arrays."""
 
 from __future__ import annotations
 
 import os
 import stat
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import (
-    JSON,
-    Options,
-    ProjectCommand,
-    option,
-    positive_integer,
-    print_answer,
-    program_of,
-    unknown_name,
-)
+from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, unknown_name
 from buildsys.cli.commands.run.engine_choice import (
     FIRST,
     NAMED,
@@ -50,65 +42,60 @@ _SHOWN_ROWS = 8
 _MAX_LABELS_BYTES = 16 << 20
 
 
-class Run(ProjectCommand):
-    """Run a built engine."""
-
-    name = "run"
-    doc_purpose = "run a built engine on images or arrays"
-    doc_usage = "MODEL[:ENGINE] --input [NAME=]FILE"
-    doc_description = (
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys run``."""
+    add_names(parser, "MODEL[:ENGINE] --input [NAME=]FILE")
+    parser.epilog = (
         "FILE is an image, to which the manifest's `preprocess` is applied, or an array: .npy, or "
         ".npz with the array NAME; without NAME, an .npz file has all inputs. Several images for "
         "an input are a batch. Without ENGINE, the one that the report recommends runs. "
         "Only engines that are up to date and verified run."
     )
-    options = (
-        option("input", "a file for an input; may be repeated", type=list, default=[]),
-        option("output", "write all outputs into this .npz file"),
-        option("top", "number of classes to show of outputs with labels", default="5"),
-        JSON,
+    parser.add_argument(
+        "--input", action="append", default=[], help="a file for an input; may be repeated"
     )
-
-    def run(self, root: Path, names: Sequence[str], options: Options) -> int:
-        """Print the outputs of one call."""
-        program = program_of(self)
-        if len(names) != 1:
-            problem = f"{self.name} takes one MODEL or MODEL:ENGINE"
-            raise UsageError(problem, f"`{program} help {self.name}` explains it")
-        top = positive_integer("--top", options["top"])
-        output = _output_file(options["output"])
-        session = Session.read_only(root, names)
-        candidates = named_engines(session, names[0])
-        model = candidates[0].model
-        if not options["input"]:
-            inputs = ", ".join(_final(session, model).inputs)
-            problem = f"{self.name} needs values for {inputs}: add --input NAME=FILE"
-            hint = f"to build, type `buildsys build {names[0]}`" if program == "buildsys" else ""
-            raise UsageError(problem, hint)
-        engine, why = choose_engine(session, candidates, program)
-        network = Network.of(session, model)
-        files = [network.file(text) for text in options["input"]]
-        with TemporaryDirectory(prefix="buildsys-run-") as folder:
-            call = _Call(session, engine, network, Path(folder))
-            document = call.make(files, top)
-            if output is not None:
-                try:
-                    replace_file(output, (Path(folder) / "outputs.npz").read_bytes())
-                except OSError as error:
-                    problem = f"--output {options['output']} cannot be written: {error.strerror}"
-                    raise StageError(problem, "name another file") from None
-        document = {
-            "schema": SCHEMA, "model": model, "engine": engine.variant, "chosen": why, **document,
-            "random_weights": network.has_random_weights, "output": options["output"] or None,
-        }  # fmt: skip
-        print_answer(options, document, _lines(document))
-        return 0
+    parser.add_argument("--output", default="", help="write all outputs into this .npz file")
+    parser.add_argument(
+        "--top",
+        type=positive_integer,
+        default=5,
+        help="number of classes to show of outputs with labels",
+    )
+    add_json(parser)
 
 
-class Infer(Run):
-    """The same command of ``doit``: its own ``run`` builds."""
-
-    name = "infer"
+def run(options: Namespace) -> int:
+    """Print the outputs of one call."""
+    if len(options.names) != 1:
+        problem = "run takes one MODEL or MODEL:ENGINE"
+        raise UsageError(problem, "`buildsys help run` explains it")
+    output = _output_file(options.output)
+    session = Session.read_only(options.root, options.names)
+    candidates = named_engines(session, options.names[0])
+    model = candidates[0].model
+    if not options.input:
+        inputs = ", ".join(_final(session, model).inputs)
+        problem = f"run needs values for {inputs}: add --input NAME=FILE"
+        hint = f"to build, type `buildsys build {options.names[0]}`"
+        raise UsageError(problem, hint)
+    engine, why = choose_engine(session, candidates)
+    network = Network.of(session, model)
+    files = [network.file(text) for text in options.input]
+    with TemporaryDirectory(prefix="buildsys-run-") as folder:
+        call = _Call(session, engine, network, Path(folder))
+        document = call.make(files, options.top)
+        if output is not None:
+            try:
+                replace_file(output, (Path(folder) / "outputs.npz").read_bytes())
+            except OSError as error:
+                problem = f"--output {options.output} cannot be written: {error.strerror}"
+                raise StageError(problem, "name another file") from None
+    document = {
+        "schema": SCHEMA, "model": model, "engine": engine.variant, "chosen": why, **document,
+        "random_weights": network.has_random_weights, "output": options.output or None,
+    }  # fmt: skip
+    print_answer(options, document, _lines(document))
+    return 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from buildsys.cli.command import build_command, unknown_name
+from buildsys.cli.command import unknown_name
 from buildsys.cli.commands.doctor.engines import project_reasons
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -46,7 +46,7 @@ def named_engines(session: Session, name: str) -> list[Action]:
     raise UsageError(f"{name!r} is no engine", listed)
 
 
-def choose_engine(session: Session, engines: Sequence[Action], program: str) -> tuple[Action, str]:
+def choose_engine(session: Session, engines: Sequence[Action]) -> tuple[Action, str]:
     """Return the engine to run, and the reason.
 
     Raises: UsageError: none is up to date and verified.
@@ -68,11 +68,10 @@ def choose_engine(session: Session, engines: Sequence[Action], program: str) -> 
             groups.setdefault(found, []).append(engine_name)
         listed = "; ".join(f"{', '.join(names)}: {found}" for found, names in groups.items())
         problem = f"no engine of {model} can run ({listed})"
-        raise UsageError(problem, f"`{build_command(program, model)}` builds and verifies them")
+        raise UsageError(problem, f"`buildsys build {model}` builds and verifies them")
     if problem.startswith(_UNAVAILABLE):
         raise UsageError(f"{name} cannot run: {problem}", "or name another engine")
-    build = f"{program} build" if program == "buildsys" else program
-    command = f"{build} {VALIDATE}:{model} {VERIFY}:{name}"
+    command = f"buildsys build {VALIDATE}:{model} {VERIFY}:{name}"
     raise UsageError(f"{name} cannot run: {problem}", f"`{command}` builds and verifies it")
 
 
