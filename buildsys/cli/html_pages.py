@@ -32,15 +32,16 @@ from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
-from buildsys.report.html.changes import PastBuild
+from buildsys.report.html.changes import EngineHistory, PastBuild
 from buildsys.report.html.environment import INDEX, MODEL, environment
-from buildsys.report.html.index_page import IndexRow, index_row, render_index
-from buildsys.report.html.model_page import (
-    EngineHistory,
+from buildsys.report.html.pages import (
     GraphPicture,
+    IndexRow,
     ModelPage,
     PipelineRow,
+    index_row,
     page_name,
+    render_index,
     render_model,
 )
 from buildsys.report.results.reader import adapter, load_types

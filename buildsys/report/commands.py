@@ -10,7 +10,6 @@ from buildsys.report.results.reader import AnyResult, of_type
 from buildsys.report.results.report import CommandLine
 
 COLUMNS = ("command", "figure", "value>", "interval>", "limit>", "within the limit")
-_WITHIN = {True: "yes", False: "NO", None: q.NOTHING}
 _SHOWN = 3  # in one line
 
 
@@ -43,7 +42,7 @@ def command_cells(line: CommandLine) -> tuple[str, ...]:
         _with_unit(line.value, line.unit),
         q.interval(line.interval),
         " and ".join(limits) or q.NOTHING,
-        _WITHIN[line.passed],
+        q.within_limit(line.passed),
     )
 
 

@@ -153,6 +153,11 @@ def share(value: float | None) -> str:
     return "100 %" if value >= 1 else f"{math.floor(value * 1e3) / 10:.1f} %"
 
 
+def within_limit(passed: bool | None) -> str:
+    """Say whether a figure is within its limit; None: it has none."""
+    return NOTHING if passed is None else "yes" if passed else "NO"
+
+
 def speedup(value: float | None) -> str:
     """Return a speed-up factor, marked if it is below 1."""
     if value is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.precisions import base_precision, full_name, is_auto
+from buildsys.report import formatting as q
 from buildsys.report.key_figures import graph_error
 from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.mixed_precision import ComparedEngine, SearchLine
@@ -55,6 +56,16 @@ def search_lines(
             macs_low=content.get("macs_low"),
             engines=tuple(_compared(spec, bench) for spec in (*served, *rivals)),
         )
+
+
+def timed_engines(line: SearchLine) -> list[str]:
+    """List the latencies of a search's engines and their rivals."""
+    return [
+        f"{timed.engine} ({timed.precision}) {q.latency(timed.p50_ms, noisy=timed.noisy)} ms"
+        + (" NOISY" if timed.noisy else "")
+        for timed in line.engines
+        if timed.p50_ms is not None
+    ]
 
 
 def variant_of(engine: Mapping[str, Any], variants: set[str]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from buildsys.report.formatting import align
-from buildsys.report.html.axes import round_step
+from buildsys.report.html.charts import round_step
 
 _MOST_STEPS = 7  # between the extremes: at most 8 lines
 _WIDTH = 60  # with labels, less than 80 columns

@@ -1,15 +1,16 @@
-"""Differences between the last two builds of an engine."""
+"""Past builds of an engine, and the differences between the last two."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.results.bench import is_recorded_noisy
 from buildsys.report.results.reader import NOISY, PASSED
+from buildsys.stages.table import BENCH, ENGINE, VERIFY
 
 _SMALL = 0.02  # of a latency without interval; below, no difference is claimed
 
@@ -37,20 +38,28 @@ class PastBuild:
         return self.status == NOISY or is_recorded_noisy(self.figures)
 
     def number(self, name: str) -> float | None:
-        """Return a finite figure, None if it is not known."""
+        """Read a finite figure, None if it is not known."""
         value = self.figures.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if math.isfinite(value) else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return an interval, None if it is not known."""
-        found = self.figures.get(name)
-        if not isinstance(found, (list, tuple)) or len(found) != 2:
-            return None
-        if not all(isinstance(end, (int, float)) and math.isfinite(end) for end in found):
-            return None
-        return float(found[0]), float(found[1])
+        """Read an interval, None if it is not known."""
+        match self.figures.get(name):
+            case [int() | float() as low, int() | float() as high]:
+                return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+            case _:
+                return None
+
+
+@dataclass(frozen=True)
+class EngineHistory:
+    """The builds of one engine's targets, newest first."""
+
+    engine: str
+    built: tuple[PastBuild, ...] = ()
+    verified: tuple[PastBuild, ...] = ()
+    timed: tuple[PastBuild, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,56 +71,45 @@ class Change:
     trend: str  # better, worse, same, or "" for a note
 
 
-def changes(
-    engine: str,
-    built: Sequence[PastBuild],
-    verified: Sequence[PastBuild],
-    timed: Sequence[PastBuild],
-) -> Iterator[Change]:
-    """Yield changes of size, error and latency, with the build's reason.
+def changes(history: EngineHistory, stages: Collection[str]) -> Iterator[Change]:
+    """Yield changes of latency, size and error by ``stages``, with the build's reason.
 
-    The builds of each target are the newest first; only those that passed are compared.
+    Only builds that passed are compared.
     """
-    yield from _latency(engine, [build for build in timed if build.trusted_latency is not None])
-    figures = ("size", built, "bytes", q.size), ("error", verified, "relative", q.error)
-    for what, builds, figure, show in figures:
-        pair = _last_two([build for build in builds if build.status == PASSED], figure)
-        if pair is not None:
-            old, new = map(show, pair)
-            text = f"unchanged: {new}" if old == new else f"{old} → {new}"
-            yield _change(f"{what} of {engine}", pair, text)
-    newest = max((*built[:1], *verified[:1], *timed[:1]), key=lambda one: one.started, default=None)
-    if newest is not None and max(map(len, (built, verified, timed))) > 1:
-        if newest.why:
-            yield Change("built because", newest.why, "")
-        if newest.mark:
-            yield Change("environment", newest.mark, "")
+    builds = {ENGINE: history.built, VERIFY: history.verified, BENCH: history.timed}
+    builds = {stage: own if stage in stages else () for stage, own in builds.items()}
+    figures = (
+        ("p50", BENCH, "latency_p50_ms", q.significant, " ms"),
+        ("size", ENGINE, "bytes", q.size, ""),
+        ("error", VERIFY, "relative", q.error, ""),
+    )
+    for what, stage, figure, show, unit in figures:
+        passed = [build for build in builds[stage] if build.status == PASSED]
+        if stage == BENCH:
+            passed = [build for build in passed if build.trusted_latency is not None]
+        new, old = ([build.number(figure) for build in passed[:2]] + [None] * 2)[:2]
+        if old is None or new is None:
+            continue
+        texts = show(old), show(new)
+        text, note = f"{texts[0]} → {texts[1]}{unit}", ""
+        if stage == BENCH and _is_close(*passed[:2]):
+            note = f"no significant change: {text}"
+        elif stage != BENCH and texts[0] == texts[1]:
+            note = f"unchanged: {texts[1]}"
+        ratio = f"{q.change(new / old - 1)}: " if old else ""
+        trend = "same" if note else "worse" if new > old else "better"
+        yield Change(f"{what} of {history.engine}", note or f"{ratio}{text}", trend)
+    first = [own[0] for own in builds.values() if own]
+    newest = max(first, key=lambda build: build.started, default=None)
+    if newest is not None and any(len(own) > 1 for own in builds.values()):
+        notes = (("built because", newest.why), ("environment", newest.mark))
+        yield from (Change(what, text, "") for what, text in notes if text)
 
 
-def _latency(engine: str, builds: Sequence[PastBuild]) -> Iterator[Change]:
-    pair = _last_two(builds, "latency_p50_ms")
-    if pair is None:
-        return
-    old, new = pair
-    one, two = (build.interval("latency_interval_ms") for build in builds[:2])
-    is_same = abs(new / old - 1) < _SMALL if old else new == old
-    if one and two:
-        is_same = one[0] <= two[1] and two[0] <= one[1]
-    text = f"{q.significant(old)} → {q.significant(new)} ms"
-    yield _change(f"p50 of {engine}", pair, f"no significant change: {text}" if is_same else text)
-
-
-def _last_two(builds: Sequence[PastBuild], figure: str) -> tuple[float, float] | None:
-    """Return a figure of the last two builds, None if unknown."""
-    if len(builds) < 2:
-        return None
-    new, old = (build.number(figure) for build in builds[:2])
-    return None if old is None or new is None else (old, new)
-
-
-def _change(what: str, pair: tuple[float, float], text: str) -> Change:
-    old, new = pair
-    if ":" in text:  # a note on an unchanged figure
-        return Change(what, text, "same")
-    ratio = f"{q.change(new / old - 1)}: " if old else ""
-    return Change(what, ratio + text, "worse" if new > old else "better")
+def _is_close(new: PastBuild, old: PastBuild) -> bool:
+    """Compare two latencies, by their intervals if known."""
+    new_ms, old_ms = new.trusted_latency, old.trusted_latency
+    ends, old_ends = (build.interval("latency_interval_ms") for build in (new, old))
+    if ends and old_ends:
+        return ends[0] <= old_ends[1] and old_ends[0] <= ends[1]
+    return abs(new_ms / old_ms - 1) < _SMALL if new_ms and old_ms else new_ms == old_ms

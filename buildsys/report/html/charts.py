@@ -1,4 +1,4 @@
-"""Charts as inline SVG, each with its numbers as a table.
+"""Charts as inline SVG.
 
 Positions are percentages of the width and sizes are pixels: a chart fills a phone or a wide screen,
 and its text keeps its size.
@@ -7,25 +7,74 @@ and its text keeps its size.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from markupsafe import Markup, escape
 
-from buildsys.report.html.axes import Axis
-from buildsys.system.printable import printable, printable_line
+from buildsys.system.printable import printable_line
 
 _LEVELS = 16  # percent of the width, for the labels of levels
 _EDGE = 3  # percent, so that marks at the ends of a strip are complete
 _STRIP = 18  # pixels
 _CHARACTER = 2.1  # percent of a phone's width, of small text
 _LABEL = 14  # pixels between two labels
-_LONGEST_LABEL = 22
-_PLAIN = re.compile(r"[ !#-%(-;=?-_a-~]*")  # without quotes, &, < and >: nothing to replace
+_LONGEST_LABEL, _LONGEST_TITLE = 22, 400
+_MOST_TICKS = 6
+_STEPS = (1.0, 2.0, 5.0)
 
 Interval = Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear or logarithmic axis: ``low`` at 0, ``high`` at 100."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    @classmethod
+    def around(cls, values: Iterable[float], *, is_log: bool = False, margin: float = 0.06) -> Axis:
+        """Choose an axis around all ``values`` with a margin on both sides.
+
+        Values that cannot be shown (NaN, infinite, not positive on a logarithmic axis) are left
+        out; without any the axis is from 1 to 10.
+        """
+        numbers = [v for v in values if math.isfinite(v) and (v > 0 or not is_log)]
+        if not numbers:
+            return cls(1.0, 10.0, is_log)
+        low, high = min(numbers), max(numbers)
+        if is_log:
+            room = math.exp(max(math.log(high / low) * margin, 0.02))
+            return cls(low / room, high * room, is_log=True)
+        span = high - low or abs(high) * 0.1 or 1.0
+        return cls(low - span * margin, high + span * margin)
+
+    def at(self, value: float) -> float:
+        """Place a value; NaN is at the end, like too large values."""
+        if math.isnan(value) or value >= self.high:
+            return 100.0
+        if value <= self.low:
+            return 0.0
+        if self.is_log:
+            return 100 * math.log(value / self.low) / math.log(self.high / self.low)
+        return 100 * (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[float]:
+        """List at most six round values on the axis."""
+        exponents = range(_exponent(self.low), _exponent(self.high) + 1) if self.is_log else ()
+        for steps in (_STEPS, _STEPS[:1]):
+            values = [step * 10.0**exponent for exponent in exponents for step in steps]
+            values = [value for value in values if self.low <= value <= self.high]
+            if 2 <= len(values) <= _MOST_TICKS:
+                return values
+        if len(values) > _MOST_TICKS:
+            return values[:: math.ceil(len(values) / _MOST_TICKS)]
+        step = round_step(self.high - self.low, _MOST_TICKS)
+        numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+        return [number * step for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -51,17 +100,6 @@ class Series:
     is_line: bool = True
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A picture with its numbers; a column that ends in ``>`` is aligned right."""
-
-    svg: Markup
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    legend: tuple[tuple[str, str], ...] = ()  # class and name of each series
-    notes: tuple[str, ...] = ()
-
-
 @dataclass
 class _Labels:
     """Labels of marks that do not touch on a phone."""
@@ -81,7 +119,7 @@ class _Labels:
         self.taken.append((left, left + width, line))
         self.parts.append(
             f'<text class="over-lines" x="{_short(left + width / 2)}%" y="{_short(line)}"'
-            f' text-anchor="middle">{shortened(text, _LONGEST_LABEL)}</text>'
+            f' text-anchor="middle">{_shortened(text, _LONGEST_LABEL)}</text>'
         )
 
 
@@ -102,8 +140,8 @@ def draw(
     """
     begin, end = (_LEVELS, 100) if y else (_EDGE, 100 - _EDGE)
 
-    def across(value: float) -> str:
-        return f"{_short(begin + (end - begin) * x.at(value) / 100)}%"
+    def across(value: float) -> float:
+        return begin + (end - begin) * x.at(value) / 100
 
     def down(value: float | None) -> float:
         if y is None:
@@ -114,33 +152,28 @@ def draw(
     if y is not None:
         parts += [_level(down(tick), f"{tick_text(tick)} {units[1]}") for tick in y.ticks()]
         ticks = x.ticks() if x_ticks is None else x_ticks
-        places = [(begin + (end - begin) * x.at(tick) / 100, tick) for tick in ticks]
-        parts += _tick_marks(places, units[0], height)
+        parts += _tick_marks([(across(tick), tick) for tick in ticks], units[0], height)
     for place, style, title in lines:
-        at = across(place)
-        parts.append(
-            f'<line class="{style}" x1="{at}" x2="{at}" y2="{height}">{_title(title)}</line>'
-        )
-    for one in series:
-        known = [mark for mark in one.marks if y is None or mark.y is not None]
-        for before, mark in pairwise(known if one.is_line else ()):
-            ends = before, mark
-            parts.append(_line(f"line {one.kind}", *((across(m.x), down(m.y)) for m in ends)))
-        for mark in one.marks:
+        parts.append(_line(style, (across(place), 0), (across(place), height), title))
+    for line in series:
+        marks = [mark for mark in line.marks if y is None or mark.y is not None]
+        points = [(across(mark.x), down(mark.y)) for mark in marks]
+        parts += [_line(f"line {line.kind}", *ends) for ends in pairwise(points) if line.is_line]
+        for mark in line.marks:
             at, top = across(mark.x), down(mark.y)
-            if mark.x_interval and len(mark.x_interval) == 2:
+            if mark.x_interval:
                 low, high = map(across, mark.x_interval)
-                parts.append(_line(f"whisker {one.kind}", (low, top), (high, top)))
-            if mark.y_interval and len(mark.y_interval) == 2:
-                tops = map(down, mark.y_interval)
-                parts.append(_line(f"whisker thin {one.kind}", *((at, top) for top in tops)))
-            style = f"dot {one.kind} {mark.style}".rstrip()
+                parts.append(_line(f"whisker {line.kind}", (low, top), (high, top)))
+            if mark.y_interval:
+                low, high = map(down, mark.y_interval)
+                parts.append(_line(f"whisker thin {line.kind}", (at, low), (at, high)))
+            style = f"dot {line.kind} {mark.style}".rstrip()
             parts.append(
-                f'<circle class="{style}" cx="{at}" cy="{_short(top)}" r="{_short(mark.radius)}">'
-                f"{_title(mark.title)}</circle>"
+                f'<circle class="{style}" cx="{_short(at)}%" cy="{_short(top)}"'
+                f' r="{_short(mark.radius)}">{_title(mark.title)}</circle>'
             )
             if mark.label:
-                labels.add(mark.label, float(at.removesuffix("%")), top, mark.radius)
+                labels.add(mark.label, at, top, mark.radius)
     total, kind = (height + 22, "chart") if y else (height, "chart strip")
     return Markup(  # noqa: S704 - all texts are escaped
         f'<svg class="{kind}" role="img" aria-label="{escape(printable_line(label))}"'
@@ -150,12 +183,11 @@ def draw(
 
 def sparkline(values: Sequence[float | None], style: str = "spark") -> Markup:
     """Draw a small line without axes, "" for one value; a failed build interrupts it."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if len(known) < 2:
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if len(numbers) < 2:
         return Markup("")
-    low, high = min(known), max(known)
-    middle = (low + high) / 2
-    half = max((high - low) / 2, abs(middle) * 0.05) or 1.0  # 5 %: noise stays a flat line
+    middle = (min(numbers) + max(numbers)) / 2
+    half = max(max(numbers) - middle, abs(middle) * 0.05) or 1.0  # 5 %: noise stays a flat line
     path, pen = "", "M"
     for n, value in enumerate(values):
         if value is None or not math.isfinite(value):
@@ -179,16 +211,10 @@ def bar(share: float | None, kind: str = "k0") -> Markup:
     )
 
 
-def escaped(text: str) -> str:
-    """Escape text for HTML, without control characters."""
-    # nearly always, and four times as fast
-    return text if _PLAIN.fullmatch(text) else escape(printable(text))
-
-
-def shortened(text: str, longest: int) -> str:
-    """Escape at most ``longest`` characters of a text."""
-    line = printable_line(text)
-    return escaped(f"{line[: longest - 1]}…" if len(line) > longest else line)
+def round_step(span: float, most: int) -> float:
+    """Choose the smallest 1, 2 or 5 times a power of ten of which fewer than ``most`` fit."""
+    size = 10.0 ** _exponent(span / most)
+    return next((step * size for step in _STEPS if span / (step * size) < most), 10 * size)
 
 
 def tick_text(value: float) -> str:
@@ -209,7 +235,7 @@ def _tick_marks(places: Iterable[tuple[float, float]], unit: str, height: float)
         x, width = _short(at), len(text) * _CHARACTER
         share, anchor = (1.0, "end") if at > 95 else (0.5, "middle")
         begin = at - share * width
-        yield f'<line class="grid" x1="{x}%" x2="{x}%" y2="{_short(height)}"/>'
+        yield _line("grid", (at, 0), (at, height))
         if begin > end:
             end = begin + width + _CHARACTER
             place = f'x="{x}%" y="{_short(height + 15)}" text-anchor="{anchor}"'
@@ -217,21 +243,31 @@ def _tick_marks(places: Iterable[tuple[float, float]], unit: str, height: float)
 
 
 def _level(y: float, label: str) -> str:
-    return (
-        f'<line class="grid" x2="100%" y1="{_short(y)}" y2="{_short(y)}"/>'
-        f'<text class="tick" y="{_short(y - 4)}">{label.rstrip()}</text>'
-    )
+    text = f'<text class="tick" y="{_short(y - 4)}">{label.rstrip()}</text>'
+    return _line("grid", (0, y), (100, y)) + text
 
 
-def _line(style: str, begin: tuple[str, float], end: tuple[str, float]) -> str:
-    ends = f'x1="{begin[0]}" x2="{end[0]}" y1="{_short(begin[1])}" y2="{_short(end[1])}"'
-    return f'<line class="{style}" {ends}/>'
+def _line(style: str, begin: tuple[float, float], end: tuple[float, float], title: str = "") -> str:
+    """Draw a line between two places: percent of the width, pixels from the top."""
+    ends = f'x1="{_short(begin[0])}%" x2="{_short(end[0])}%"'
+    ends += f' y1="{_short(begin[1])}" y2="{_short(end[1])}"'
+    return f'<line class="{style}" {ends}>{_title(title)}</line>'
 
 
 def _title(text: str) -> str:
-    return f"<title>{shortened(text, 400)}</title>" if text else ""
+    return f"<title>{_shortened(text, _LONGEST_TITLE)}</title>" if text else ""
+
+
+def _shortened(text: str, longest: int) -> str:
+    """Escape at most ``longest`` characters of a text."""
+    line = printable_line(text)
+    return escape(f"{line[: longest - 1]}…" if len(line) > longest else line)
 
 
 def _short(value: float) -> str:
     """Write a coordinate with as few characters as possible."""
     return f"{value:.1f}".removesuffix(".0")
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(value))

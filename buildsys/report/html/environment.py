@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from buildsys.report import formatting as q
-from buildsys.report.html import charts, elements, figures, tables
+from buildsys.report.html import charts, figures, tables
 from buildsys.system.printable import printable
 
 INDEX = "index.html"
 MODEL = "model.html"
 STATUS_TEXTS = {"absent": "no result", "partial": "incomplete"}
+_CODE = re.compile(r"`([^`\n]+?)(?:`|(?=\.\.\.$))")  # the last one may be cut off
 
 
 @cache
@@ -44,8 +46,8 @@ def environment() -> Environment:
         "latency": q.latency,
         "limits": tables.limits,
         "minute": lambda text: text[:16].replace("T", " "),
-        "prose": elements.prose,
-        "sentence": _sentence,
+        "prose": _prose,
+        "sentence": lambda text: _prose(f"{text.rstrip().rstrip('.')}." if text.strip() else ""),
         "significant": q.significant,
         "size": q.size,
         "spark": charts.sparkline,
@@ -55,8 +57,6 @@ def environment() -> Environment:
     style, script = (_resource(name) for name in ("style.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     made.globals |= {
-        "table": elements.table,
-        "notes": elements.notes,
         "style": style,
         "script": script,
         "script_hash": f"sha256-{digest}",  # besides escaping, a guard against other scripts
@@ -74,5 +74,7 @@ def _printable(value: Any) -> Any:
     return printable(value) if is_text else value
 
 
-def _sentence(text: str) -> Markup:
-    return elements.prose(f"{text.rstrip().rstrip('.')}." if text.strip() else "")
+def _prose(text: str) -> Markup:
+    """Write a sentence, with what is in backticks as code."""
+    plain = str(escape(printable(text)))  # an escaped string would escape what is put into it
+    return Markup(_CODE.sub(r"<code>\1</code>", plain))  # noqa: S704 - it is escaped

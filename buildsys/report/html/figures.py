@@ -10,11 +10,11 @@ from markupsafe import Markup
 
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
-from buildsys.report.html.axes import Axis
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.charts import Chart, Mark, Series, draw, tick_text
+from buildsys.report.html.charts import Axis, Mark, Series, draw
+from buildsys.report.html.tables import Table
 from buildsys.report.ranking import contender_name
-from buildsys.report.results.bench import ENGINE, ENGINE_CUDA_GRAPH
+from buildsys.report.results.bench import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH
 from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.ranking import Ranking
 from buildsys.report.results.reader import FAILED, NOISY
@@ -30,6 +30,15 @@ _BASELINE_KINDS = {
     "torch_cuda_graph": "b2",
     "onnxruntime": "b3",
 }
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with its legend (class and name of each series) and its numbers."""
+
+    svg: Markup
+    legend: tuple[tuple[str, str], ...] = ()
+    numbers: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -59,39 +68,39 @@ def pareto(ranking: Ranking | None) -> Chart | None:
     None with fewer than two points: there is nothing to weigh.
     """
     points = [
-        engine
+        (engine, engine.p50_ms or 0.0, engine.error or 0.0)
         for engine in (ranking.ranked if ranking else ())
         if _is_positive(engine.p50_ms) and engine.error is not None and math.isfinite(engine.error)
     ]
     if ranking is None or len(points) < 2:
         return None
-    largest = max(engine.size_bytes or 0 for engine in points) or 1
+    largest = max(engine.size_bytes or 0 for engine, *_ in points) or 1
     marks: dict[bool, list[Mark]] = {False: [], True: []}
-    for engine in sorted(points, key=lambda engine: (engine.p50_ms or 0.0, engine.error or 0.0)):
-        figures = f"{q.significant(engine.p50_ms)} ms, error {q.error(engine.error)}"
+    for engine, p50_ms, error in sorted(points, key=lambda point: point[1:]):
+        text = f"{q.significant(p50_ms)} ms, error {q.error(error)}, {q.size(engine.size_bytes)}"
         marks[engine.is_optimal].append(
             Mark(
-                engine.p50_ms or 0.0,
-                engine.error or 0.0,
-                f"{engine.engine}: {figures}, {q.size(engine.size_bytes)}",
+                p50_ms,
+                error,
+                f"{engine.engine}: {text}",
                 x_interval=engine.p50_interval_ms,
                 label=engine.engine,
                 radius=max(4.0, _LARGEST * math.sqrt((engine.size_bytes or 0) / largest)),
             )
         )
     ends = [
-        end for point in points for end in (point.p50_ms, *(point.p50_interval_ms or ())) if end
+        end for engine, p50_ms, _ in points for end in (p50_ms, *(engine.p50_interval_ms or ()))
     ]
     svg = draw(
         [Series("b0", marks[False], is_line=False), Series("k0 dashed", marks[True])],
         Axis.around(ends, is_log=True, margin=0.12),
-        Axis.around([point.error or 0.0 for point in points], is_log=True, margin=0.2),
+        Axis.around([error for *_, error in points], is_log=True, margin=0.2),
         f"Error against latency in case {ranking.case}",
         height=280,
         units=("ms", ""),
     )
     worse = "another is at least as good in every figure"
-    return Chart(svg, legend=(("k0", "Pareto-optimal"), ("b0", worse)))
+    return Chart(svg, (("k0", "Pareto-optimal"), ("b0", worse)))
 
 
 def error_strips(check: Check) -> list[ErrorStrip]:
@@ -114,12 +123,10 @@ def error_strips(check: Check) -> list[ErrorStrip]:
         return []
     ends = [value for value in (*values, limit) if value and math.isfinite(value)]
     axis = Axis.around([*ends, *(limit * n for n in (0.5, 2) if limit)], is_log=True, margin=0.04)
-    worst_first = sorted(
-        errors.items(), key=lambda item: -_badness(max(item[1].values(), key=_badness))
-    )
-    names = {name for name, _ in worst_first[:_MOST_ERROR_ROWS]}
+    worst_first = sorted(errors, key=lambda name: -max(map(_badness, errors[name].values())))
+    drawn = worst_first[:_MOST_ERROR_ROWS]
     return [
-        _error_strip(name, cases, axis, limit) for name, cases in errors.items() if name in names
+        _error_strip(name, cases, axis, limit) for name, cases in errors.items() if name in drawn
     ]
 
 
@@ -127,6 +134,9 @@ def _error_strip(
     name: str, cases: Mapping[str, float], axis: Axis, limit: float | None
 ) -> ErrorStrip:
     case, worst = max(cases.items(), key=lambda item: _badness(item[1]))
+    share = f"{q.significant(100 * worst / limit, 2)} %" if limit and math.isfinite(worst) else ""
+    lines = [(limit, "limit", f"limit {q.error(limit)}")] if limit else []
+    text = f"{q.error(worst)}{f' ({case})' if len(cases) > 1 else ''}"
     marks = [
         Mark(
             value,
@@ -136,13 +146,6 @@ def _error_strip(
         )
         for case, value in cases.items()
     ]
-    share = (
-        ""
-        if not limit or not math.isfinite(worst)
-        else f"{q.significant(100 * worst / limit, 2)} %"
-    )
-    lines = [(limit, "limit", f"limit {q.error(limit)}")] if limit else []
-    text = f"{q.error(worst)}{f' ({case})' if len(cases) > 1 else ''}"
     label = f"errors of {name}, the largest {text}"
     strip = draw([Series("k0", marks, is_line=False)], axis, None, label, lines=lines)
     return ErrorStrip(name, text, strip, share)
@@ -159,12 +162,8 @@ def contenders(report: Report) -> list[tuple[str, str, list[Contender]]]:
         lines = [line for line in report.bench if line.case == case]
         steady = [line.p50_ms or 0.0 for line in lines if not line.noisy]
         least_ms = min(filter(_is_positive, steady), default=None)
-        ends = [
-            end
-            for line in lines
-            for end in (line.p50_ms, line.p99_ms, *(line.p50_interval_ms or ()))
-        ]
-        axis = Axis.around([end for end in ends if end], is_log=True)
+        times = ((line.p50_ms, line.p99_ms, *(line.p50_interval_ms or ())) for line in lines)
+        axis = Axis.around([end for ends in times for end in ends if end], is_log=True)
         own = {line.engine: line for line in reversed(lines)}  # the first one is the engine itself
         rows = [
             Contender(
@@ -181,9 +180,8 @@ def contenders(report: Report) -> list[tuple[str, str, list[Contender]]]:
 
 
 def _ratio(line: TimingLine, own: TimingLine) -> str:
-    if line is own or own.noisy or line.noisy:
-        return ""
-    if not (_is_positive(own.p50_ms) and _is_positive(line.p50_ms)):
+    is_comparable = line is not own and not (own.noisy or line.noisy)
+    if not is_comparable or not (_is_positive(own.p50_ms) and _is_positive(line.p50_ms)):
         return ""
     return f"{(line.p50_ms or 0.0) / (own.p50_ms or 1.0):.2f}{q.TIMES}"
 
@@ -204,36 +202,29 @@ def by_batch(report: Report) -> Iterator[tuple[str, Chart]]:
     """Yield steady latencies and throughputs by batch size, if there are several sizes."""
     names, colors = _names(report), _colors(report)
     for title, figure in (("p50 (ms)", "p50_ms"), ("items per second", "throughput_per_s")):
-        lines = [
-            line
-            for line in report.bench
+        points = [
+            (line, float(line.batch), getattr(line, figure))
+            for line in sorted(report.bench, key=lambda line: line.batch or 0)
             if line.batch and not line.noisy and _is_positive(getattr(line, figure))
         ]
-        sizes = sorted({float(line.batch or 0) for line in lines})
+        sizes = sorted({batch for _, batch, _ in points})
         if len(sizes) < 2:
             return
-        series, rows = [], []
-        for key, name in names.items():
-            own = sorted(
-                (line for line in lines if (line.engine, line.contender) == key),
-                key=lambda line: line.batch or 0,
-            )
-            marks = []
-            for line in own:
-                value = getattr(line, figure)
-                interval = line.p50_interval_ms if figure == "p50_ms" else None
-                batch = float(line.batch or 0)
-                text = f"{name}, batch size {line.batch}: {q.significant(value)}"
-                marks.append(Mark(batch, value, text, y_interval=interval))
-                rows.append((name, tick_text(batch), q.significant(value), q.interval(interval)))
-            series.append(Series(colors[key], marks))
-        axis = Axis.around(sizes, is_log=True, margin=0.04)
-        up = Axis.around([getattr(line, figure) for line in lines], is_log=True, margin=0.1)
-        ticks = sizes if len(sizes) <= 8 else None
-        svg = draw(series, axis, up, f"{title} against batch size", height=220, x_ticks=ticks)
-        legend = tuple((colors[key], name) for key, name in names.items())
-        columns = ("contender", "batch size>", f"{title}>", "95 % interval>")
-        yield title, Chart(svg, columns, tuple(rows), legend)
+        marks: dict[tuple[str, str], list[Mark]] = {key: [] for key in names}
+        for line, batch, value in points:
+            key = line.engine, line.contender
+            text = f"{names[key]}, batch size {line.batch}: {q.significant(value)}"
+            interval = line.p50_interval_ms if figure == "p50_ms" else None
+            marks[key].append(Mark(batch, value, text, y_interval=interval))
+        svg = draw(
+            [Series(colors[key], own) for key, own in marks.items()],
+            Axis.around(sizes, is_log=True, margin=0.04),
+            Axis.around([value for *_, value in points], is_log=True, margin=0.1),
+            f"{title} against batch size",
+            height=220,
+            x_ticks=sizes if len(sizes) <= 8 else None,
+        )
+        yield title, Chart(svg, tuple((colors[key], name) for key, name in names.items()))
 
 
 def trend(builds: Sequence[PastBuild]) -> Chart | None:
@@ -242,40 +233,32 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
     None with fewer than two latencies.
     """
     latencies = [
-        build.number("latency_p50_ms") if build.status != FAILED else None
+        None if build.status == FAILED else build.number("latency_p50_ms")
         for build in reversed(builds)
     ]
-    known = [value for value in latencies if value]
-    if len(known) < 2:
+    values = [value for value in latencies if value]
+    if len(values) < 2:
         return None
     marks, rows, lines = [], [], []
     for number, (build, value) in enumerate(zip(reversed(builds), latencies, strict=True)):
         interval = build.interval("latency_interval_ms")
         parts = [build.started[:16].replace("T", " "), build.commit, NOISY * build.is_noisy]
         label, text = " ".join(filter(None, parts)), q.latency(value, noisy=build.is_noisy)
-        title = f"{label}: {'failed' if value is None else f'{text} ms'}"
-        style = "over" if value is None else "faint" if build.is_noisy else ""
-        marks.append(
-            Mark(
-                number,
-                value,
-                title,
-                y_interval=interval if value else None,
-                style=style,
-                radius=2.5 if value else 4.0,
-            )
-        )
         rows.append((label, text, q.interval(interval, noisy=build.is_noisy), build.mark))
         if build.mark:
             lines.append((number - 0.5, "mark", build.mark))
-    ends = [*known, *(end for mark in marks for end in mark.y_interval or () if end > 0)]
-    label = f"Median latency of the last {len(builds)} builds"
-    axis, up = Axis.around([0, len(builds) - 1], margin=0.02), Axis.around(ends, margin=0.15)
+        if value:
+            style = "faint" if build.is_noisy else ""
+            title = f"{label}: {text} ms"
+            marks.append(Mark(number, value, title, y_interval=interval, style=style, radius=2.5))
+        else:
+            marks.append(Mark(number, None, f"{label}: failed", style="over", radius=4.0))
+    ends = [*values, *(end for mark in marks for end in mark.y_interval or () if end > 0)]
     svg = draw(
         [Series("k0", marks)],
-        axis,
-        up,
-        label,
+        Axis.around([0, len(builds) - 1], margin=0.02),
+        Axis.around(ends, margin=0.15),
+        f"Median latency of the last {len(builds)} builds",
         height=130,
         units=("", "ms"),
         x_ticks=(),
@@ -284,7 +267,8 @@ def trend(builds: Sequence[PastBuild]) -> Chart | None:
     columns = ("build", "p50 (ms)>", "95 % interval>", "changed before it")
     note = f"The last {_TABLE_BUILDS} of {len(builds)} builds; `buildsys history` lists all."
     notes = (note,) if len(builds) > _TABLE_BUILDS else ()
-    return Chart(svg, columns, tuple(rows[: -_TABLE_BUILDS - 1 : -1]), notes=notes)
+    newest = tuple(rows[: -_TABLE_BUILDS - 1 : -1])
+    return Chart(svg, numbers=Table(columns, newest, "Builds", notes))
 
 
 def _badness(value: float) -> float:
@@ -293,15 +277,13 @@ def _badness(value: float) -> float:
 
 def _colors(report: Report) -> dict[tuple[str, str], str]:
     """Choose each contender's CSS class: engines by number, baselines by name."""
-    engines = [engine.name for engine in report.engines]
+    numbers = {engine.name: number for number, engine in enumerate(report.engines)}
     colors = {}
     for line in report.bench:
-        if line.contender in (ENGINE, ENGINE_CUDA_GRAPH):
-            number = engines.index(line.engine) if line.engine in engines else 0
-            kind = f"k{number % _ENGINE_COLORS}"
+        kind = _BASELINE_KINDS.get(line.contender, "b0")
+        if line.contender in ENGINE_CONTENDERS:
+            kind = f"k{numbers.get(line.engine, 0) % _ENGINE_COLORS}"
             kind += " dashed" if line.contender == ENGINE_CUDA_GRAPH else ""
-        else:
-            kind = _BASELINE_KINDS.get(line.contender, "b0")
         colors[line.engine, line.contender] = kind
     return colors
 
@@ -312,7 +294,7 @@ def _names(report: Report) -> dict[tuple[str, str], str]:
     names = {}
     for line in report.bench:
         name = contender_name(line.engine, line.contender)
-        if several and line.contender not in (ENGINE, ENGINE_CUDA_GRAPH):
+        if several and line.contender not in ENGINE_CONTENDERS:
             name += f" (with {line.engine})"
         names[line.engine, line.contender] = name
     return names

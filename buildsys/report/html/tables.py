@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from buildsys.onnx_graphs.result_types import AgreementFigures
@@ -11,13 +11,14 @@ from buildsys.report.benchmarks import contender_title
 from buildsys.report.commands import COLUMNS as COMMAND_COLUMNS
 from buildsys.report.commands import command_cells
 from buildsys.report.gates import COLUMNS, gate_cells
+from buildsys.report.mixed_precision import timed_engines
 from buildsys.report.ranking import COLUMNS as RANKING_COLUMNS
 from buildsys.report.ranking import ranking_cells, ranking_notes
 from buildsys.report.results.report import Check, ComparisonLine, GraphHistory, Report, SurgeryLine
 
 MOST_COMPARISONS = 64
 _MOST_FAILURES = 20
-_WITHIN = {True: "yes", False: "NO", None: q.NOTHING}  # the limits
+_MOST_NODES = 12
 _LIMIT_TEXT = {
     "rtol": "relative error at most {}",
     "cosine": "cosine at least {}",
@@ -29,6 +30,7 @@ _LIMIT_TEXT = {
     "channel_error": "error of a channel at most {} of its spread",
     "class_agreement": "class agreement at least {}",
 }
+Rows = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -36,32 +38,22 @@ class Table:
     """A table; columns ending in ``>`` are aligned right."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Rows
     title: str = ""
     notes: tuple[str, ...] = ()
 
 
-def gates(report: Report) -> Table:
-    """Return the gates of all engines."""
-    return Table(COLUMNS, tuple(map(gate_cells, report.gates)), "Gates")
-
-
-def commands(report: Report) -> Table:
-    """Return the figures of all commands."""
-    return Table(COMMAND_COLUMNS, tuple(map(command_cells, report.commands)), "Commands")
-
-
 def ranking(report: Report) -> Table:
-    """Return the ranked engines, the one to ship first."""
-    found = report.ranking
-    if found is None:
+    """List the ranked engines, the one to ship first."""
+    ranking = report.ranking
+    if ranking is None:
         return Table((), ())
-    rows = tuple(ranking_cells(found, one) for one in found.ranked)
-    return Table(RANKING_COLUMNS, rows, notes=tuple(ranking_notes(found)))
+    rows = tuple(ranking_cells(ranking, engine) for engine in ranking.ranked)
+    return Table(RANKING_COLUMNS, rows, notes=tuple(ranking_notes(ranking)))
 
 
 def limits(check: Check) -> str:
-    """Return the limits of a check in words, "" without any."""
+    """Describe the limits of a check, "" without any."""
     return ", ".join(
         text.format(f"{check.limits[name]:g}")
         for name, text in _LIMIT_TEXT.items()
@@ -70,23 +62,24 @@ def limits(check: Check) -> str:
 
 
 def comparisons(check: Check) -> Table:
-    """Return the worst comparisons of a check."""
+    """List the worst comparisons of a check."""
 
     def badness(line: ComparisonLine) -> tuple[bool, bool, float]:
         relative = line.relative or 0.0
         return line.passed is False, relative != relative, relative
 
-    def figures(line: ComparisonLine) -> tuple[str, ...]:
+    def cells(line: ComparisonLine) -> tuple[str, ...]:
+        dims = f" ({line.dims})" if line.dims and "=" not in line.case else ""
+        place = line.subject, f"{line.case}{dims}", line.output
         if line.uninformative:  # its error of 0 means nothing
-            return (*[q.NOTHING] * 4, "not informative")
+            return (*place, *[q.NOTHING] * 4, "not informative")
         errors = q.error(line.max_abs), q.error(line.relative), q.cosine(line.cosine)
-        return (*errors, q.share(line.top1), _WITHIN[line.passed])
+        return (*place, *errors, q.share(line.top1), q.within_limit(line.passed))
 
-    found = check.comparisons
-    worst = sorted(found, key=badness, reverse=True)[:MOST_COMPARISONS]
-    shown = [line for line in found if line in worst] if len(found) > MOST_COMPARISONS else found
+    lines = check.comparisons
+    worst = sorted(lines, key=badness, reverse=True)[:MOST_COMPARISONS]
     remarks: dict[str, list[str]] = {}  # remark -> cases
-    for line in found:
+    for line in lines:
         for remark in (
             f"compared by policy {line.policy}" if line.policy else "",
             line.note,
@@ -97,22 +90,14 @@ def comparisons(check: Check) -> Table:
                 remarks.setdefault(text, []).append(line.case)
     notes = [f"{text} (case {', '.join(cases)})" for text, cases in remarks.items()]
     notes += [_agreement(output, figures) for output, figures in check.agreement.items()]
-    if len(shown) < len(found):
-        text = f"The {len(shown)} worst of {len(found)} comparisons; report.json has all of them."
+    if len(worst) < len(lines):
+        text = f"The {len(worst)} worst of {len(lines)} comparisons; report.json has all of them."
         notes.insert(0, text)
-    rows = tuple(
-        (
-            line.subject,
-            line.case + (f" ({line.dims})" if line.dims and "=" not in line.case else ""),
-            line.output,
-            *figures(line),
-        )
-        for line in shown
-    )
     columns = (
         "graph or engine", "case", "output", "max abs error>", "relative error>", "cosine>",
         "top-1>", "within limits",
     )  # fmt: skip
+    rows = tuple(cells(line) for line in lines if line in worst)
     return Table(columns, rows, notes=tuple(notes))
 
 
@@ -130,7 +115,7 @@ def _agreement(output: str, figures: AgreementFigures) -> str:
 
 
 def failures(check: Check) -> Table:
-    """Return the worst element of each failed comparison."""
+    """List the worst element of each failed comparison."""
     columns = (
         "graph or engine", "case", "output", "index", "actual>", "expected>", "problem",
     )  # fmt: skip
@@ -146,12 +131,23 @@ def failures(check: Check) -> Table:
     return Table(columns, rows, notes=notes)
 
 
-def gpu_timings(report: Report) -> Table:
-    """Return throughput and memory on the GPU."""
+def _gates(report: Report) -> list[Table]:
+    return [Table(COLUMNS, tuple(map(gate_cells, report.gates)))]
+
+
+def _commands(report: Report) -> list[Table]:
+    return [Table(COMMAND_COLUMNS, tuple(map(command_cells, report.commands)))]
+
+
+def _gpu(report: Report) -> list[Table]:
+    return [_gpu_timings(report), _gpu_states(report)]
+
+
+def _gpu_timings(report: Report) -> Table:
+    """List throughput and memory on the GPU."""
     columns = (
         "engine", "case", "contender", "GPU p50 (ms)>", "p99 (ms)>", "wall p50 (ms)>",
-        "p99 (ms)>",
-        "items/s>", "queued>", "context>", "memory>",
+        "p99 (ms)>", "items/s>", "queued>", "context>", "memory>",
     )  # fmt: skip
     rows = []
     for line in report.gpu_timings:
@@ -171,8 +167,8 @@ def gpu_timings(report: Report) -> Table:
     return Table(columns, tuple(rows), "Throughput and memory on the GPU", notes)
 
 
-def gpu_states(report: Report) -> Table:
-    """Return clocks, power, temperature and throttling during the measurements."""
+def _gpu_states(report: Report) -> Table:
+    """List clocks, power, temperature and throttling during the measurements."""
     columns = (
         "engine", "case", "SM clock>", "memory clock>", "power>", "temperature>", "readings>",
         "throttled",
@@ -180,20 +176,64 @@ def gpu_states(report: Report) -> Table:
     rows = []
     for state in report.gpu_states:
         spans = (state.sm_clock_mhz, state.memory_clock_mhz, state.power_w, state.temperature_c)
-        shown = (span or q.NOTHING for span in spans)
-        rows.append((state.engine, state.case, *shown, q.count(state.readings), state.throttle))
+        readings = (*(span or q.NOTHING for span in spans), q.count(state.readings))
+        rows.append((state.engine, state.case, *readings, state.throttle))
     notes = ("Smallest, median and largest reading during the measurement.",)
     return Table(columns, tuple(rows), "Clocks, power and throttling", notes)
 
 
-def graph_stages(graph: GraphHistory) -> Table:
-    """Return sizes and multiply-accumulates of the graph at every stage."""
-    notes = []
+def _graph(report: Report) -> list[Table]:
+    """List operators, modules and sizes of the graph, and what changed it."""
+    graph = report.graph
+    rows = []
+    for line in graph.operators:
+        change = q.NOTHING
+        if line.exported is not None and line.simplified is not None:
+            change = f"{line.simplified - line.exported:+d}".replace("+0", "0")
+        rows.append((line.operator, q.count(line.exported), q.count(line.simplified), change))
+    operators = Table(("operator", "exported>", "simplified>", "change>"), tuple(rows), "Operators")
+    modules = Table(
+        ("PyTorch modules", "modules>", "operator", "exported>", "simplified>"),
+        tuple(
+            (
+                ", ".join(module.modules), q.count(module.count), " or ".join(module.operators),
+                q.count(module.exported), q.count(module.simplified),
+            )
+            for module in graph.modules
+        ),
+        "Modules",
+        graph.folded,
+    )  # fmt: skip
+    tensors = Table(
+        ("tensor", "name", "dtype", "shape"),
+        tuple(
+            (tensor.role, tensor.name, tensor.dtype, f" {q.TIMES} ".join(tensor.shape) or "scalar")
+            for tensor in report.tensors
+        ),
+        "Inputs and outputs",
+        tuple(f"{name}: {span}" for name, span in report.dims.items()),
+    )
+    custom_operators = Table(
+        ("operator", "place", "implemented by"),
+        tuple(
+            (line.operator, line.place, line.implementation or "not implemented")
+            for line in report.custom_operators
+        ),
+        "Custom operators",
+    )
+    return [
+        operators, modules, _graph_stages(graph), tensors, _conversions(report), _searches(report),
+        _surgery(report), custom_operators,
+    ]  # fmt: skip
+
+
+def _graph_stages(graph: GraphHistory) -> Table:
+    """List sizes and multiply-accumulates of the graph at every stage."""
+    notes, rows = [], []
     if any(stage.macs for stage in graph.stages):
         sizes = ", ".join(f"{name} = {size}" for name, size in graph.macs_at.items())
         counted = "multiply-accumulates of convolutions, matrix products and recurrent layers"
         notes.append(f"MACs{f' at {sizes}' if sizes else ''}: {counted}.")
-    rows = []
     for stage in graph.stages:
         if stage.not_counted:
             counts = stage.not_counted.items()
@@ -215,56 +255,23 @@ def graph_stages(graph: GraphHistory) -> Table:
     return Table(columns, tuple(rows), "Stages of the graph", tuple(notes))
 
 
-def operators(graph: GraphHistory) -> Table:
-    """Return the nodes of each operator before and after simplification."""
-    rows = []
-    for line in graph.operators:
-        change = q.NOTHING
-        if line.exported is not None and line.simplified is not None:
-            change = f"{line.simplified - line.exported:+d}".replace("+0", "0")
-        rows.append((line.operator, q.count(line.exported), q.count(line.simplified), change))
-    return Table(("operator", "exported>", "simplified>", "change>"), tuple(rows), "Operators")
-
-
-def modules(graph: GraphHistory) -> Table:
-    """Return PyTorch modules and their nodes."""
-    rows = tuple(
-        (
-            ", ".join(each.modules), q.count(each.count), " or ".join(each.operators),
-            q.count(each.exported), q.count(each.simplified),
-        )
-        for each in graph.modules
-    )  # fmt: skip
-    columns = ("PyTorch modules", "modules>", "operator", "exported>", "simplified>")
-    return Table(columns, rows, "Modules", graph.folded)
-
-
-def tensors(report: Report) -> Table:
-    """Return inputs and outputs of the final graph, with the dynamic dimensions."""
-    rows = tuple(
-        (t.role, t.name, t.dtype, f" {q.TIMES} ".join(t.shape) or "scalar") for t in report.tensors
-    )
-    notes = tuple(f"{name}: {span}" for name, span in report.dims.items())
-    return Table(("tensor", "name", "dtype", "shape"), rows, "Inputs and outputs", notes)
-
-
-def conversions(report: Report) -> Table:
-    """Return the changes by each conversion."""
+def _conversions(report: Report) -> Table:
+    """List the changes by each conversion."""
     notes, rows = [], []
-    for made in report.conversions:
-        counts = ", ".join(f"{dtype} {q.count(n)}" for dtype, n in made.initializers.items())
-        sizes = f"{q.size(made.bytes_before)} → {q.size(made.bytes_after)}"
-        row = (made.precision, made.status, counts or q.NOTHING, q.count(made.casts), sizes)
-        rows.append((*row, made.method))
-        if made.kept_fp32:
-            names = q.first_names(list(made.kept_fp32), 12)
-            notes.append(f"Kept in fp32 in the {made.precision} graph: {names}.")
+    for line in report.conversions:
+        counts = ", ".join(f"{dtype} {q.count(n)}" for dtype, n in line.initializers.items())
+        sizes = f"{q.size(line.bytes_before)} → {q.size(line.bytes_after)}"
+        row = (line.precision, line.status, counts or q.NOTHING, q.count(line.casts), sizes)
+        rows.append((*row, line.method))
+        if line.kept_fp32:
+            names = q.first_names(line.kept_fp32, _MOST_NODES)
+            notes.append(f"Kept in fp32 in the {line.precision} graph: {names}.")
     columns = ("precision", "status", "initializers", "casts>", "size>", "method")
     return Table(columns, tuple(rows), "Precisions", tuple(notes))
 
 
-def searches(report: Report) -> Table:
-    """Return the nodes that searches kept in fp32, and the latencies that followed."""
+def _searches(report: Report) -> Table:
+    """List the nodes that searches kept in fp32, and the latencies that followed."""
     rows, notes = [], []
     for line in report.searches:
         kept = "all" if line.is_fp32 else f"{len(line.kept)} of {q.count(line.candidates)}"
@@ -275,20 +282,12 @@ def searches(report: Report) -> Table:
         if line.is_fp32:
             notes.append(f"No choice of nodes in {line.precision} is within the limits.")
         elif line.kept:
-            names = q.first_names([name for name, *_ in line.kept], 12)
-            why = (
-                "without any of them it exceeds the limits"
-                if line.is_smallest
-                else "perhaps more than needed"
-            )
+            names = q.first_names([name for name, *_ in line.kept], _MOST_NODES)
+            needed = "without any of them it exceeds the limits"
+            why = needed if line.is_smallest else "perhaps more than needed"
             notes.append(f"In fp32 for {line.variant}: {names}; {why}.")
-        timed = [
-            f"{one.engine} ({one.precision}) {q.latency(one.p50_ms, noisy=one.noisy)} ms"
-            + (" NOISY" if one.noisy else "")
-            for one in line.engines
-            if one.p50_ms is not None
-        ]
-        notes += [f"p50 of {line.variant} and its rivals: {', '.join(timed)}."] if timed else []
+        if timed := timed_engines(line):
+            notes.append(f"p50 of {line.variant} and its rivals: {', '.join(timed)}.")
     columns = (
         "search", "nodes in fp32>", "relative error>", "limit of the search>",
         "MACs in low precision>", "trials>",
@@ -296,8 +295,8 @@ def searches(report: Report) -> Table:
     return Table(columns, tuple(rows), "Mixed precision", tuple(notes))
 
 
-def surgery(report: Report) -> Table:
-    """Return the surgery steps with their checks."""
+def _surgery(report: Report) -> Table:
+    """List the surgery steps with their checks."""
 
     def error(step: SurgeryLine) -> str:
         basis = ""
@@ -319,23 +318,20 @@ def surgery(report: Report) -> Table:
     return Table(columns, rows, "Surgery")
 
 
-def custom_operators(report: Report) -> Table:
-    """Return the implementation of each custom operator."""
-    rows = tuple(
-        (line.operator, line.place, line.implementation or "not implemented")
-        for line in report.custom_operators
-    )
-    return Table(("operator", "place", "implemented by"), rows, "Custom operators")
+def _provenance(report: Report) -> list[Table]:
+    """List the digests of graph and engines, and the versions of all libraries in use."""
+    origin = report.provenance
+    files = tuple((line.file, q.size(line.size_bytes), line.sha256) for line in origin.files)
+    return [
+        Table(("file", "size>", "SHA-256"), files, "Files"),
+        Table(("library", "version"), tuple(origin.versions.items()), "Libraries"),
+    ]
 
 
-def files(report: Report) -> Table:
-    """Return the digests of graph and engines."""
-    rows = tuple(
-        (line.file, q.size(line.size_bytes), line.sha256) for line in report.provenance.files
-    )
-    return Table(("file", "size>", "SHA-256"), rows, "Files")
-
-
-def versions(report: Report) -> Table:
-    """Return the versions of all libraries in use."""
-    return Table(("library", "version"), tuple(report.provenance.versions.items()), "Libraries")
+SECTIONS: Mapping[str, Callable[[Report], list[Table]]] = {
+    "gates": _gates,
+    "commands": _commands,
+    "gpu": _gpu,
+    "graph": _graph,
+    "provenance": _provenance,
+}

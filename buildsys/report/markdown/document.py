@@ -21,6 +21,7 @@ from buildsys.report.markdown.elements import (
     status_text,
     table,
 )
+from buildsys.report.mixed_precision import timed_engines
 from buildsys.report.ranking import contender_name, rank_text
 from buildsys.report.recommendation import error_margin
 from buildsys.report.results.engine_lines import ErrorMargin
@@ -118,12 +119,7 @@ def _searches(report: Report) -> Lines:
             text += f"{q.error(line.error_without)} → {q.error(line.error_with)}"
             if line.macs_low is not None:
                 text += f", {q.percent(line.macs_low)} of the MACs in {line.precision}"
-        timed = [
-            f"{code(one.engine)} {q.latency(one.p50_ms, noisy=one.noisy)} ms ({one.precision})"
-            + (" NOISY" if one.noisy else "")
-            for one in line.engines
-            if one.p50_ms is not None
-        ]
+        timed = [escape(text) for text in timed_engines(line)]
         yield from (
             "",
             f"{code(line.variant)}: {text}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from buildsys.report.html.model_page import ModelPage, PipelineRow
+from buildsys.report.html.pages import ModelPage, PipelineRow
 from buildsys.report.results.report import Report
 
 _VOID = {"meta", "link", "input", "img", "br"}

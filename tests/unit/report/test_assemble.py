@@ -10,7 +10,7 @@ from tiny_results import NO_GPU, Results
 from buildsys.backends.onnxruntime.options import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
 from buildsys.report.engines import NOT_SETTINGS, engine_provenance
-from buildsys.report.html.model_page import render_model
+from buildsys.report.html.pages import render_model
 from buildsys.report.markdown.document import render
 from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.reader import PASSED, Result, parse

@@ -11,7 +11,7 @@ from html_page import Page
 
 from buildsys.report.assemble import assemble
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
-from buildsys.report.html.model_page import ModelPage, render_model
+from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.markdown.document import render
 from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.reader import Result, parse

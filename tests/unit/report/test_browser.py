@@ -14,14 +14,15 @@ from html_page import page_of
 from tiny_results import Results, contender
 
 from buildsys.report.assemble import assemble
-from buildsys.report.html.changes import PastBuild
+from buildsys.report.html.changes import EngineHistory, PastBuild
 from buildsys.report.html.environment import INDEX
-from buildsys.report.html.index_page import IndexRow, index_row, render_index
-from buildsys.report.html.model_page import (
-    EngineHistory,
+from buildsys.report.html.pages import (
     GraphPicture,
+    IndexRow,
     PipelineRow,
+    index_row,
     page_name,
+    render_index,
     render_model,
 )
 

@@ -10,9 +10,8 @@ from hostile_text import HOSTILE
 from markupsafe import Markup
 
 from buildsys.report.html import figures
-from buildsys.report.html.axes import Axis
 from buildsys.report.html.changes import PastBuild
-from buildsys.report.html.charts import Mark, Series, bar, draw, sparkline, tick_text
+from buildsys.report.html.charts import Axis, Mark, Series, bar, draw, sparkline, tick_text
 from buildsys.report.results.ranking import RankedEngine, Ranking
 from buildsys.report.results.report import Check, ComparisonLine
 
@@ -150,14 +149,16 @@ def test_a_trend_shows_failures_noise_and_changes_of_the_environment() -> None:
     assert (len(dots(chart.svg, "dot")), len(dots(chart.svg, "over"))) == (4, 1)
     assert len(dots(chart.svg, "faint")) == 1
     assert chart.svg.count('class="mark"') == 1
-    assert [row[:2] for row in chart.rows] == [
+    assert chart.numbers is not None
+    assert [row[:2] for row in chart.numbers.rows] == [
         ("2026-11-23", "2.20"), ("2026-11-22", "—"), ("2026-11-21", "2.00"),
         ("2026-11-20 noisy", "2.1"),
     ]  # fmt: skip
     assert figures.trend(builds[1:3]) is None
     long = figures.trend([build(1, 2.0)] * 40)
     assert long is not None
-    assert (len(long.rows), long.notes[0][:22]) == (30, "The last 30 of 40 buil")
+    assert long.numbers is not None
+    assert (len(long.numbers.rows), long.numbers.notes[0][:22]) == (30, "The last 30 of 40 buil")
 
 
 def test_engines_are_drawn_by_latency_error_and_size() -> None:

@@ -7,7 +7,7 @@ from markdown_it.token import Token
 from tiny_results import Results
 
 from buildsys.report.assemble import assemble
-from buildsys.report.html.model_page import render_model
+from buildsys.report.html.pages import render_model
 from buildsys.report.markdown.document import render
 
 

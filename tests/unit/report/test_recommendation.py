@@ -8,7 +8,7 @@ from tiny_results import Results, contender
 
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
-from buildsys.report.html.model_page import ModelPage, render_model
+from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.markdown.document import render
 from buildsys.report.recommendation import error_margin, headline
 from buildsys.report.results.engine_lines import Recommendation

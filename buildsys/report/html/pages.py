@@ -1,0 +1,186 @@
+"""The page of one model, from the other reports' data, and the index of all models.
+
+A page is one file without external resources: it opens from a disk, in a mail or as an artifact of
+a CI system. Everything works without scripts; they add sorting, filters, zoom and relative times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from buildsys.report.html import figures, tables
+from buildsys.report.html.changes import Change, EngineHistory, changes
+from buildsys.report.html.charts import sparkline
+from buildsys.report.html.environment import INDEX, MODEL, environment
+from buildsys.report.ranking import contender_name
+from buildsys.report.recommendation import headline
+from buildsys.report.results.reader import ABSENT, FAILED, PASSED, STALE
+from buildsys.report.results.report import Report, TargetLine
+
+_ORDER = {"failed": 0, "stale": 1, "partial": 2, "absent": 4}  # in the index; 3: all others
+_SPARK_BUILDS = 24
+
+
+@dataclass(frozen=True)
+class PipelineRow:
+    """One target of the pipeline with links to its files."""
+
+    line: TargetLine
+    how: str  # built, restored from the cache, up to date; "" if unknown
+    log: str = ""  # relative to the page; "" if there is no such file
+    result: str = ""
+
+
+@dataclass(frozen=True)
+class GraphPicture:
+    """The picture of a graph; large pictures are separate files."""
+
+    title: str
+    link: str  # relative to the page, or a data URI
+
+    @property
+    def is_inside(self) -> bool:
+        """Check for a picture inside the page."""
+        return self.link.startswith("data:")
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    """Everything on the page of one model."""
+
+    report: Report
+    generated: str  # ISO 8601, UTC
+    pipeline: tuple[PipelineRow, ...] = ()
+    history: tuple[EngineHistory, ...] = ()
+    history_is_readable: bool = True
+    pictures: tuple[GraphPicture, ...] = ()
+    tags: tuple[str, ...] = ()
+    owner: str = ""
+
+    def history_of(self, engine: str) -> EngineHistory:
+        """Find the builds of an engine."""
+        own = (history for history in self.history if history.engine == engine)
+        return next(own, EngineHistory(engine))
+
+
+@dataclass(frozen=True)
+class IndexRow:
+    """The line of one model in the index."""
+
+    model: str
+    page: str  # file name
+    status: str
+    text: str  # the verdict
+    built: str  # ISO 8601, UTC
+    engine: str = ""
+    p50_ms: float | None = None
+    fastest: str = ""  # the contender that is faster than the engine
+    size_bytes: int | None = None
+    trend: tuple[float | None, ...] = ()  # latencies, oldest first; None: failed
+    tags: tuple[str, ...] = ()
+    owner: str = ""
+
+
+def page_name(model: str) -> str:
+    """Choose the unique file name of a model's page."""
+    return f"{model}.html" if model.lower() != "index" else f"{model},model.html"
+
+
+def render_model(page: ModelPage) -> str:
+    """Render the page of one model as HTML."""
+    report, shipped = page.report, page.report.recommendation
+    engine = shipped.engine if shipped else ""
+    total = sum(row.line.seconds or 0.0 for row in page.pipeline)
+    return environment().get_template(MODEL).render(
+        page=page,
+        report=report,
+        shipped=shipped,
+        engine=next((line for line in report.engines if line.name == engine), None),
+        spark=sparkline(_trend(page, engine), "spark wide"),
+        changes=_changes(page, engine),
+        problems=_problems(page.pipeline),
+        manifest=json.dumps(report.provenance.manifest, indent=2, ensure_ascii=False),
+        pipeline=[(row, (row.line.seconds or 0.0) / total if total else 0.0)
+                  for row in page.pipeline],
+        total=total,
+        headline=headline(report, shipped),
+        pareto=figures.pareto(report.ranking),
+        ranking=tables.ranking(report),
+        contenders=figures.contenders(report),
+        by_batch=list(figures.by_batch(report)),
+        trends=[(one, chart) for one in page.history if (chart := figures.trend(one.timed))],
+        layers={one.name: [line for line in report.layers if line.engine == one.name]
+                for one in report.engines},
+        provenance={one.engine: one.lines for one in report.engine_provenance},
+        tables={name: [table for table in make(report) if table.rows]
+                for name, make in tables.SECTIONS.items()},
+    )  # fmt: skip
+
+
+def index_row(page: ModelPage) -> IndexRow:
+    """Sum up a page for the index."""
+    report, shipped = page.report, page.report.recommendation
+    engine = shipped.engine if shipped else ""
+    timing = shipped.timing if shipped else None
+    fastest = shipped.fastest if shipped and shipped.fastest != timing else None
+    timed = page.history_of(engine).timed
+    return IndexRow(
+        model=report.model,
+        page=page_name(report.model),
+        status=report.verdict.status,
+        text=report.verdict.text,
+        built=max((build.started for build in timed), default="") or report.provenance.started,
+        engine=engine,
+        p50_ms=timing.p50_ms if timing else None,
+        fastest=contender_name(fastest.engine, fastest.contender) if fastest else "",
+        size_bytes=next((line.size_bytes for line in report.engines if line.name == engine), None),
+        trend=_trend(page, engine),
+        tags=page.tags,
+        owner=page.owner,
+    )
+
+
+def render_index(rows: Sequence[IndexRow], generated: str) -> str:
+    """Render the index of all models as HTML."""
+    ordered = sorted(rows, key=lambda row: (_ORDER.get(row.status, 3), row.model))
+    return environment().get_template(INDEX).render(
+        rows=ordered,
+        counts=Counter(row.status for row in ordered),
+        tags=sorted({tag for row in rows for tag in row.tags}),
+        generated=generated,
+    )  # fmt: skip
+
+
+def _trend(page: ModelPage, engine: str) -> tuple[float | None, ...]:
+    builds = page.history_of(engine).timed[:_SPARK_BUILDS]
+    return tuple(build.trusted_latency for build in reversed(builds))
+
+
+def _problems(
+    pipeline: Iterable[PipelineRow],
+) -> list[tuple[str, str, str, list[PipelineRow]]]:
+    """List status, reason, hint and targets of everything not passed."""
+    problems: dict[tuple[str, str, str], list[PipelineRow]] = {}
+    for row in pipeline:
+        line = row.line
+        if line.status != PASSED and line.reason:
+            problems.setdefault((line.status, line.reason, line.hint), []).append(row)
+    failures_first = sorted(problems.items(), key=lambda item: item[0][0] != FAILED)
+    return [(*key, rows) for key, rows in failures_first]
+
+
+def _changes(page: ModelPage, engine: str) -> list[Change]:
+    """List changes by the last builds, the recommended engine first.
+
+    Earlier builds of stale targets are left out.
+    """
+    lines = [row.line for row in page.pipeline if row.line.status not in (STALE, ABSENT)]
+    found: dict[str, Change] = {}  # reasons are much the same for several engines
+    for history in sorted(page.history, key=lambda history: history.engine != engine):
+        stages = {line.stage for line in lines if line.variant == history.engine}
+        for change in changes(history, stages):
+            found.setdefault(change.what, change)
+    return list(found.values())
