@@ -176,15 +176,6 @@ class DeviceTensor(NamedTuple):
     array: Any  # keeps the memory alive
 
 
-class DeviceMemory(Protocol):
-    """An array with its memory; ``tensor`` need not keep it alive."""
-
-    @property
-    def tensor(self) -> DeviceTensor:
-        """Return the place, the shape and the type."""
-        ...
-
-
 Allocate = Callable[[str, str, tuple[int, ...]], DeviceTensor]  # by name, type and shape
 
 
@@ -267,20 +258,6 @@ class DeviceSession(Protocol):
         Their memory is from ``allocate``. Without ``stream`` they are complete on return, else as
         soon as the stream gets there. Until then the caller keeps inputs and outputs alive.
         Raises: StageError: an input does not fit or must be in host memory.
-        """
-        ...
-
-    def enqueue_again(
-        self,
-        inputs: Mapping[str, DeviceMemory],
-        outputs: Mapping[str, DeviceMemory] | None,
-        allocate: Allocate,
-    ) -> Mapping[str, DeviceMemory] | None:
-        """Do the work of the last ``enqueue`` on other memory, and wait for it.
-
-        A faster ``enqueue`` for names, types and shapes that have been checked before; returns
-        the outputs, or None if anything but the memory may differ. Without ``outputs``, they are
-        arrays from ``allocate``, always the same function, called ahead of time.
         """
         ...
 

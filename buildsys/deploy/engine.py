@@ -15,13 +15,11 @@ import numpy as np
 from buildsys.backends.interface import DeviceSession, Port, Session
 from buildsys.deploy.arrays import NUMPY, InputReader, as_array
 from buildsys.deploy.device_arrays import (
-    DeviceArray,
     allocator_from,
     allocator_of,
     is_on_gpu,
     keep_from_reuse,
     library_of,
-    new_device_array,
     stream_handle,
 )
 from buildsys.deploy.session_pool import SessionPool
@@ -116,10 +114,6 @@ class Engine:
         if os.getpid() != self._process:
             problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
             raise EngineError(problem, "load the engine in the process that runs it")
-        if self._takes_gpu_memory and stream is None and profile is None and type(inputs) is dict:
-            outputs = self._run_again(inputs, out)
-            if outputs is not None:
-                return outputs
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
             problem = f"the inputs of {self.name} are a value of type {type(inputs).__name__}"
             raise EngineError(problem, "pass them by name, engine(NAME=array), or as a mapping")
@@ -179,26 +173,6 @@ class Engine:
         finally:
             self._pool.release(session)
         return {name: result.array for name, result in results.items()}
-
-    def _run_again(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
-    ) -> dict[str, Any] | None:
-        """Compute on arrays like those of the last call; return None for others."""
-        for array in inputs.values():
-            if type(array) is not DeviceArray:
-                return None
-        if out is not None:
-            for array in out.values():
-                if type(array) is not DeviceArray:
-                    return None
-        session: Any = self._pool.acquire()
-        try:
-            outputs = session.enqueue_again(inputs, out, new_device_array)
-        except StageError as error:
-            raise EngineError(error.problem, error.hint) from error
-        finally:
-            self._pool.release(session)
-        return outputs and {name: outputs[name] for name in self._outputs_by_name}
 
     def bind(
         self,

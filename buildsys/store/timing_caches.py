@@ -14,15 +14,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from buildsys.errors import StageError
 from buildsys.system.file_locks import locked
 from buildsys.system.files import read_limited, replace_file
 
@@ -30,8 +28,6 @@ SCHEMA = "buildsys/timing-cache/1"
 SUFFIX, BROKEN = ".timing_cache", ".broken-"
 _LONGEST_HEADER = 4096
 _MAX_BYTES = 1 << 30
-# writes one file with the timings of all; returns warnings about those it could not use
-Merge = Callable[[Sequence[Path], Path], "Sequence[str] | None"]
 Conditions = Mapping[str, str]  # library, GPU, driver and builder settings that timings hold for
 _LOCK_TIMEOUT_S = 60.0
 # messages of backends.tensorrt.timing_cache
@@ -67,7 +63,6 @@ class SharedTimingCache:
 
     folder: Path
     conditions: Conditions
-    merge: Merge
     warnings: list[str] = field(default_factory=list)
 
     @cached_property
@@ -110,11 +105,10 @@ class SharedTimingCache:
                     self._set_aside("was refused by the builder")
                 current = self._read()
                 if current is None or current.sha256 != built.sha256:
-                    grown = built
-                    if current is not None and current != original:
-                        # another build has added timings meanwhile
-                        grown = self._merged(current, built, private.parent)
-                    write_shared(self.path, grown, self.conditions)
+                    # another build may have added timings, on another GPU of this kind
+                    others = [] if current in (None, original) else [current]
+                    largest = max([*others, built], key=lambda cache: len(cache.data))
+                    write_shared(self.path, largest, self.conditions)
         except OSError as error:
             self.warnings.append(
                 f"the timing cache of this build cannot be kept in {self.folder}: "
@@ -127,21 +121,6 @@ class SharedTimingCache:
         added = len(built.data) - (len(used.data) if used else 0)
         figures = {"digest": built.sha256, "bytes": len(built.data), "added_bytes": added}
         return {**figures, "lent": used.sha256} if used else figures
-
-    def _merged(
-        self, current: TimingCacheData, built: TimingCacheData, scratch: Path
-    ) -> TimingCacheData:
-        with TemporaryDirectory(dir=scratch) as folder:
-            files = [Path(folder, "shared"), Path(folder, "built")]
-            for file, content in zip(files, (current, built), strict=True):
-                file.write_bytes(content.data)
-            merged = Path(folder, "merged")
-            try:
-                self.warnings += self.merge(files, merged) or ()
-                return TimingCacheData(merged.read_bytes())
-            except (StageError, FileNotFoundError) as error:
-                self._set_aside(f"cannot be merged ({error})")
-                return built
 
     def _read(self) -> TimingCacheData | None:
         try:

@@ -79,13 +79,6 @@ def run(request: dict[str, Any]) -> Any:
         session.close()
 
 
-def merge(request: dict[str, Any]) -> Any:
-    backend: Any = load_backend("tensorrt")
-    return backend.merge_timing_caches(
-        [Path(file) for file in request["files"]], Path(request["merged"])
-    )
-
-
 def inspect(request: dict[str, Any]) -> Any:
     """Return the inspector's raw answer."""
     trt = importlib.import_module("tensorrt")
@@ -124,7 +117,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"crash": traceback.format_exc()}
 
 
-OPERATIONS = {each.__name__: each for each in (version, stage, build, run, merge, inspect, hold)}
+OPERATIONS = {each.__name__: each for each in (version, stage, build, run, inspect, hold)}
 HELD: list[Device] = []
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import tensorrt
 
-from buildsys.backends.tensorrt import timing_cache
 from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
 from buildsys.backends.tensorrt.refit import build_or_refit
@@ -34,4 +33,3 @@ build = partial(build_or_refit, _LIBRARY)
 describe = _BACKEND.describe
 load = _BACKEND.load
 device = _BACKEND.device
-merge_timing_caches = partial(timing_cache.merge_timing_caches, _LIBRARY)

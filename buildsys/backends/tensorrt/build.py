@@ -147,11 +147,10 @@ def settings_in_force(library: Library, builder: Any, config: Any, options: Opti
     }
 
 
-def build_engine(library: Library, request: BuildRequest, defined: Parsed | None = None) -> Figures:
+def build_engine(library: Library, request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
-    ``defined`` is the network, if the user's function has been called. The layers and the share of
-    each type are those of the parsed network, before TensorRT fuses it.
+    The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
     Raises: GraphRefusedError: all nodes that the parser refuses. StageError: the build failed.
     """
     options, phases = request.options, [("", time.perf_counter())]
@@ -160,10 +159,10 @@ def build_engine(library: Library, request: BuildRequest, defined: Parsed | None
         plugins = load_plugins(library, request.operators)
         bundled, warnings = bundled_plugins(library, request)
         plugins += bundled
-        builder = defined.builder if defined else new_builder(library)
+        builder = new_builder(library)
         phases.append(("start", time.perf_counter()))  # mostly TensorRT loading its kernels
         if request.definition:
-            parsed = defined or define_network(library, builder, request, messages)
+            parsed = define_network(library, builder, request, messages)
         else:
             parsed = parse(library, builder, request.onnx, strong=is_strong(options))
             check_parsed(library, request, parsed, messages)

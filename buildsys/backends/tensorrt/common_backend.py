@@ -21,7 +21,7 @@ from buildsys.backends.tensorrt.library import (
     quantization_of,
 )
 from buildsys.backends.tensorrt.plugin_loading import load_plugins
-from buildsys.backends.tensorrt.session import TimedSession
+from buildsys.backends.tensorrt.session import TensorRtSession
 from buildsys.errors import StageError, Unavailable
 from buildsys.system.files import sha256_of
 
@@ -180,7 +180,7 @@ class TensorRtBackend:
 
     def load(
         self, engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
-    ) -> TimedSession:
+    ) -> TensorRtSession:
         """Load an engine on the first GPU.
 
         Raises: Unavailable: no GPU here, or none that the engine is built for.
@@ -192,9 +192,9 @@ class TensorRtBackend:
             folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             kernels = folder / "buildsys" / "kernels" / f"{sha256_of(engine)}.cache"
         host_code = bool(options.get("version_compatible"))
-        session = TimedSession(self.library, engine, kernels, host_code=host_code)
+        session = TensorRtSession(self.library, engine, kernels, host_code=host_code)
         # the host code of a plugin would not run again
-        session.graphs.enabled = bool(options.get("cuda_graphs")) and not operators
+        session.cuda_graphs = bool(options.get("cuda_graphs")) and not operators
         return session
 
     def device(self, options: Options) -> Figures:  # noqa: ARG002 (the same for all options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import DTYPES, Library, is_strong
 from buildsys.backends.tensorrt.log import Messages
 from buildsys.backends.tensorrt.network_edits import io_tensors
-from buildsys.backends.tensorrt.network_weights import WEIGHTS, layer_classes
 from buildsys.backends.tensorrt.parse import Parsed
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array, load_arrays
 
 Tensors = Mapping[str, Mapping[str, Any]]  # name -> shape and dtype as in the manifest
+_WEIGHTS = ("kernel", "bias", "shift", "scale", "power", "weights")  # attributes of layers
 _SMALLER = {"int64": "int32"}  # for a library without the former; its parser does the same
 
 
@@ -40,10 +40,9 @@ def define_network(
     function = load_callable(name, request.project)
     network = version_adapter.create_network(library, builder, strong=is_strong(options))
     weights = _read_weights(definition.weights, request.project)
+    names = inspect.signature(function).parameters
     offered = {"weights": weights, "precision": options["precision"]}
-    with suppress(TypeError, ValueError):  # a function written in C
-        names = inspect.signature(function).parameters
-        offered = {word: value for word, value in offered.items() if word in names}
+    offered = {word: value for word, value in offered.items() if word in names}
     keeper: list[Any] = [weights]
     try:
         with (
@@ -79,8 +78,9 @@ def _assigned_weights_kept(library: Library, keeper: list[Any]) -> Iterator[None
     A network keeps the arrays in calls such as ``add_constant``, but not these.
     """
     changed = []
-    for layer_class in layer_classes(library).values():
-        for attribute in WEIGHTS:
+    names = (name for name in dir(library.trt) if name.endswith("Layer"))
+    for layer_class in (getattr(library.trt, name) for name in names):
+        for attribute in _WEIGHTS:
             own = vars(layer_class).get(attribute)
             if isinstance(own, property) and own.fset is not None:
                 changed.append((layer_class, attribute, own))
@@ -101,17 +101,15 @@ def _keeping(own: property, keeper: list[Any]) -> property:
 
 
 def _read_weights(file: Path | None, project: Path) -> dict[str, Array]:
-    """Return the arrays of a file by name, {} without one.
+    """Read the arrays of a file by name, {} without one.
 
     Raises: StageError: it cannot be read.
     """
-    if file is None:
-        return {}
     try:
-        return load_arrays(file)
+        return load_arrays(file) if file is not None else {}
     except (OSError, ValueError) as error:
-        shown = file.relative_to(project) if file.is_relative_to(project) else file.name
-        problem = f"{shown} cannot be read as an .npz file: {error}"
+        path = file.relative_to(project) if file and file.is_relative_to(project) else file
+        problem = f"{path} cannot be read as an .npz file: {error}"
         raise StageError(problem, "save it with numpy.savez") from error
 
 
@@ -128,12 +126,10 @@ def _hint(cause: BaseException | None, library: Library) -> str:
             "write def define(network, trt): …, with the parameters weights and precision if it"
             " needs them, and set source.kwargs for further ones"
         )
-    if isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is library.trt:
-        return f"this name is of another version than {library.release}"
-    if isinstance(cause, AttributeError) and getattr(cause, "obj", cause) is None:
+    if isinstance(cause, AttributeError):
         return (
-            "TensorRT returns None for a layer that it refuses, and for a plugin that is not"
-            " registered: name the plugin's library in ops"
+            f"the name is of another version than {library.release}, or TensorRT returned None: it"
+            " refuses a layer, or a plugin is not registered (name its library in ops)"
         )
     return ""
 
@@ -154,32 +150,25 @@ def _differences(
         yield f"the manifest declares no {kind} {', '.join(unknown)}"
     for tensor in (tensor for tensor in tensors if tensor.name in declared):
         expected, where = declared[tensor.name], f"{kind} {tensor.name}"
-        dtype = expected["dtype"]
+        dtype, shape = expected["dtype"], expected["shape"]
         if dtype not in words.values():
             dtype = _SMALLER.get(dtype, dtype)
         if dtype and words[tensor.dtype] != dtype:
             yield f"{where} is {words[tensor.dtype]}, and {expected['dtype']} in the manifest"
-        if expected["shape"] is None:
+        if shape is None:
             continue
         try:
             sizes = list(tensor.shape)
         except (RuntimeError, ValueError):  # the shapes of its layers contradict each other
             yield f"{where} has no shape that TensorRT can compute"
             continue
-        exact = kind == "input"  # a size of an output may follow from values
-        if len(sizes) != len(expected["shape"]) or not all(
-            _fits(size, declared_size, dims, exact=exact)
-            for size, declared_size in zip(sizes, expected["shape"], strict=True)
-        ):
-            shape = ", ".join("null" if size is None else str(size) for size in expected["shape"])
-            yield f"{where} has the shape {sizes}, and [{shape}] in the manifest (-1 is any size)"
-
-
-def _fits(
-    size: int, declared: int | str | None, dims: Mapping[str, Mapping[str, Any]], *, exact: bool
-) -> bool:
-    """Check a network's size (-1: any) against the manifest's."""
-    if isinstance(declared, str):
-        span = dims.get(declared, {})
-        return size == -1 or span.get("min") == size == span.get("max")
-    return declared is None or size == declared or (size == -1 and not exact)
+        fits = (
+            size == -1 or dims[wanted]["min"] == size == dims[wanted]["max"]
+            if isinstance(wanted, str) and wanted in dims
+            # a size of an output may follow from values
+            else wanted is None or size == wanted or (size == -1 and kind == "output")
+            for size, wanted in zip(sizes, shape, strict=False)
+        )
+        if len(sizes) != len(shape) or not all(fits):
+            wanted = ", ".join("null" if size is None else str(size) for size in shape)
+            yield f"{where} has the shape {sizes}, and [{wanted}] in the manifest (-1 is any size)"

@@ -107,7 +107,6 @@ class EngineTensors:
     types: Mapping[str, tuple[str, np.dtype[np.generic]]]  # Raises: StageError: of 4 bits
     shapes: Mapping[str, tuple[int, ...]]  # -1 for a dynamic size
     layouts: Mapping[str, str]
-    is_linear: bool  # all of them
     on_host: frozenset[str]  # inputs whose values decide shapes
 
     @classmethod
@@ -126,7 +125,6 @@ class EngineTensors:
             types=_Types({name: dtypes[engine.get_tensor_dtype(name)] for name in names}),
             shapes={name: tuple(engine.get_tensor_shape(name)) for name in names},
             layouts=layouts,
-            is_linear=set(layouts.values()) <= {LINEAR},
             on_host=frozenset(n for n in inputs if engine.get_tensor_location(n) == on_host),
         )
 
@@ -134,7 +132,7 @@ class EngineTensors:
         """Return an input or output as others see it."""
         return Port(name, self.types[name][0], self.shapes[name])
 
-    def given(self, inputs: Mapping[str, object]) -> tuple[str, ...]:
+    def require(self, inputs: Mapping[str, object]) -> tuple[str, ...]:
         """Return the names of the inputs. Raises: StageError: one is missing."""
         if inputs.keys() >= self.input_names:
             return self.inputs
@@ -144,11 +142,12 @@ class EngineTensors:
             "give every input of the engine",
         )
 
-    def layout_problem(self) -> StageError:
-        """Return the error for arrays in GPU memory, which are linear."""
-        name, layout = next(item for item in self.layouts.items() if item[1] != LINEAR)
-        problem = f"{name} is stored as {layout}, unlike arrays of other libraries"
-        return StageError(problem, "pass arrays in host memory, or build without `io`")
+    def check_linear(self) -> None:
+        """Check that arrays of other libraries can be passed: they are linear."""
+        for name, layout in self.layouts.items():
+            if layout != LINEAR:
+                problem = f"{name} is stored as {layout}, unlike arrays of other libraries"
+                raise StageError(problem, "pass arrays in host memory, or build without `io`")
 
     def converted(self, name: str, value: Tensor) -> Tensor:
         """Return an input in the engine's type.

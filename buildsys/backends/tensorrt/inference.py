@@ -6,41 +6,37 @@ The shapes and memory of a call stay for the next one with the same shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from buildsys.backends.cuda.device import Buffer, Device, Event, Stream
-from buildsys.backends.interface import Allocate, DeviceMemory, DeviceTensor, Port, Run
-from buildsys.backends.tensorrt.call_memory import (
-    MOST_GRAPHS,
-    CallGraphs,
-    Output,
-    ValueShapedOutput,
-)
+from buildsys.backends.cuda.device import Buffer, CudaGraph, Device, Event, Stream
+from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
 from buildsys.backends.tensorrt.engine_tensors import EngineTensors, packed_shape
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Log, Messages, Scope, log_of
+from buildsys.backends.tensorrt.outputs import Output, ValueShapedOutput
 from buildsys.backends.tensorrt.profiles import Profile, Shape, choose_profile, read_profiles
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor
+
+_Shapes = tuple[str, int | None, dict[str, Shape]]  # kind of memory, profile, shapes of inputs
+_CALLS_BEFORE_GRAPH = 4  # on the same memory; doubled by each graph, as shapes may ever change
 
 
 class Inference:
     """An engine with one execution context, its stream and its buffers."""
 
-    # kind of memory, profile and shapes of the present inference
-    _prepared: tuple[str, int | None, dict[str, Shape]] | None
+    _prepared: _Shapes | None  # of the present inference
     _stream: Stream | None = None  # the last one of a caller
-    # shape and type of inputs and of outputs, if a call on GPU memory can be repeated
-    _repeatable: tuple[list[tuple[str, tuple[Shape, str]]], ...] | None
-    _next: dict[str, DeviceMemory]  # outputs of the next call
     # the last inference on a caller's stream
     _finished: Event | None = None
     _running_on: int | None = None
+    # a graph saves the launches of all kernels, which take longer than many networks compute
+    cuda_graphs = False
+    graph: CudaGraph | None = None  # of the present memory
+    _calls_before_graph = _CALLS_BEFORE_GRAPH
 
     def __init__(self, library: Library, gpu: Device, engine: Any, context: Any) -> None:
         """Take over an engine and a context of it."""
@@ -51,33 +47,30 @@ class Inference:
         self._context = context
         self.tensors = EngineTensors.of(library, engine)
         self.profiles: list[Profile] = read_profiles(library, engine, self.tensors.inputs)
-        self.graphs = CallGraphs(gpu)
         self._scope = Scope(gpu, self.log)
         self._reset_buffers()
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Return the inputs in the order of the network."""
+        """The inputs in the order of the network."""
         return tuple(map(self.tensors.port, self.tensors.inputs))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Return the outputs in the order of the network."""
+        """The outputs in the order of the network."""
         return tuple(map(self.tensors.port, self.tensors.outputs))
 
     @property
     def stream(self) -> int:
-        """Return the CUDA stream of calls without another one."""
+        """The CUDA stream of calls without another one."""
         return self.gpu.main_stream.number
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
-        """Return the outputs by name; default is the first fitting profile."""
-        stream, results = self.gpu.main_stream, {}
+        """Compute the outputs by name; the default is the first fitting profile."""
+        stream, results, staged = self.gpu.main_stream, {}, []
         with self._scope as messages:
-            if not self._upload(inputs, profile):
-                self._prepare(inputs, profile, messages)
-            self._start_again((), messages)
-            staged = []
+            self._prepare(inputs, profile, messages)
+            self._start_again(messages)
             for name in self.tensors.outputs:
                 output, (dtype, stored) = self.results[name], self.tensors.types[name]
                 if isinstance(output, ValueShapedOutput):
@@ -93,8 +86,6 @@ class Inference:
             stream.synchronize()
         for name in staged:
             results[name] = Tensor(results[name].array.copy(), results[name].dtype)
-        if self.tensors.is_linear:
-            return results
         return {
             name: self.tensors.unpacked(name, stored, self.results[name].shape)
             for name, stored in results.items()
@@ -126,7 +117,10 @@ class Inference:
             queue = self._stream
         with self._scope as messages:
             self._prepare_on_device(inputs, profile, queue, messages)
-            outputs = self._new_outputs(allocate)
+            outputs = {
+                name: allocate(name, self.tensors.types[name][0], shape)
+                for name, shape in self._output_shapes.items()
+            }
             for name, new in outputs.items():
                 self._set_address(name, new.address)
             self._start(queue, messages)
@@ -138,68 +132,11 @@ class Inference:
                 output.buffer.copy_on_device(outputs[name].address, size, queue)
             if stream is None:
                 queue.synchronize()
-                self._note_repeatable(inputs, profile)
             else:
                 self._finished = self._finished or self.gpu.new_event()
                 self._finished.record(queue)
                 self._running_on = stream
-        return {name: outputs[name] for name in self.tensors.outputs} if self.results else outputs
-
-    def enqueue_again(
-        self,
-        inputs: Mapping[str, DeviceMemory],
-        outputs: Mapping[str, DeviceMemory] | None,
-        allocate: Allocate,
-    ) -> Mapping[str, DeviceMemory] | None:
-        """Do the work of the last ``enqueue`` on other memory, and wait for it.
-
-        Returns the outputs, or None if names, types, shapes or profile may differ. New outputs are
-        allocated for the next call, while the GPU computes.
-        """
-        if self._repeatable is None or self._running_on is not None:
-            return None
-        found = outputs
-        if found is None:
-            found = self._next or self._new_arrays(allocate)
-        addresses = []
-        for arrays, expected in zip((inputs, found), self._repeatable, strict=True):
-            if len(arrays) != len(expected):
-                return None
-            for name, shape_and_dtype in expected:
-                array = arrays.get(name)
-                if array is None or array.tensor[1:3] != shape_and_dtype:
-                    return None
-                addresses.append(array.tensor[0])
-        with self._scope as messages:
-            self._start_again(tuple(addresses), messages)
-            if outputs is None:
-                self._next = {}
-                with suppress(StageError):  # too little memory
-                    self._next = self._new_arrays(allocate)
-            self.gpu.main_stream.synchronize()
-        return found
-
-    def _new_arrays(self, allocate: Allocate) -> dict[str, DeviceMemory]:
-        return {name: output.array for name, output in self._new_outputs(allocate).items()}
-
-    def _note_repeatable(
-        self, inputs: Mapping[str, Tensor | DeviceTensor], profile: int | None
-    ) -> None:
-        on_gpu = all(isinstance(value, DeviceTensor) for value in inputs.values())
-        if not on_gpu or self.results or self.tensors.on_host or profile is not None:
-            self._repeatable = None
-        elif self._repeatable is None:
-            shapes = {name: inputs[name].shape for name in self.tensors.inputs}
-            self._repeatable = tuple(
-                [(name, (shape, self.tensors.types[name][0])) for name, shape in shape_of.items()]
-                for shape_of in (shapes, self._output_shapes)
-            )
-
-    def _new_outputs(self, allocate: Allocate) -> dict[str, DeviceTensor]:
-        return {
-            name: allocate(name, self.tensors.types[name][0], shape)
-            for name, shape in self._output_shapes.items()
-        }
+        return {name: outputs[name] for name in self.tensors.outputs}
 
     def repeat(self) -> None:
         """Run the last ``enqueue`` again, on the same memory, and wait for it."""
@@ -210,26 +147,24 @@ class Inference:
 
     def _execute(self) -> None:
         with self._scope as messages:
-            self._start_again((), messages)
+            self._start_again(messages)
             self.gpu.main_stream.synchronize()
 
-    def _start_again(self, addresses: tuple[int, ...], messages: Messages) -> None:
-        """Start on other memory, () for the same, with a CUDA graph if there is one."""
-        graphs, stream = self.graphs, self.gpu.main_stream
-        graph = graphs.captured.get(addresses)
-        if graph is None:
-            if addresses:
-                places = zip(chain(*self._repeatable or ()), addresses, strict=True)
-                for (name, _), address in places:
-                    if self._addresses.get(name) != address:
-                        self._set_address(name, address)
-            has_room = graphs.enabled and len(graphs.captured) < MOST_GRAPHS
-            if has_room and not self._is_value_shaped:
-                graph = graphs.capture(addresses, partial(self._start, stream, messages))
-        if graph is None:
-            self._start(stream, messages)
+    def _start_again(self, messages: Messages) -> None:
+        """Start on the prepared memory, after some calls with a CUDA graph."""
+        start = partial(self._start, self.gpu.main_stream, messages)
+        if self.graph is None and self.cuda_graphs and not self._is_value_shaped:
+            self._calls += 1
+            if self._calls >= self._calls_before_graph:
+                try:
+                    self.graph = self.gpu.capture(start)
+                except StageError:  # e.g. of a condition or a loop in the network
+                    self.cuda_graphs = False
+                self._calls_before_graph *= 2
+        if self.graph is None:
+            start()
         else:
-            graph.launch(stream)
+            self.graph.launch(self.gpu.main_stream)
 
     def _start(self, stream: Stream, messages: Messages) -> None:
         if not self._context.execute_async_v3(stream.number):
@@ -239,37 +174,17 @@ class Inference:
             reason = messages.error_text("TensorRT gives no reason")
             raise StageError(f"the engine did not run: {reason}")
 
-    def _upload(self, inputs: Mapping[str, Tensor], profile: int | None) -> bool:
-        """Upload inputs like those of the last call; return False for others."""
-        prepared = self._prepared
-        if prepared is None or prepared[:2] != ("buffers", profile):
-            return False
-        if self.tensors.on_host or not self.tensors.is_linear or self._running_on is not None:
-            return False
-        for name, shape in prepared[2].items():
-            value = inputs.get(name)
-            if value is None or value.dtype != self.tensors.types[name][0]:
-                return False
-            array = value.array
-            if array.shape != shape or not array.flags.c_contiguous:
-                return False
-            self.input_buffers[name][0].copy_from(array, array.nbytes, self.gpu.main_stream)
-        return True
-
     def _prepare(
         self, inputs: Mapping[str, Tensor], profile: int | None, messages: Messages
     ) -> None:
         """Set what differs from the last call, and upload the inputs."""
         stream = self.gpu.main_stream
         self._follow(stream)
-        values = {
-            name: self.tensors.converted(name, inputs[name]) for name in self.tensors.given(inputs)
-        }
+        names = self.tensors.require(inputs)
+        values = {name: self.tensors.converted(name, inputs[name]) for name in names}
         arrays = {name: self.tensors.packed(name, value) for name, value in values.items()}
-        shapes = ("buffers", profile, {name: value.shape for name, value in values.items()})
-        if shapes != self._prepared or self.tensors.on_host:
-            self._free_buffers()
-            self._set_shapes(values, profile, messages)
+        shapes = self._set_shapes("buffers", values, profile, messages)
+        if shapes is not None:
             for name in self.tensors.inputs:
                 if name not in self.tensors.on_host:
                     buffer = self._new_buffer(name, arrays[name].nbytes)
@@ -298,7 +213,7 @@ class Inference:
         """Set what differs from the last call, and the addresses of inputs."""
         self._follow(stream)
         values = {}
-        for name in self.tensors.given(inputs):
+        for name in self.tensors.require(inputs):
             value = inputs[name]
             if isinstance(value, Tensor):
                 value = self.tensors.converted(name, value)
@@ -306,13 +221,9 @@ class Inference:
                 problem = f"the values of the input {name} decide shapes"
                 raise StageError(problem, "pass it as an array in host memory")
             values[name] = value
-        if not self.tensors.is_linear:
-            raise self.tensors.layout_problem()
-        shapes = ("addresses", profile, {name: value.shape for name, value in values.items()})
-        if shapes != self._prepared or self.tensors.on_host:
-            self._free_buffers()
-            self._set_shapes(values, profile, messages)
-            self._prepared = shapes
+        self.tensors.check_linear()
+        shapes = self._set_shapes("addresses", values, profile, messages)
+        self._prepared = shapes or self._prepared
         for name, value in values.items():
             if isinstance(value, DeviceTensor):
                 self._set_address(name, value.address)
@@ -332,9 +243,20 @@ class Inference:
             self._running_on = None
 
     def _set_shapes(
-        self, inputs: Mapping[str, Tensor | DeviceTensor], profile: int | None, messages: Messages
-    ) -> None:
-        """Set profile, shapes and host inputs; find the output shapes."""
+        self,
+        memory: str,
+        inputs: Mapping[str, Tensor | DeviceTensor],
+        profile: int | None,
+        messages: Messages,
+    ) -> _Shapes | None:
+        """Set profile, shapes and host inputs; find the output shapes.
+
+        Returns what was set, for ``_prepared``; None if the context has it.
+        """
+        shapes = (memory, profile, {name: value.shape for name, value in inputs.items()})
+        if shapes == self._prepared and not self.tensors.on_host:
+            return None
+        self._free_buffers()
         chosen = choose_profile(self.profiles, inputs, profile)
         if chosen != self._context.active_optimization_profile:
             stream = self.gpu.main_stream
@@ -363,15 +285,21 @@ class Inference:
             self._is_value_shaped = True
             if not self._context.set_output_allocator(name, output.allocator):
                 raise StageError(f"the engine does not take memory for {name} while it runs")
+        return shapes
 
     def _set_address(self, name: str, address: int) -> None:
         if self._addresses.get(name) == address:
             return
-        if () in self.graphs.calls:
-            self.graphs.forget(())
+        self._forget_graph()
         if not self._context.set_tensor_address(name, address):
             raise StageError(f"the engine does not take the memory for {name}")
         self._addresses[name] = address
+
+    def _forget_graph(self) -> None:
+        self._calls = 0
+        if self.graph is not None:
+            self.gpu.free(self.graph)
+            self.graph = None
 
     def _new_buffer(self, name: str, size_bytes: int) -> Buffer:
         try:
@@ -387,13 +315,12 @@ class Inference:
             self.gpu.free(buffer)
         for output in self.results.values():
             output.free(self.gpu)
-        self.graphs.free()
+        self._forget_graph()
         self._reset_buffers()
 
     def _reset_buffers(self) -> None:
         self._prepared = None
-        self._repeatable = None
-        self._next = {}
+        self._calls = 0
         self._is_value_shaped = False  # an output
         self._host: dict[str, Array] = {}  # keeps inputs in host memory alive
         self._addresses: dict[str, int] = {}  # those that the context has

@@ -1,8 +1,7 @@
 """New weights for an earlier engine of the same graph, instead of a build.
 
 An engine is refitted only if its graph has the same skeleton and every changed initializer can be
-replaced in it by name; of a network defined by hand, the weights of a layer by their role.
-Everything else is built, with the reason in the result.
+replaced in it by name. Everything else is built, with the reason in the result.
 
 Source: TensorRT developer guide, "Refitting an Engine".
 """
@@ -11,77 +10,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from buildsys.backends.interface import BuildRequest, EarlierBuild, Figures
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.build import build_engine
-from buildsys.backends.tensorrt.definition import define_network
 from buildsys.backends.tensorrt.library import Library, is_strong
 from buildsys.backends.tensorrt.log import load_failure, log_of
-from buildsys.backends.tensorrt.network_weights import (
-    layer_weights_of,
-    read_network,
-    set_layer_weights,
-    weights_digests,
-)
-from buildsys.backends.tensorrt.parse import Parsed, new_builder
-from buildsys.backends.tensorrt.plugin_loading import load_plugins
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.weight_files import read_weights
+from buildsys.onnx_graphs.weight_files import WeightFile, read_weights
 from buildsys.system.files import sha256_of
 
 # facts of a build that depend on the graph's skeleton and the engine's fields only
-_KEPT = (
+_INHERITED = (
     "settings", "profiles", "inputs", "outputs", "layers", "precision_shares", "precision_of",
 )  # fmt: skip
-_SHOWN = 3  # names in a message
-
-
-@dataclass(frozen=True)
-class NewWeights:
-    """The weights to give to an earlier engine."""
-
-    skeleton: str  # digest of everything else in the graph or network
-    digests: Mapping[str, str]  # by name
-    # of a refitter: the names that it can replace, and those that it still needs
-    replaceable: Callable[[Any], Collection[str]]
-    missing: Callable[[Any], Collection[str]]
-    # to a refitter, with the changed names; returns what to keep until it is done
-    give: Callable[[Any, Collection[str]], object]
-
-
-def _graph_weights(library: Library, onnx: Path) -> NewWeights:
-    graph = read_weights(onnx)
-    return NewWeights(
-        graph.skeleton,
-        {name: weight.digest for name, weight in graph.weights.items()},
-        lambda refitter: refitter.get_all_weights(),
-        lambda refitter: refitter.get_missing_weights(),
-        lambda refitter, changed: version_adapter.set_weights(
-            library, refitter, onnx, graph.weights, changed
-        ),
-    )
-
-
-def _network_weights(library: Library, network: Any) -> NewWeights:
-    """Read the weights of a network defined by hand.
-
-    Raises: ValueError: its layers cannot be compared.
-    """
-    skeleton, arrays = read_network(library, network)
-    return NewWeights(
-        skeleton,
-        weights_digests(arrays),
-        layer_weights_of,
-        partial(layer_weights_of, missing=True),
-        lambda refitter, _: set_layer_weights(library, refitter, arrays),
-    )
+_MOST_NAMED = 3  # names in a message
 
 
 def build_or_refit(library: Library, request: BuildRequest) -> Figures:
@@ -91,17 +38,14 @@ def build_or_refit(library: Library, request: BuildRequest) -> Figures:
     """
     if not request.options["refit"]:
         return build_engine(library, request)
+    if request.definition:
+        reason = "the weights of a network defined by hand have no file to compare"
+        return {**build_engine(library, request), "not_refitted": reason}
     begun = time.perf_counter()
-    defined = _define(library, request) if request.definition else None
     reason = _obstacle(request) if request.earlier else ""
-    try:
-        if defined is None:
-            weights = _graph_weights(library, request.onnx)
-        else:
-            weights = _network_weights(library, defined.network)
-    except ValueError as failure:  # its layers cannot be compared
-        return {**build_engine(library, request, defined), "not_refitted": str(failure)}
-    basis = {"refit_basis": {"skeleton": weights.skeleton, "weights": dict(weights.digests)}}
+    weights = read_weights(request.onnx)
+    digests = {name: weight.digest for name, weight in weights.weights.items()}
+    basis = {"refit_basis": {"skeleton": weights.skeleton, "weights": digests}}
     if request.earlier and not reason:
         request.progress("refitting an earlier engine")
         try:
@@ -114,24 +58,14 @@ def build_or_refit(library: Library, request: BuildRequest) -> Figures:
         else:
             origin = {name: record[name] for name in ("engine_sha256", "started", "build_seconds")}
             return {
-                **{name: record[name] for name in _KEPT if name in record},
+                **{name: record[name] for name in _INHERITED if name in record},
                 **basis,
                 "refitted_from": origin,
                 "phases": {"refit": round(time.perf_counter() - begun, 3)},
                 "messages": messages,
             }
-    facts = build_engine(library, request, defined)
+    facts = build_engine(library, request)
     return {**facts, **basis, **({"not_refitted": reason} if reason else {})}
-
-
-def _define(library: Library, request: BuildRequest) -> Parsed:
-    """Let the user's function fill a network.
-
-    Raises: StageError: as ``define_network``.
-    """
-    with log_of(library).collected() as messages:
-        load_plugins(library, request.operators)
-        return define_network(library, new_builder(library), request, messages)
 
 
 def _obstacle(request: BuildRequest) -> str:
@@ -153,12 +87,12 @@ def _obstacle(request: BuildRequest) -> str:
 def _same_graph(
     builds: tuple[EarlierBuild, ...], skeleton: str
 ) -> tuple[EarlierBuild, Mapping[str, Any]]:
-    """Return the newest earlier build of a graph with this skeleton, and its result.
+    """Find the newest earlier build of a graph with this skeleton, and its result.
 
     Raises: StageError: there is none.
     """
     for earlier in builds:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or older
+        with suppress(OSError, ValueError, KeyError, TypeError):  # removed since, or older
             record = json.loads(earlier.result.read_text(encoding="utf-8"))
             if record["refit_basis"]["skeleton"] != skeleton:
                 continue
@@ -171,10 +105,10 @@ def _refit(
     library: Library,
     request: BuildRequest,
     file: Path,
-    weights: NewWeights,
+    graph: WeightFile,
     record: Mapping[str, Any],
 ) -> list[str]:
-    """Write ``file`` with other ``weights``; return TensorRT's warnings.
+    """Write the engine of ``file`` with the weights of ``graph``; return TensorRT's warnings.
 
     Raises: StageError: TensorRT cannot replace all weights that have changed.
     """
@@ -186,12 +120,12 @@ def _refit(
         if engine is None:
             raise load_failure("the earlier engine", messages, library.release)
         refitter = library.trt.Refitter(engine, log.logger)
-        before = record["refit_basis"]["weights"]
-        changed = {name for name, digest in weights.digests.items() if before.get(name) != digest}
-        if fixed := changed.difference(weights.replaceable(refitter)):
+        before, weights = record["refit_basis"]["weights"], graph.weights
+        changed = {name for name in weights if before.get(name) != weights[name].digest}
+        if fixed := changed.difference(refitter.get_all_weights()):
             raise StageError(f"the earlier engine cannot replace {_names(fixed)}")
-        arrays = weights.give(refitter, changed)
-        if missing := weights.missing(refitter):
+        arrays = version_adapter.set_weights(library, refitter, request.onnx, weights, changed)
+        if missing := refitter.get_missing_weights():
             raise StageError(f"the graph has no weights {_names(missing)}")
         if not refitter.refit_cuda_engine() or messages.errors:
             raise StageError(f"TensorRT did not refit: {messages.error_text('without a reason')}")
@@ -205,5 +139,5 @@ def _refit(
 
 
 def _names(names: Collection[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(sorted(names)[:_SHOWN])}{more}"
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(sorted(names)[:_MOST_NAMED])}{more}"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import tensorrt_rtx
 
-from buildsys.backends.tensorrt import timing_cache
 from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.common_backend import TensorRtBackend
 from buildsys.backends.tensorrt.library import library_of
@@ -30,4 +29,3 @@ build = partial(build_engine, _LIBRARY)
 describe = _BACKEND.describe
 load = _BACKEND.load
 device = _BACKEND.device
-merge_timing_caches = partial(timing_cache.merge_timing_caches, _LIBRARY)

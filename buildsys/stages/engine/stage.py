@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 from buildsys.backends.interface import (
     Backend,
@@ -243,8 +243,7 @@ def checkout_timing_cache(job: Job, backend: Backend, scratch: Path) -> TimingCa
     conditions = _conditions(options, backend)
     if conditions is None:
         return TimingCacheCopy()
-    merge: Any = cast(Any, backend).merge_timing_caches
-    shared = SharedTimingCache(folder, conditions, merge)
+    shared = SharedTimingCache(folder, conditions)
     original = shared.checkout(private)
     return TimingCacheCopy(
         private, lambda messages: shared.merge_back(private, original, messages), shared.warnings

@@ -1,4 +1,4 @@
-"""Networks defined by hand: built, verified, timed, refitted and run on a GPU.
+"""Networks defined by hand: built, verified, timed and run on a GPU.
 
 The interpreter that has TensorRT is this one, or that of BUILDSYS_TEST_TOOLCHAIN=/path/to/python.
 """
@@ -222,16 +222,6 @@ def test_a_wrong_network_fails_its_check(project: ModelProject) -> None:
     verified = project.result("verify", "wrong", "trt")
     assert verified["status"] == "failed"
     assert "output 'y'" in verified["reason"]
-
-
-def test_new_weights_go_into_the_earlier_engine(project: ModelProject) -> None:
-    for seed in (1, 2):
-        write_model(project, "refitted", small(seed=seed), engines=[{"name": "trt", "refit": True}])
-        ran = project.doit("verify:refitted:trt")
-        assert ran.returncode == 0, ran.stdout
-        assert project.result("verify", "refitted", "trt")["status"] == "passed"
-    engine = project.result("engine", "refitted", "trt")
-    assert "refitted_from" in engine, engine.get("not_refitted")
 
 
 @pytest.mark.parametrize(

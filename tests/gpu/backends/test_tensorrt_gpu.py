@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_jobs import INPUTS, resolved, write_golden
+from engine_jobs import resolved, write_golden
 from gpu_marks import TENSORRT_ON_GPU
 from onnx import TensorProto, helper
-from small_graphs import conv_bn, make_model, one_node, weights, write
+from small_graphs import make_model, one_node, weights, write
 from tensorrt_jobs import (
     IMAGE,
     SOURCES,
@@ -270,13 +270,6 @@ def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(
     second = build(toolchain, tmp_path / "b", timing_cache=cache)
     assert second["timing_cache"] == {**first["timing_cache"], "added_bytes": 0}
     assert second["phases"]["build"] < first["phases"]["build"]
-    other = tmp_path / "other.cache"
-    build(toolchain, tmp_path / "c", model=conv_bn(), inputs=INPUTS, timing_cache=other)
-    merged = tmp_path / "merged.cache"
-    assert toolchain.ask("merge", files=[cache, other], merged=merged) == []
-    assert merged.stat().st_size > max(cache.stat().st_size, other.stat().st_size)
-    third = build(toolchain, tmp_path / "d", timing_cache=merged)
-    assert third["timing_cache"]["added_bytes"] == 0
     for broken in (b"", b"not a cache at all" * 20, cache.read_bytes()[:100]):
         cache.write_bytes(broken)
         facts = build(toolchain, tmp_path / "e", timing_cache=cache)
@@ -285,8 +278,6 @@ def test_a_timing_cache_is_used_again_and_a_broken_one_is_a_warning(
             assert any("timing.cache" in warning for warning in facts["messages"]), facts[
                 "messages"
             ]
-    cache.write_bytes(b"not a cache at all" * 20)
-    assert len(toolchain.ask("merge", files=[cache, other], merged=merged)) == 1
 
 
 def test_all_operators_unknown_to_the_parser_are_named(

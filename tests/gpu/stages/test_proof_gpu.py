@@ -135,7 +135,7 @@ def test_a_tf32_engine_names_the_remedy_for_full_float32(
     assert ran.code == 0, ran.out
 
 
-def test_timings_are_shared_and_merged(project: ProjectFolder) -> None:
+def test_timings_are_shared(project: ProjectFolder) -> None:
     caches = project.root / ".buildsys/timing_caches"
     for name, channels in CHANNELS.items():
         model(project, name, {}, channels=channels)

@@ -11,9 +11,9 @@ import pytest
 from engine_jobs import engine_options, request
 
 from buildsys.backends.interface import BuildRequest, Definition
-from buildsys.backends.tensorrt import builder_config, definition, library
+from buildsys.backends.tensorrt import build as building
+from buildsys.backends.tensorrt import definition, library
 from buildsys.backends.tensorrt.log import log_of
-from buildsys.backends.tensorrt.network_weights import read_network, weights_digests
 from buildsys.backends.tensorrt.parse import new_builder
 from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.errors import StageError
@@ -126,8 +126,8 @@ def test_a_defined_network_is_built(tmp_path: Path) -> None:
         ("missing", "net.py has no missing"),
         ("without_output", "net.py:without_output marks no output of the network; mark each one:"),
         ("refused", "net.py:refused did what TensorRT-RTX refuses: "),
-        ("of_another_version", "has no attribute 'int65' (net.py:43); this name is of another"),
-        ("of_no_plugin", "TensorRT returns None for a layer that it refuses, and for a plugin"),
+        ("of_another_version", "has no attribute 'int65' (net.py:43); the name is of another"),
+        ("of_no_plugin", "or TensorRT returned None: it refuses a layer, or a plugin is not"),
         ("transposed", "weights are contiguous arrays of a type of TensorRT: numpy.asconti"),
         ("importing", "No module named 'not_installed_here' (net.py:49); the interpreter of"),
         ("other_names", "the network has no input x, only image; the manifest declares no input"
@@ -171,34 +171,19 @@ def test_arrays_assigned_to_a_layer_stay_alive(tmp_path: Path) -> None:
     setter = vars(trt.IConvolutionLayer)["kernel"]
     parsed = defined(requested(tmp_path, "assigned", outputs={}))
     others = [np.zeros((4, 3, 3, 3), np.float32) for _ in range(20)]  # in memory just freed
-    _, weights = read_network(LIBRARY, parsed.network)
-    assert (weights["(Unnamed Layer* 0) [Convolution]", "KERNEL"] == 7).all()
+    layer = parsed.network.get_layer(0)
+    layer.__class__ = trt.IConvolutionLayer
+    assert (layer.kernel == 7).all()
     assert len([array for array in parsed.keeper if isinstance(array, np.ndarray)]) == 1
     assert vars(trt.IConvolutionLayer)["kernel"] is setter
     assert others[0].sum() == 0
 
 
-def test_networks_of_other_weights_have_one_skeleton(tmp_path: Path) -> None:
-    first, second, other = (
-        defined(requested(tmp_path, weights=weights_file(tmp_path, kernel), kwargs=kwargs))
-        for kernel, kwargs in ((KERNEL, {}), (KERNEL * 2, {}), (KERNEL, {"slope": 0.5}))
-    )
-    skeleton, weights = read_network(LIBRARY, first.network)
-    assert list(weights) == [("conv", "BIAS"), ("conv", "KERNEL")]
-    np.testing.assert_array_equal(weights["conv", "KERNEL"], KERNEL.ravel())
-    same, changed = read_network(LIBRARY, second.network)
-    assert same == skeleton
-    before, after = weights_digests(weights), weights_digests(changed)
-    assert [name for name, digest in after.items() if before[name] != digest] == ["conv KERNEL"]
-    assert read_network(LIBRARY, other.network)[0] != skeleton
-
-
-def test_a_build_for_refits_records_the_digests_of_its_weights(
+def test_a_defined_network_is_built_instead_of_refitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(builder_config._FLAG_FIELDS, "refit")  # its builder flag needs a GPU
+    monkeypatch.delitem(building._FLAG_FIELDS, "refit")  # its builder flag needs a GPU
     asked = requested(tmp_path, weights=weights_file(tmp_path))
     facts = build_or_refit(LIBRARY, replace(asked, options={**asked.options, "refit": True}))
     assert asked.engine.is_file()
-    assert facts["refit_basis"]["weights"].keys() == {"conv BIAS", "conv KERNEL"}
-    assert "not_refitted" not in facts
+    assert "defined by hand" in facts["not_refitted"]

@@ -16,7 +16,6 @@ from trt_double import RecordingTensorRt, options, planned
 
 from buildsys.backends.interface import Calibration, EarlierBuild
 from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library
-from buildsys.backends.tensorrt.network_weights import layer_weights_of, set_layer_weights
 from buildsys.backends.tensorrt.refit import build_or_refit
 from buildsys.backends.tensorrt.version_adapter import check_refit
 from buildsys.errors import StageError
@@ -194,39 +193,3 @@ def test_the_defective_version_is_refused() -> None:
         check_refit(library, fields)
     check_refit(library, options(TRT_11))
     assert RTX not in VERSIONS  # it has no field `refit`
-
-
-class LayerRefitter:
-    """A refitter of a network defined by hand, whose weights have layers and roles."""
-
-    def __init__(self, *keys: tuple[str, Any]) -> None:
-        self.keys = dict.fromkeys(keys)
-        self.weights: dict[tuple[str, Any], np.ndarray] = {}
-
-    def get_all(self) -> tuple[list[str], list[Any]]:
-        return [layer for layer, _ in self.keys], [role for _, role in self.keys]
-
-    def get_missing(self) -> tuple[list[str], list[Any]]:
-        missing = [key for key in self.keys if key not in self.weights]
-        return [layer for layer, _ in missing], [role for _, role in missing]
-
-    def set_weights(self, layer: str, role: Any, weights: np.ndarray) -> bool:
-        self.weights[layer, role] = weights
-        return weights.size == 4
-
-
-@pytest.mark.parametrize("generation", VERSIONS)
-def test_layers_get_their_weights_by_role(generation: str) -> None:
-    made = RecordingTensorRt(generation)
-    roles = made.module.WeightsRole
-    refitter = LayerRefitter(("conv", roles.KERNEL), ("conv", roles.BIAS), ("fc", roles.CONSTANT))
-    assert layer_weights_of(refitter) == {"conv KERNEL", "conv BIAS", "fc CONSTANT"}
-    weights = {("conv", "KERNEL"): np.ones(4), ("conv", "BIAS"): np.zeros(4)}
-    set_layer_weights(made.library, refitter, {**weights, ("other", "KERNEL"): np.ones(4)})
-    assert refitter.weights == {
-        ("conv", roles.KERNEL): weights["conv", "KERNEL"],
-        ("conv", roles.BIAS): weights["conv", "BIAS"],
-    }
-    assert layer_weights_of(refitter, missing=True) == {"fc CONSTANT"}
-    with pytest.raises(StageError, match="TensorRT refuses the weights conv BIAS"):
-        set_layer_weights(made.library, refitter, {("conv", "BIAS"): np.ones(3)})

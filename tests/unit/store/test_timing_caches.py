@@ -8,14 +8,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 import buildsys
-from buildsys.errors import StageError
 from buildsys.store.timing_caches import (
     _REFUSED,
     SharedTimingCache,
@@ -35,12 +33,12 @@ A_BUILD = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from test_timing_caches import CONDITIONS, merge_lines
+from test_timing_caches import CONDITIONS
 from buildsys.store.timing_caches import SharedTimingCache
 folder, name, barrier = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 private = folder.parent / f"private-{name}"
 private.mkdir()
-shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+shared = SharedTimingCache(folder, CONDITIONS)
 for number in range(5):
     file = private / str(number)
     original = shared.checkout(file)
@@ -53,15 +51,6 @@ for number in range(5):
     shared.merge_back(file, original)
 assert not shared.warnings, shared.warnings
 """
-
-
-def merge_lines(files: Sequence[Path], merged: Path) -> None:
-    lines = [line for file in files for line in file.read_bytes().splitlines(keepends=True)]
-    merged.write_bytes(b"".join(dict.fromkeys(lines)))
-
-
-def refuse(files: Sequence[Path], merged: Path) -> None:
-    raise StageError("TensorRT cannot combine them")
 
 
 @pytest.fixture
@@ -80,7 +69,7 @@ def build(shared: SharedTimingCache, scratch: Path, timings: bytes) -> dict[str,
 
 
 def test_a_build_reuses_earlier_timings(folder: Path, tmp_path: Path) -> None:
-    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    shared = SharedTimingCache(folder, CONDITIONS)
     first = build(shared, tmp_path / "1", b"conv 1 us\n")
     assert first == {"digest": sha256(b"conv 1 us\n").hexdigest(), "bytes": 10, "added_bytes": 10}
     second = build(shared, tmp_path / "2", b"gemm 2 us\n")
@@ -95,20 +84,18 @@ def test_a_build_reuses_earlier_timings(folder: Path, tmp_path: Path) -> None:
 
 def test_other_conditions_have_another_file(folder: Path, tmp_path: Path) -> None:
     others = [{**CONDITIONS, field: "other"} for field in CONDITIONS]
-    every = [SharedTimingCache(folder, found, merge_lines) for found in (CONDITIONS, *others)]
+    every = [SharedTimingCache(folder, found) for found in (CONDITIONS, *others)]
     assert len({shared.path for shared in every}) == len(every)
     readable = "tensorrt-8.6.1_NVIDIA-H200-9.0_cuda12.4-driver550.54_"
     assert every[0].path.name.startswith(readable)
     build(every[0], tmp_path / "1", b"x")
     assert (
-        SharedTimingCache(folder, {**CONDITIONS, "gpu": "other"}, merge_lines).checkout(
-            tmp_path / "look"
-        )
+        SharedTimingCache(folder, {**CONDITIONS, "gpu": "other"}).checkout(tmp_path / "look")
         is None
     )
 
 
-def test_parallel_builds_are_all_merged(folder: Path, tmp_path: Path) -> None:
+def test_parallel_builds_leave_the_most_timings(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "barrier").mkdir()
     here = str(Path(__file__).parent)
     processes = [
@@ -118,9 +105,22 @@ def test_parallel_builds_are_all_merged(folder: Path, tmp_path: Path) -> None:
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
     content = read_shared(*list_files(folder).shared, CONDITIONS)
     assert content is not None
-    assert sorted(content.data.decode().split()) == [
-        f"{name}{number}" for name in "abc" for number in range(5)
-    ]
+    timings = content.data.decode().split()
+    assert len(timings) == len({*timings}) >= 5
+    assert all(re.fullmatch("[abc][0-4]", timing) for timing in timings)
+
+
+def test_the_larger_cache_of_two_builds_is_kept(folder: Path, tmp_path: Path) -> None:
+    shared = SharedTimingCache(folder, CONDITIONS)
+    for private, timings in (
+        ("first", b"conv 1 us\n"),
+        ("second", b"gemm\n"),
+        ("third", b"x" * 20),
+    ):
+        (tmp_path / private).write_bytes(timings)  # begun before the others ended
+        assert shared.merge_back(tmp_path / private, None)["bytes"] == len(timings)
+        kept = shared.checkout(tmp_path / "look")
+        assert kept == TimingCacheData(b"conv 1 us\n" if private == "second" else timings)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
     folder: Path, tmp_path: Path, damage: object, why: str
 ) -> None:
     assert callable(damage)
-    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, CONDITIONS), tmp_path / "1", b"conv 1 us\n")
     (path,) = list_files(folder).shared
     path.write_bytes(damage(path.read_bytes()))
-    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    shared = SharedTimingCache(folder, CONDITIONS)
     figures = build(shared, tmp_path / "2", b"gemm 2 us\n")
     assert "lent" not in figures
     (warning,) = shared.warnings
@@ -159,20 +159,8 @@ def test_a_broken_or_foreign_file_is_set_aside_with_a_warning(
     assert shared.checkout(tmp_path / "look") == TimingCacheData(b"gemm 2 us\n")
 
 
-def test_an_unmergeable_cache_is_set_aside(folder: Path, tmp_path: Path) -> None:
-    shared = SharedTimingCache(folder, CONDITIONS, refuse)
-    private = tmp_path / "private"
-    original = shared.checkout(private)
-    build(shared, tmp_path / "other", b"conv 1 us\n")
-    private.write_bytes(b"gemm 2 us\n")
-    assert shared.merge_back(private, original)["bytes"] == 10
-    (warning,) = shared.warnings
-    assert "cannot be merged (TensorRT cannot combine them); it was renamed" in warning
-    assert shared.checkout(tmp_path / "look") == TimingCacheData(b"gemm 2 us\n")
-
-
 def test_an_empty_cache_is_not_recorded(folder: Path, tmp_path: Path) -> None:
-    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    shared = SharedTimingCache(folder, CONDITIONS)
     assert shared.merge_back(tmp_path / "nothing", None) == {}
     (tmp_path / "empty").touch()
     assert shared.merge_back(tmp_path / "empty", None) == {}
@@ -184,7 +172,7 @@ def test_an_empty_cache_is_not_recorded(folder: Path, tmp_path: Path) -> None:
 )
 def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    shared = SharedTimingCache(tmp_path / "file" / "caches", CONDITIONS, merge_lines)
+    shared = SharedTimingCache(tmp_path / "file" / "caches", CONDITIONS)
     figures = build(shared, tmp_path / "1", b"conv\n")
     assert figures["digest"] == sha256(b"conv\n").hexdigest()
     assert len(shared.warnings) == 2
@@ -196,14 +184,14 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_previous_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, CONDITIONS), tmp_path / "1", b"conv 1 us\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("buildsys.system.files.os.fsync", full)
-    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    shared = SharedTimingCache(folder, CONDITIONS)
     build(shared, tmp_path / "2", b"gemm 2 us\n")
     monkeypatch.undo()
     (warning,) = shared.warnings
@@ -215,7 +203,7 @@ def test_a_full_disk_leaves_the_previous_file(
 def test_a_cache_restarted_by_the_builder_does_not_count_as_reused(
     folder: Path, tmp_path: Path
 ) -> None:
-    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    shared = SharedTimingCache(folder, CONDITIONS)
     build(shared, tmp_path / "1", b"of another builder")
     private = tmp_path / "private"
     original = shared.checkout(private)
@@ -226,7 +214,7 @@ def test_a_cache_restarted_by_the_builder_does_not_count_as_reused(
 
 
 def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_path: Path) -> None:
-    shared = SharedTimingCache(folder, CONDITIONS, merge_lines)
+    shared = SharedTimingCache(folder, CONDITIONS)
     build(shared, tmp_path / "1", b"no timings")
     private = tmp_path / "timing_cache"
     original = shared.checkout(private)
@@ -242,7 +230,7 @@ def test_a_shared_cache_that_the_builder_refuses_is_set_aside(folder: Path, tmp_
 
 
 def test_all_damaged_files_are_found(folder: Path, tmp_path: Path) -> None:
-    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"conv 1 us\n")
+    build(SharedTimingCache(folder, CONDITIONS), tmp_path / "1", b"conv 1 us\n")
     assert list(damaged(folder)) == []
     (path,) = list_files(folder).shared
     path.write_bytes(path.read_bytes()[:-1])
@@ -250,7 +238,7 @@ def test_all_damaged_files_are_found(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_header_is_one_readable_line(folder: Path, tmp_path: Path) -> None:
-    build(SharedTimingCache(folder, CONDITIONS, merge_lines), tmp_path / "1", b"binary\n\x00")
+    build(SharedTimingCache(folder, CONDITIONS), tmp_path / "1", b"binary\n\x00")
     header, _, data = list_files(folder).shared[0].read_bytes().partition(b"\n")
     assert json.loads(header)["made_for"] == CONDITIONS
     assert data == b"binary\n\x00"
