@@ -17,7 +17,7 @@ from buildsys.history.builds import Build
 from buildsys.history.compare import builds_at
 from buildsys.history.database import History
 from buildsys.history.recorder import machine_id
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 from buildsys.stages.table import ENGINE, ENGINE_STAGES
 
 LAST, PREVIOUS = "last", "previous"

@@ -20,7 +20,7 @@ from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.reachable_builds import PlannedBuilds, RecordsOf, planned_builds
 from buildsys.history.recorder import Checkout
 from buildsys.manifest.project import Project, load_project
-from buildsys.plan.project_plan import ProjectPlan, model_of
+from buildsys.project.plan import ProjectPlan, model_of
 from buildsys.report.formatting import plural
 from buildsys.store.ledger import PASSED, ActionRecord, Ledger
 from buildsys.store.object_store import Store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.command import unknown_name
 from buildsys.errors import UsageError
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
 
 if TYPE_CHECKING:

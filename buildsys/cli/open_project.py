@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from buildsys.cli.target_names import TargetNames
 from buildsys.errors import UsageError
 from buildsys.execution.key_parts import builder_versions
-from buildsys.plan.project_plan import ProjectPlan
+from buildsys.project.plan import ProjectPlan
 
 if TYPE_CHECKING:
     from buildsys.execution.executor import Executor

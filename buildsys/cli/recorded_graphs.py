@@ -16,7 +16,7 @@ from buildsys.cli.graph_files import ask_inspection
 from buildsys.errors import StageError, UsageError
 from buildsys.history.builds import Build
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.stages.table import ENGINE
 from buildsys.store.object_store import Store
 

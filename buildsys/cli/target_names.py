@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from buildsys.cli.command import unknown_name
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.errors import UsageError
-from buildsys.plan.project_plan import ProjectPlan, model_of
+from buildsys.project.plan import ProjectPlan, model_of
 from buildsys.stages.table import ENGINE, STAGES, target_of
 
 if TYPE_CHECKING:

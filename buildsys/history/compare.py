@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from buildsys.history.builds import Build, Measurement
 from buildsys.history.database import History
-from buildsys.report.results.bench import median_doubt
+from buildsys.stages.bench.result import median_doubt
 from buildsys.stages.table import stage_info
 
 SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.history.builds import GPU, HOST, Measurement
-from buildsys.report.results.bench import BenchResult, ContenderResult, engine_contender
-from buildsys.report.results.command import CommandResult
-from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.gate import GateResult
-from buildsys.report.results.header import ComparedCases
+from buildsys.onnx_graphs.result_types import ComparedCases
 from buildsys.report.results.reader import RESULT_TYPES, parse, read_content
+from buildsys.stages.bench.result import BenchResult, ContenderResult, engine_contender
+from buildsys.stages.command.result import CommandResult
+from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.gate.result import GateResult
 
 _RELATIVE = "relative"  # error of a check; None: not finite
 _MAIN_CASE = "opt"  # without it, the first case

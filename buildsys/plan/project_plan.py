@@ -34,7 +34,7 @@ class ProjectPlan(Mapping[str, Action]):
         if planned is None:
             if model not in self._models:
                 return {}
-            from buildsys.plan.stage_table import plan_model  # 5 ms, not needed with nothing to do
+            from buildsys.project.plan import plan_model  # 5 ms, not needed with nothing to do
 
             data = json.loads(self._models[model].text)  # which need not stay
             actions = plan_model(data, self._version_of)

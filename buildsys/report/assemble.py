@@ -22,8 +22,6 @@ from buildsys.report.key_figures import key_figure, worst_error
 from buildsys.report.mixed_precision import search_lines
 from buildsys.report.ranking import rank_engines
 from buildsys.report.recommendation import recommend
-from buildsys.report.results.convert import ConvertResult
-from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import (
     ABSENT,
     FAILED,
@@ -36,7 +34,6 @@ from buildsys.report.results.reader import (
     of_type,
     read_results,
 )
-from buildsys.report.results.reference import ReferenceResult
 from buildsys.report.results.report import (
     BuildVerdict,
     ComparisonLine,
@@ -47,8 +44,11 @@ from buildsys.report.results.report import (
     TargetLine,
     TensorLine,
 )
-from buildsys.report.results.simplify import SimplifyResult
-from buildsys.report.results.surgery import SurgeryResult
+from buildsys.stages.convert.result import ConvertResult
+from buildsys.stages.export.result import ExportResult
+from buildsys.stages.reference.result import ReferenceResult
+from buildsys.stages.simplify.result import SimplifyResult
+from buildsys.stages.surgery.result import SurgeryResult
 from buildsys.stages.table import ENGINE, ENGINE_STAGES, EXPORT, REPORT, VALIDATE, VERIFY, target_of
 
 Manifest = Mapping[str, Any]

@@ -7,7 +7,9 @@ from typing import Any
 
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.report.formatting import case_order, percent, plain
-from buildsys.report.results.bench import (
+from buildsys.report.results.engine_lines import GpuState, GpuTimingLine, TimingLine
+from buildsys.report.results.reader import NOISY, AnyResult, Result, of_type
+from buildsys.stages.bench.result import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
     BenchCase,
@@ -15,8 +17,6 @@ from buildsys.report.results.bench import (
     Span,
     engine_contender,
 )
-from buildsys.report.results.engine_lines import GpuState, GpuTimingLine, TimingLine
-from buildsys.report.results.reader import NOISY, AnyResult, Result, of_type
 
 _FIGURES = (
     "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "min_ms", "max_ms", "throughput_per_s",

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.manifest.shape_cases import format_case, format_dims
+from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
 from buildsys.report.formatting import case_order
-from buildsys.report.results.header import CheckFailure, ComparedCases
 from buildsys.report.results.reader import FAILED, PASSED, AnyResult
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from buildsys.report import formatting as q
-from buildsys.report.results.command import CommandFigure, CommandResult
 from buildsys.report.results.reader import AnyResult, of_type
 from buildsys.report.results.report import CommandLine
+from buildsys.stages.command.result import CommandFigure, CommandResult
 
 COLUMNS = ("command", "figure", "value>", "interval>", "limit>", "within the limit")
 _SHOWN = 3  # in one line

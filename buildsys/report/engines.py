@@ -8,8 +8,10 @@ from typing import Any
 
 from buildsys.report import formatting
 from buildsys.report.key_figures import executed_precision, refit_origin
-from buildsys.report.results.bench import BenchResult
-from buildsys.report.results.engine import (
+from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
+from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
+from buildsys.stages.bench.result import BenchResult
+from buildsys.stages.engine.result import (
     BuildEnvironment,
     Delegated,
     EngineResult,
@@ -17,8 +19,6 @@ from buildsys.report.results.engine import (
     SlowLayer,
     TimingCache,
 )
-from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
-from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.stages.table import BENCH, VERIFY
 from buildsys.system.backend_registry import describe_backend, find_package, our_backends
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from buildsys.report import formatting as q
 from buildsys.report.results.engine_lines import GateLine
-from buildsys.report.results.gate import GateResult
 from buildsys.report.results.reader import NOISY, AnyResult, of_type
+from buildsys.stages.gate.result import GateResult
 
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "latency": lambda value: f"{q.significant(value * 1e3)} ms",

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from buildsys.onnx_graphs.inspection.macs import evaluate
-from buildsys.report.results.convert import ConvertResult
-from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import Result
 from buildsys.report.results.report import (
     ConversionLine,
@@ -18,8 +16,10 @@ from buildsys.report.results.report import (
     OperatorCount,
     SurgeryLine,
 )
-from buildsys.report.results.simplify import SimplifyResult
-from buildsys.report.results.surgery import SurgeryResult
+from buildsys.stages.convert.result import ConvertResult
+from buildsys.stages.export.result import ExportResult
+from buildsys.stages.simplify.result import SimplifyResult
+from buildsys.stages.surgery.result import SurgeryResult
 
 Counts = Mapping[str, int]
 # modules that are one node each unless they are folded or decomposed

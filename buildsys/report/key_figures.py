@@ -6,25 +6,25 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from buildsys.onnx_graphs.result_types import ComparedCases
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.commands import command_figure
 from buildsys.report.formatting import case_order
-from buildsys.report.results.bench import (
+from buildsys.report.results.reader import FAILED, NOISY, PASSED, RESULT_TYPES, parse
+from buildsys.stages.bench.result import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
     BenchResult,
     ContenderResult,
     engine_contender,
 )
-from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.gate import GateResult
-from buildsys.report.results.header import ComparedCases
-from buildsys.report.results.operators import OperatorsResult
-from buildsys.report.results.reader import FAILED, NOISY, PASSED, RESULT_TYPES, parse
-from buildsys.report.results.search import SearchedGraph, SearchResult
-from buildsys.report.results.simplify import SimplifyResult
-from buildsys.report.results.surgery import SurgeryResult
+from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.gate.result import GateResult
+from buildsys.stages.operators.result import OperatorsResult
+from buildsys.stages.search.result import SearchedGraph, SearchResult
+from buildsys.stages.simplify.result import SimplifyResult
+from buildsys.stages.surgery.result import SurgeryResult
 
 _CLEARLY_FASTER = 0.98
 _SHOWN_TYPES = 2  # of the layers of an engine

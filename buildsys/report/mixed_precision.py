@@ -11,7 +11,7 @@ from buildsys.report.key_figures import graph_error
 from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.mixed_precision import ComparedEngine, SearchLine
 from buildsys.report.results.reader import AnyResult, of_type
-from buildsys.report.results.search import SearchedGraph, SearchResult
+from buildsys.stages.search.result import SearchedGraph, SearchResult
 
 _FULL = "fp32"
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.formatting import case_order
-from buildsys.report.results.bench import ENGINE_CONTENDERS
 from buildsys.report.results.engine_lines import EngineLine, TimingLine
 from buildsys.report.results.ranking import (
     ERROR,
@@ -27,6 +26,7 @@ from buildsys.report.results.ranking import (
 )
 from buildsys.report.results.reader import ABSENT, FAILED, NOISY, PASSED, UNAVAILABLE
 from buildsys.report.results.report import Check, Report, TargetLine
+from buildsys.stages.bench.result import ENGINE_CONTENDERS
 from buildsys.stages.table import BENCH, ENGINE, GATE, VERIFY, target_of
 
 COLUMNS = (

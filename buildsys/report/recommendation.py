@@ -13,11 +13,11 @@ from buildsys.report.ranking import (
     smallest_verified,
     timed_cases,
 )
-from buildsys.report.results.bench import ENGINE_CONTENDERS
 from buildsys.report.results.engine_lines import ErrorMargin, Recommendation, TimingLine
 from buildsys.report.results.ranking import ERROR, LATENCY, SIZE, THROUGHPUT, Ranking
 from buildsys.report.results.reader import PASSED
 from buildsys.report.results.report import Check, ComparisonLine, Report
+from buildsys.stages.bench.result import ENGINE_CONTENDERS
 from buildsys.stages.table import VERIFY, target_of
 
 _SUPERLATIVES = {

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from _harness import ROOT, log, publish, workspace
 
-from buildsys.report.results.bench import engine_contender
+from buildsys.stages.bench.result import engine_contender
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 from model_project import ModelProject

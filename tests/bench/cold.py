@@ -29,7 +29,7 @@ from _harness import (
 )
 
 from buildsys.manifest.project import load_project
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 ENGINE = "rtx-fp32"
 LIMITS = {"doit": 1.0, "doit -n 2": 0.7}

@@ -16,7 +16,7 @@ from toolchain import Refused, Toolchain
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, save_tensors, tensor_of
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 SOURCES = ("edge_mask_convolutions", "jit_convolutions")  # cuBLAS and cuDNN need not be there
 IMAGE = {"x": {"shape": ["batch", 16, 16, 16], "dtype": "float32"}}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torchlib_once import parse_torchlib_once
 
-from buildsys.report.results.header import ResultHeader
+from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.report.results.reader import RESULT_TYPES, parse
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import format_figures

@@ -13,7 +13,7 @@ from small_graphs import data_role
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job
 

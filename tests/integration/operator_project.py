@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.workers.job import Job, StageResult
 
 OP = "custom_domain::customOp2"

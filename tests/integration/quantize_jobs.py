@@ -14,7 +14,7 @@ from stage_jobs import manifest
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.stages.calibrate import stage as calibrate
 from buildsys.stages.convert import stage as convert
 from buildsys.stages.engine import stage as engine

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.workers.job import Job
 
 ROOT = Path(__file__).parents[2]

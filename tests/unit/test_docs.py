@@ -27,7 +27,7 @@ from buildsys.manifest.schema.gates import GateLimit
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.manifest.schema.project import ProjectSpec
 from buildsys.manifest.yaml_reader import read_yaml
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

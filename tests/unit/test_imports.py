@@ -198,7 +198,7 @@ def test_the_orchestrator_loads_no_heavy_library() -> None:
 
 def test_freshness_checks_load_no_slow_library() -> None:
     loaded = loaded_by(
-        "buildsys.execution.executor", "buildsys.plan.project_plan", "buildsys.workers.pool"
+        "buildsys.execution.executor", "buildsys.project.plan", "buildsys.workers.pool"
     )
     assert not loaded & (HEAVY | SLOW_TO_IMPORT)
 

@@ -21,7 +21,7 @@ from buildsys.cli.doit_options import option
 from buildsys.cli.interruption import on_interruption
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.session import Session
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 from buildsys.store.ledger import utc_now
 from buildsys.system.printable import printable
 

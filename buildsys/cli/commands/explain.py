@@ -21,8 +21,8 @@ from buildsys.execution.stale_reasons import (
 )
 from buildsys.report.formatting import duration, first_names
 from buildsys.report.key_figures import key_figure, refit_origin
-from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.reader import PASSED, AnyResult, parse, read_result
+from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.table import CONVERT, ENGINE, SEARCH
 from buildsys.store.ledger import NOISY, UNAVAILABLE
 

@@ -40,7 +40,7 @@ from buildsys.report.formatting import (
     size,
 )
 from buildsys.report.key_figures import key_figure
-from buildsys.report.results.bench import is_recorded_noisy
+from buildsys.stages.bench.result import is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY
 
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"

@@ -8,7 +8,7 @@ from buildsys.cli.command import add_names, print_lines
 from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.project_root import shown_path
 from buildsys.cli.session import Session
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 
 
 def add_arguments(parser: ArgumentParser) -> None:

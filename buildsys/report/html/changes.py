@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.results.bench import is_recorded_noisy
 from buildsys.report.results.reader import NOISY, PASSED
+from buildsys.stages.bench.result import is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
 
 _SMALL = 0.02  # of a latency without interval; below, no difference is claimed

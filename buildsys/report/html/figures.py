@@ -14,11 +14,11 @@ from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, Mark, Series, draw
 from buildsys.report.html.tables import Table
 from buildsys.report.ranking import contender_name
-from buildsys.report.results.bench import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH
 from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.ranking import Ranking
 from buildsys.report.results.reader import FAILED, NOISY
 from buildsys.report.results.report import Check, Report
+from buildsys.stages.bench.result import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH
 
 _MOST_ERROR_ROWS = 12
 _TABLE_BUILDS = 30  # rows below a trend

@@ -13,24 +13,24 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from buildsys.report.results.bench import BenchResult
-from buildsys.report.results.calibrate import CalibrateResult
-from buildsys.report.results.command import CommandResult
-from buildsys.report.results.convert import ConvertResult
-from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.export import ExportResult
-from buildsys.report.results.gate import GateResult
-from buildsys.report.results.header import ResultHeader
-from buildsys.report.results.operators import OperatorsResult
-from buildsys.report.results.program import ProgramResult
-from buildsys.report.results.reference import ReferenceResult
+from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.report.results.report import Report
-from buildsys.report.results.search import SearchResult
-from buildsys.report.results.simplify import SimplifyResult
-from buildsys.report.results.surgery import SurgeryResult
-from buildsys.report.results.validate import ValidateResult
-from buildsys.report.results.verify import VerifyResult
+from buildsys.stages.bench.result import BenchResult
+from buildsys.stages.calibrate.result import CalibrateResult
+from buildsys.stages.command.result import CommandResult
+from buildsys.stages.convert.result import ConvertResult
+from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.export.result import ExportResult
+from buildsys.stages.gate.result import GateResult
+from buildsys.stages.operators.result import OperatorsResult
+from buildsys.stages.program.result import ProgramResult
+from buildsys.stages.reference.result import ReferenceResult
+from buildsys.stages.search.result import SearchResult
+from buildsys.stages.simplify.result import SimplifyResult
+from buildsys.stages.surgery.result import SurgeryResult
 from buildsys.stages.table import COMMAND
+from buildsys.stages.validate.result import ValidateResult
+from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from buildsys.backends.measurement import Samples
 from buildsys.history.statistics import median_interval
 from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.report.formatting import percent
-from buildsys.report.results.bench import (
+from buildsys.stages.bench.result import (
     ENGINE,
     ENGINE_CUDA_GRAPH,
     BenchCase,

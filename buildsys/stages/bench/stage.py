@@ -12,18 +12,18 @@ from buildsys.backends.measurement import Contender, GpuTiming, Pace, measure
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report.formatting import duration
-from buildsys.report.results.bench import (
+from buildsys.stages.bench.baselines import Baselines, open_baselines
+from buildsys.stages.bench.latency import mark_noisy, noise, summarize
+from buildsys.stages.bench.local_engine import LocalEngine
+from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.bench.result import (
     BenchCase,
     BenchResult,
     ContenderResult,
     GpuReadings,
     engine_contender,
 )
-from buildsys.report.results.engine import SlowLayer
-from buildsys.stages.bench.baselines import Baselines, open_baselines
-from buildsys.stages.bench.latency import mark_noisy, noise, summarize
-from buildsys.stages.bench.local_engine import LocalEngine
-from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.cpu import OtherLoad, cpu_model, load_average, usable_cores
 from buildsys.system.gpus.sampling import sampled

@@ -20,7 +20,7 @@ from typing import Any
 from buildsys.errors import StageError, joined
 from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
 from buildsys.report.formatting import first_names, number
-from buildsys.report.results.command import CommandFigure, CommandOutput
+from buildsys.stages.command.result import CommandFigure, CommandOutput
 from buildsys.system.beneath import (
     copy_open_file,
     create_beneath,

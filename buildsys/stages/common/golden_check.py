@@ -12,9 +12,9 @@ from buildsys.errors import StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.agreement import Agreement, ComparedCase, output_agreements
 from buildsys.onnx_graphs.output_policies import Policy, compare_outputs, load_assembled
+from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_tensors
-from buildsys.report.results.header import CheckFailure, ComparedCases
 from buildsys.stages.common.equivalence import run_case
 from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import DRAWS, Difference, are_explained

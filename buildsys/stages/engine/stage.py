@@ -25,8 +25,8 @@ from buildsys.backends.interface import (
     load_backend,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.report.results.engine import BuilderCalibration
 from buildsys.stages.common.kept_nodes import kept_nodes
+from buildsys.stages.engine.result import BuilderCalibration
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.remedies.refused_graph import explain_refusal
 from buildsys.store.timing_caches import (

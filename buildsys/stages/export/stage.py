@@ -30,8 +30,8 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
-from buildsys.report.results.export import ExportResult
 from buildsys.stages.export.origins import node_origins, strip_traces, write_origins
+from buildsys.stages.export.result import ExportResult
 from buildsys.stages.operators.local_functions import add_functions
 from buildsys.stages.remedies.remedies import format_remedies, higher_opset_remedies
 from buildsys.system.files import sha256_of

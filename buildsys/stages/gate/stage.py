@@ -23,12 +23,12 @@ from buildsys.history.statistics import CONFIDENCE, median
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report import formatting as q
 from buildsys.report.gates import SHOWN
-from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.gate import INCOMPARABLE, GateCheck
 from buildsys.report.results.reader import FAILED, NOISY, PASSED, parse, read_result
-from buildsys.report.results.verify import VerifyResult
 from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.gate.result import INCOMPARABLE, GateCheck
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.cpu import OtherLoad, load_average
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job, StageResult

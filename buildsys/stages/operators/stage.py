@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from buildsys.errors import StageError
-from buildsys.report.results.operators import LocalFunction, OperatorLibrary, OperatorsResult
+from buildsys.stages.operators.result import LocalFunction, OperatorLibrary, OperatorsResult
 from buildsys.system.compilers import (
     LANGUAGES,
     compiler_command,

@@ -17,10 +17,10 @@ from buildsys.models.torch_model import dtype_name, make_network
 from buildsys.models.user_code import describe_exception
 from buildsys.onnx_graphs.result_types import TensorPort
 from buildsys.onnx_graphs.source_origins import Origin
-from buildsys.report.results.program import ProgramResult
 from buildsys.stages.export.guards import check_guards, recorded_guards
 from buildsys.stages.export.origins import source_line, write_origins
 from buildsys.stages.export.request import ExportRequest, collect_warnings, export_request
+from buildsys.stages.program.result import ProgramResult
 from buildsys.system.files import sha256_of
 from buildsys.workers.job import Job
 

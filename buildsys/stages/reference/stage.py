@@ -14,9 +14,9 @@ from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
 from buildsys.models.golden_inputs import golden_input
 from buildsys.onnx_graphs.tensors import Case, Tensor, save_case, save_tensors
-from buildsys.report.results.reference import GoldenCase, GoldenOutput
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.reference.further_cases import further_cases
+from buildsys.stages.reference.result import GoldenCase, GoldenOutput
 from buildsys.workers.job import Job, StageResult
 
 if TYPE_CHECKING:

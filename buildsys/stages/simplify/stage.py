@@ -23,7 +23,6 @@ from buildsys.onnx_graphs.onnx_file import (
 )
 from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensors import Tensor, load_case
-from buildsys.report.results.simplify import SimplifyResult
 from buildsys.stages.common.equivalence import (
     compare_cases,
     limits_of,
@@ -33,6 +32,7 @@ from buildsys.stages.common.equivalence import (
     run_cases,
 )
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.simplify.result import SimplifyResult
 from buildsys.stages.simplify.tools import (
     onnxsim_environment,
     simplify_by_onnxsim,

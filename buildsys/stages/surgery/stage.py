@@ -13,10 +13,10 @@ from buildsys.onnx_graphs.onnx_file import check_file, copy_model, file_facts, l
 from buildsys.onnx_graphs.output_policies import load_assembled
 from buildsys.onnx_graphs.result_types import GraphSummary
 from buildsys.onnx_graphs.tensors import load_case, save_case
-from buildsys.report.results.surgery import SurgeryResult
 from buildsys.stages.common.equivalence import run_cases
 from buildsys.stages.common.golden_check import OutputCheck, and_more, save_failed_tensors
 from buildsys.stages.surgery.golden_cases import GraphState
+from buildsys.stages.surgery.result import SurgeryResult
 from buildsys.stages.surgery.steps import StepResult, apply_step, describe_step
 from buildsys.workers.job import Job, StageResult
 

@@ -26,10 +26,9 @@ from buildsys.onnx_graphs.onnx_file import (
     tensors_of,
 )
 from buildsys.onnx_graphs.output_policies import compare_outputs
+from buildsys.onnx_graphs.result_types import CheckFailure
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case
-from buildsys.report.results.header import CheckFailure
-from buildsys.report.results.surgery import SurgeryStep
 from buildsys.stages.common.equivalence import (
     Limits,
     compare_cases,
@@ -43,6 +42,7 @@ from buildsys.stages.operators.open_graph import open_graph
 from buildsys.stages.surgery import edits, golden_cases
 from buildsys.stages.surgery.edits import replace_messages
 from buildsys.stages.surgery.golden_cases import GraphState, Step, StepCases, Tensors
+from buildsys.stages.surgery.result import SurgeryStep
 from buildsys.workers.job import Job
 
 _INTERFACE_KEEPING = ("function", "replace")

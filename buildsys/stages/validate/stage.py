@@ -12,7 +12,6 @@ from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.onnx_graphs.output_policies import uninformative_hint, uninformative_outputs
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, load_case
-from buildsys.report.results.validate import ValidateResult
 from buildsys.stages.common.golden_check import (
     ORIGINAL,
     and_more,
@@ -26,6 +25,7 @@ from buildsys.stages.common.rounding_noise import RoundingNoise
 from buildsys.stages.common.stability import UNSTABLE
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.operators.open_graph import open_graph
+from buildsys.stages.validate.result import ValidateResult
 from buildsys.workers.job import Job, StageResult
 
 GRAPHS = ("exported", "simplified")

@@ -22,13 +22,12 @@ from buildsys.onnx_graphs.output_policies import (
     uninformative_hint,
     uninformative_outputs,
 )
-from buildsys.onnx_graphs.result_types import OutputComparison
+from buildsys.onnx_graphs.result_types import CheckFailure, OutputComparison
 from buildsys.onnx_graphs.tensor_comparison import Comparison
 from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
-from buildsys.report.results.header import CheckFailure
-from buildsys.report.results.verify import VerifyResult
 from buildsys.stages.common.stability import DRAWS, Difference, are_explained
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import Job, StageResult
 

@@ -32,7 +32,7 @@ from tensorrt_jobs import (
 from toolchain import Refused, Toolchain
 
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 pytestmark = TENSORRT_ON_GPU
 

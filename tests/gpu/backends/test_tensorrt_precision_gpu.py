@@ -25,7 +25,7 @@ from toolchain import Refused, Toolchain
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import load_tensors, save_tensors
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.stages.calibrate import stage as calibrate
 from buildsys.stages.convert import stage as convert
 from buildsys.workers.job import Job

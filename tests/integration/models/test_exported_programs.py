@@ -17,7 +17,7 @@ from torch import nn
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.models.torch_model import Network, from_torch, make_network, to_torch
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import proposal
 from buildsys.workers.job import Job

@@ -15,7 +15,7 @@ from stage_jobs import ROOT, manifest
 from buildsys.errors import StageError
 from buildsys.models.sources.transformers import checkpoint_digest
 from buildsys.models.torch_model import Network, example_inputs, make_network
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.stages.reference import proposal
 from buildsys.workers.job import Job
 

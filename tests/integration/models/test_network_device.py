@@ -8,7 +8,7 @@ from stage_jobs import ROOT, manifest
 
 from buildsys.errors import StageError
 from buildsys.models.torch_model import make_network
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 
 def test_without_a_gpu_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from buildsys.models.random_weights import (
 )
 from buildsys.models.sources.source_module import make_module
 from buildsys.models.torch_model import example_inputs, make_network
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 IMAGE = {"x": {"shape": ["batch", 3, 32, 32]}}
 

@@ -31,7 +31,7 @@ from buildsys.execution.local_runs import Folders
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan import dependencies
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.store.object_store import Store
 from buildsys.system import package_files
 from buildsys.workers.job import Job

@@ -19,7 +19,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Case, tensor_of
 from buildsys.plan.graph_points import graph_points, size_ranges
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.stages.common.golden_check import check_outputs, is_unstable
 from buildsys.stages.common.rounding_noise import RoundingNoise, size_constants
 from buildsys.stages.export import stage as export

@@ -21,7 +21,7 @@ from buildsys.backends.onnxruntime import backend as ort_backend
 from buildsys.errors import StageError
 from buildsys.execution.action_key import declared_parts
 from buildsys.onnx_graphs.source_origins import Origin, read_origins
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.export import stage as export
 from buildsys.stages.export.origins import source_line

@@ -12,7 +12,7 @@ from test_doit import TARGETS
 
 from buildsys.cli.commands.plan import changed_targets
 from buildsys.cli.session import Session
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 
 
 @pytest.fixture

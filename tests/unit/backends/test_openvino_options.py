@@ -8,7 +8,7 @@ import pytest
 
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.versions import environment_facts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cli_doubles import Doit
 
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from buildsys.cli.main import run
 from buildsys.cli.project_root import is_project
 from buildsys.manifest.json_schema import schema_texts
 from buildsys.manifest.project import load_project
-from buildsys.plan.project_plan import ProjectPlan
+from buildsys.project.plan import ProjectPlan
 
 REPOSITORY = Path(__file__).parents[3]
 Init = Callable[..., tuple[int, str]]

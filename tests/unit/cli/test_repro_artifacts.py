@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from buildsys.cli.commands.repro import Artifact, compare_builds, first_difference
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 MANIFEST = {
     "model": "net",

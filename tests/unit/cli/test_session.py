@@ -9,9 +9,9 @@ from cli_doubles import make_session, passed, write_result
 
 from buildsys.cli.tasks import remove_target_files
 from buildsys.errors import CheckFailed, StageError
-from buildsys.plan import stage_table
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project import plan as stage_table
+from buildsys.project.plan import plan_model
 from buildsys.workers.result_file import format_figures
 
 

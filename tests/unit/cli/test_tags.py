@@ -13,7 +13,7 @@ from buildsys.cli.commands.doctor.engines import _EngineChecker
 from buildsys.cli.model_filter import ModelFilter
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 
 
 @pytest.fixture

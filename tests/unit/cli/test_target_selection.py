@@ -12,7 +12,7 @@ from buildsys.cli.commands.build import Requested
 from buildsys.cli.session import Session
 from buildsys.cli.tasks import Selection, one_model_after_another, select
 from buildsys.errors import StageError
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 
 
 def make(tmp_path: Path, *fresh: str) -> tuple[Session, ScriptedExecutor]:

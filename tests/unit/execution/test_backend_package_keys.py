@@ -13,7 +13,7 @@ from buildsys.execution.action_key import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.store.file_digests import DigestCache
 from buildsys.store.state_db import StateDb
 

@@ -25,7 +25,7 @@ from buildsys.execution.up_to_date_models import (
 )
 from buildsys.manifest.project import load_project
 from buildsys.plan.action import Action
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.store.object_store import Store
 from buildsys.system.files import SETTLE_NS
 

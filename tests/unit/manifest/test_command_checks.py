@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.plan.project_plan import ProjectPlan
+from buildsys.project.plan import ProjectPlan
 
 MODEL = "configs/models/net.yaml"
 FIRST = "{name: first, run: make, outputs: {model: model/}}"

@@ -6,7 +6,7 @@ import pytest
 
 from buildsys.errors import ManifestErrors
 from buildsys.manifest.resolved_yaml import resolved_text
-from buildsys.plan.project_plan import ProjectPlan
+from buildsys.project.plan import ProjectPlan
 
 NET = "configs/models/net.yaml"
 SOURCE = "{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute}}"

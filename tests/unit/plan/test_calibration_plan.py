@@ -10,7 +10,7 @@ import pytest
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.plan.dependencies import SourceTree
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 from buildsys.system.files import image_files
 
 CALIBRATION = {"data": {"x": {"images": "data/calib"}}}

@@ -10,7 +10,7 @@ from buildsys.errors import UsageError
 from buildsys.execution.up_to_date_models import action_in, environment_of
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action, FileRef, Needs
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 BUILD = {
     "name": "build",

@@ -6,7 +6,7 @@ from typing import Any
 
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action, FileRef
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 POLICY = {"policy": "elementwise"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action, BaselineRef, FileRef
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {
     "model": "net",

@@ -14,7 +14,7 @@ import pytest
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import NO_NEEDS, Action, FileRef, Needs
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {
     "model": "net",

@@ -9,7 +9,7 @@ import pytest
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.engine_typing import VersionOf, unknown_version
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 TRT86 = ToolchainRef(
     "trt86", "/opt/trt86/bin/python", (("A", "1"), ("LD_LIBRARY_PATH", "/opt/lib"))

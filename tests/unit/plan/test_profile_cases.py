@@ -7,7 +7,7 @@ from typing import Any
 from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import name_of, profile_cases
-from buildsys.plan.stage_table import plan_model
+from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {
     "model": "net",

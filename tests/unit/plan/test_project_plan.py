@@ -9,7 +9,7 @@ import pytest
 
 from buildsys.manifest.project import load_project
 from buildsys.manifest.schema.model import ModelSpec
-from buildsys.plan.project_plan import ProjectPlan, model_of
+from buildsys.project.plan import ProjectPlan, model_of
 
 
 def models(*names: str, **sections: Any) -> dict[str, Any]:

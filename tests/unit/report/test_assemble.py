@@ -12,9 +12,9 @@ from buildsys.report.assemble import assemble
 from buildsys.report.engines import NOT_SETTINGS, engine_provenance
 from buildsys.report.html.pages import render_model
 from buildsys.report.markdown.document import render
-from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.reader import PASSED, Result, parse
 from buildsys.report.results.report import Report, as_json
+from buildsys.stages.engine.result import EngineResult
 from buildsys.system.backend_registry import describe_backend
 
 NAN = float("nan")

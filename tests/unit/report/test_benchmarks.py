@@ -13,8 +13,8 @@ from buildsys.report.assemble import assemble
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.markdown.document import render
-from buildsys.report.results.bench import BenchResult
 from buildsys.report.results.reader import Result, parse
+from buildsys.stages.bench.result import BenchResult
 
 
 def contender(wall: float, gpu: float, **more: Any) -> dict[str, Any]:

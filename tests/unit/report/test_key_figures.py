@@ -7,8 +7,8 @@ import pytest
 
 from buildsys.report.formatting import TIMES
 from buildsys.report.key_figures import key_figure, refit_origin
-from buildsys.report.results.engine import EngineResult
 from buildsys.report.results.reader import parse
+from buildsys.stages.engine.result import EngineResult
 
 
 def outputs(**relative: float) -> dict[str, Any]:

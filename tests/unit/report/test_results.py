@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tiny_results import PASSING
 
-from buildsys.report.results.engine import EngineResult
-from buildsys.report.results.export import ExportResult
 from buildsys.report.results.reader import RESULT_TYPES, of_type, parse, read_result
-from buildsys.report.results.verify import VerifyResult
+from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.export.result import ExportResult
+from buildsys.stages.verify.result import VerifyResult
 
 
 @pytest.mark.parametrize("target", PASSING)

@@ -14,9 +14,9 @@ import pytest
 from buildsys.errors import StageError
 from buildsys.report.gates import gate_lines
 from buildsys.report.key_figures import key_figure
-from buildsys.report.results.gate import GateResult
 from buildsys.report.results.reader import Result, parse
 from buildsys.stages.gate import stage as gate
+from buildsys.stages.gate.result import GateResult
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import format_figures
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.backends.measurement import Samples
-from buildsys.report.results.bench import BenchCase, ContenderResult
 from buildsys.stages.bench.latency import mark_noisy, noise, summarize
+from buildsys.stages.bench.result import BenchCase, ContenderResult
 from buildsys.stages.bench.stage import _speedup
 
 

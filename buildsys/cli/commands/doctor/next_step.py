@@ -11,7 +11,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH
 from buildsys.execution.stale_reasons import FAILED
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 
 
 def next_step(root: Path, checks: Sequence[Check]) -> str:

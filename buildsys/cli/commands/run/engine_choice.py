@@ -10,7 +10,7 @@ from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
 from buildsys.plan.action import Action
-from buildsys.plan.project_plan import model_of
+from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
 from buildsys.stages.table import ENGINE, ENGINE_STAGES, REPORT, VALIDATE, VERIFY, target_of
 from buildsys.store.ledger import UNAVAILABLE

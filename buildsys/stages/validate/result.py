@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.report.results.header import CheckResult, ComparedCases
+from buildsys.onnx_graphs.result_types import CheckResult, ComparedCases
 from buildsys.system.typed_dict import TypedDict
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from buildsys.plan.action import Action, BaselineRef, FileRef
 from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
-from buildsys.plan.stages.bench import GPU_CLOCK, timed_fields
+from buildsys.stages.bench.plan import GPU_CLOCK, timed_fields
 
 _METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
 _TIMED = ("latency", "throughput", "memory")  # measured in separate processes

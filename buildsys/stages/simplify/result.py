@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.onnx_graphs.result_types import GraphSummary
-from buildsys.report.results.header import ComparedCases, ResultHeader
+from buildsys.onnx_graphs.result_types import ComparedCases, GraphSummary, ResultHeader
 
 
 class SimplifyResult(ResultHeader, total=False):

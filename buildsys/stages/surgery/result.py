@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from buildsys.onnx_graphs.result_types import GraphSummary, TensorPort
-from buildsys.report.results.header import CheckFailure, ComparedCases, ResultHeader
+from buildsys.onnx_graphs.result_types import (
+    CheckFailure,
+    ComparedCases,
+    GraphSummary,
+    ResultHeader,
+    TensorPort,
+)
 from buildsys.system.typed_dict import TypedDict
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.onnx_graphs.result_types import TensorPort
-from buildsys.report.results.header import ResultHeader
+from buildsys.onnx_graphs.result_types import ResultHeader, TensorPort
 
 
 class ProgramResult(ResultHeader, total=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.report.results.header import ResultHeader
+from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
 INCOMPARABLE = "not comparable"

@@ -6,9 +6,9 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.default_limits import STEADY_INTERVAL
+from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.report.formatting import significant
-from buildsys.report.results.engine import SlowLayer
-from buildsys.report.results.header import ResultHeader
+from buildsys.stages.engine.result import SlowLayer
 from buildsys.system.typed_dict import TypedDict
 
 ENGINE_CONTENDERS = ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"

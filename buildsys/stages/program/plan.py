@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.graph_points import size_ranges
 from buildsys.plan.model_plan import ModelPlan
-from buildsys.plan.stages.export import DYNAMO_MODULES
+from buildsys.stages.export.plan import DYNAMO_MODULES
 
 
 def plan_program(model: ModelPlan) -> Iterator[Action]:

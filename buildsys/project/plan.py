@@ -12,22 +12,22 @@ from buildsys.plan.action import Action
 from buildsys.plan.engine_typing import VersionOf, unknown_version
 from buildsys.plan.graph_points import Spec
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
-from buildsys.plan.stages.bench import plan_bench
-from buildsys.plan.stages.calibrate import plan_calibrate
-from buildsys.plan.stages.command import plan_commands
-from buildsys.plan.stages.convert import plan_convert
-from buildsys.plan.stages.engine import plan_engine
-from buildsys.plan.stages.export import plan_export
-from buildsys.plan.stages.gate import plan_gate
-from buildsys.plan.stages.operators import plan_operators
-from buildsys.plan.stages.program import plan_program
-from buildsys.plan.stages.reference import plan_reference
-from buildsys.plan.stages.report import plan_report
-from buildsys.plan.stages.search import plan_search
-from buildsys.plan.stages.simplify import plan_simplify
-from buildsys.plan.stages.surgery import plan_surgery
-from buildsys.plan.stages.validate import plan_validate
-from buildsys.plan.stages.verify import plan_verify
+from buildsys.stages.bench.plan import plan_bench
+from buildsys.stages.calibrate.plan import plan_calibrate
+from buildsys.stages.command.plan import plan_commands
+from buildsys.stages.convert.plan import plan_convert
+from buildsys.stages.engine.plan import plan_engine
+from buildsys.stages.export.plan import plan_export
+from buildsys.stages.gate.plan import plan_gate
+from buildsys.stages.operators.plan import plan_operators
+from buildsys.stages.program.plan import plan_program
+from buildsys.stages.reference.plan import plan_reference
+from buildsys.stages.report.plan import plan_report
+from buildsys.stages.search.plan import plan_search
+from buildsys.stages.simplify.plan import plan_simplify
+from buildsys.stages.surgery.plan import plan_surgery
+from buildsys.stages.validate.plan import plan_validate
+from buildsys.stages.verify.plan import plan_verify
 
 MODEL_STAGES = (
     plan_operators,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
-from buildsys.plan.stages.convert import conversion_fields
+from buildsys.stages.convert.plan import conversion_fields
 
 
 def plan_search(model: ModelPlan) -> Iterator[Action]:

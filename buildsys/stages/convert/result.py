@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from buildsys.onnx_graphs.result_types import AgreementFigures, OutputComparison
-from buildsys.report.results.header import CheckResult, ComparedCases
+from buildsys.onnx_graphs.result_types import (
+    AgreementFigures,
+    CheckResult,
+    ComparedCases,
+    OutputComparison,
+)
 from buildsys.system.typed_dict import TypedDict
 
 

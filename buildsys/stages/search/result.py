@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildsys.report.results.header import ResultHeader
+from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.system.typed_dict import TypedDict
 
 

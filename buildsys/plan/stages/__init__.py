@@ -1,1 +1,0 @@
-"""Plan of each stage: its actions and all their dependencies."""
