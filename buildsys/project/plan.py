@@ -1,86 +1,142 @@
-"""Table of stages, and the targets of one model."""
+"""Targets of a model and of a whole project."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from importlib import import_module
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import UsageError
-from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
 from buildsys.plan.action import Action
 from buildsys.plan.engine_typing import VersionOf, unknown_version
-from buildsys.plan.graph_points import Spec
-from buildsys.plan.model_plan import EnginePlan, ModelPlan
-from buildsys.stages.bench.plan import plan_bench
-from buildsys.stages.calibrate.plan import plan_calibrate
-from buildsys.stages.command.plan import plan_commands
-from buildsys.stages.convert.plan import plan_convert
-from buildsys.stages.engine.plan import plan_engine
-from buildsys.stages.export.plan import plan_export
-from buildsys.stages.gate.plan import plan_gate
-from buildsys.stages.operators.plan import plan_operators
-from buildsys.stages.program.plan import plan_program
-from buildsys.stages.reference.plan import plan_reference
-from buildsys.stages.report.plan import plan_report
-from buildsys.stages.search.plan import plan_search
-from buildsys.stages.simplify.plan import plan_simplify
-from buildsys.stages.surgery.plan import plan_surgery
-from buildsys.stages.validate.plan import plan_validate
-from buildsys.stages.verify.plan import plan_verify
+from buildsys.stages.table import STAGES, StageInfo
 
-MODEL_STAGES = (
-    plan_operators,
-    plan_export,
-    plan_program,
-    plan_reference,
-    partial(plan_surgery, when=AFTER_EXPORT),
-    plan_simplify,
-    partial(plan_surgery, when=AFTER_SIMPLIFY),
-    plan_calibrate,
-    plan_search,
-    plan_convert,
-    plan_validate,
-)
-DEFINITION_STAGES = (plan_operators, plan_reference)  # of a network without an ONNX graph
-ENGINE_STAGES: tuple[Callable[[ModelPlan, EnginePlan], Action | None], ...] = (
-    plan_engine,
-    plan_verify,
-    plan_bench,
-    plan_gate,
-)  # then plan_commands, and plan_report of all the others
+if TYPE_CHECKING:
+    from buildsys.manifest.project import ResolvedModel
+    from buildsys.plan.model_plan import ModelPlan
+
+# the first section in a resolved manifest that may decide a stage, after model, source, dims, …
+_FIRST_OF_STAGES, _NO_NETWORK = ',"reads":', '"source":null'
 
 
-def plan_model(spec: Spec, version_of: VersionOf = unknown_version) -> tuple[Action, ...]:
-    """Return the actions of one model in the order of dependencies.
+class ProjectPlan(Mapping[str, Action]):
+    """Target -> action; each model is planned on first use."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ResolvedModel],
+        version_of: VersionOf = unknown_version,
+    ) -> None:
+        self._models = models
+        self._version_of = version_of
+        self._planned: dict[str, dict[str, Action]] = {}
+
+    def of(self, model: str) -> Mapping[str, Action]:
+        """Return the plan of one model, empty for an unknown one."""
+        planned = self._planned.get(model)
+        if planned is None:
+            if model not in self._models:
+                return {}
+            data = json.loads(self._models[model].text)  # which need not stay
+            actions = plan_model(data, self._version_of)
+            planned = self._planned[model] = {action.target: action for action in actions}
+        return planned
+
+    def targets(self, model: str) -> Sequence[str]:
+        """Return the targets of one model."""
+        return tuple(self.of(model))
+
+    def stages(self) -> list[str]:
+        """Return the stages of all models in the order of their targets.
+
+        One model is planned for each combination of sections.
+        """
+        planned: dict[str, str] = {}
+        for name, model in self._models.items():
+            # not parsed: there may be thousands. Quotes inside of strings have a backslash, and a
+            # nested field of this name only makes the text longer.
+            head, _, tail = model.text.partition(_FIRST_OF_STAGES)
+            planned.setdefault(f"{_NO_NETWORK in head}{tail}", name)
+        actions = (action for name in planned.values() for action in self.of(name).values())
+        return list(dict.fromkeys(action.stage for action in actions))
+
+    def __getitem__(self, target: str) -> Action:
+        return self.of(model_of(target))[target]
+
+    def __iter__(self) -> Iterator[str]:
+        for model in self._models:
+            yield from self.of(model)
+
+    def __len__(self) -> int:
+        return sum(len(self.of(model)) for model in self._models)
+
+
+def model_of(target: str) -> str:
+    """Return the model of a target."""
+    return (*target.split(":", 2), "")[1]
+
+
+def plan_model(
+    spec: Mapping[str, Any], version_of: VersionOf = unknown_version
+) -> tuple[Action, ...]:
+    """Plan the actions of one model, each after its dependencies.
 
     ``version_of`` returns the TensorRT version that builds an engine, as it decides which graph
     the engine is built from.
     Raises: UsageError: an action needs what no action of the model makes.
     """
+    from buildsys.plan.model_plan import ModelPlan  # 5 ms, not needed with nothing to do
+
     model = ModelPlan(spec, version_of)
-    stages: tuple[Callable[[ModelPlan], Iterator[Action]], ...] = ()
-    if model.has_network:
-        stages = DEFINITION_STAGES if model.definition else MODEL_STAGES
-    actions = [action for plan in stages for action in plan(model)]
-    planned = (plan(model, engine) for engine in model.engines for plan in ENGINE_STAGES)
-    actions += [action for action in planned if action is not None]
-    declared = {"reads": tuple(spec["reads"]), "strict_reads": spec["strict_reads"]}
-    if any(declared.values()):  # stages with the user's code
-        actions = [replace(each, **declared) if each.sources else each for each in actions]
-    actions += plan_commands(model, {action.target: action for action in actions})
-    actions.append(plan_report(model, actions))
-    _check_inputs(actions)
-    return tuple(actions)
+    actions = {action.target: action for action in _of_network(model)}
+    for stage in STAGES:
+        if stage.of == "actions":
+            planned = _plan_of(stage)(model, actions)
+            actions |= {action.target: action for action in planned}
+    ordered: dict[str, Action] = {}
+    for target in actions:
+        _add_in_order(target, actions, ordered)
+    _check_inputs(ordered)
+    return tuple(ordered.values())
 
 
-def _check_inputs(actions: Sequence[Action]) -> None:
+def _of_network(model: ModelPlan) -> Iterator[Action]:
+    """Plan the network's graphs, then one engine after the other."""
+    of_model = [stage for stage in STAGES if stage.of == "model" and model.has_network]
+    if model.definition:
+        of_model = [stage for stage in of_model if not stage.needs_graph]
+    of_engine = [_plan_of(stage) for stage in STAGES if stage.of == "engine"]
+    planned = [_plan_of(stage)(model) for stage in of_model]
+    planned += [plan(model, engine) for engine in model.engines for plan in of_engine]
+    declared = {"reads": tuple(model.spec["reads"]), "strict_reads": model.spec["strict_reads"]}
+    for action in chain.from_iterable(planned):
+        # only stages with sources run the user's code
+        yield replace(action, **declared) if action.sources and any(declared.values()) else action
+
+
+def _plan_of(stage: StageInfo) -> Callable[..., Iterator[Action]]:
+    """Load the plan of a stage; the arguments are as the stage's ``of`` says."""
+    plan: Callable[..., Iterator[Action]]
+    plan = getattr(import_module(f"{stage.package}.plan"), f"plan_{stage.name}")
+    return plan
+
+
+def _add_in_order(target: str, actions: Mapping[str, Action], ordered: dict[str, Action]) -> None:
+    if target in actions and target not in ordered:
+        for earlier in (*actions[target].after, *actions[target].order):
+            _add_in_order(earlier, actions, ordered)
+        ordered[target] = actions[target]
+
+
+def _check_inputs(actions: Mapping[str, Action]) -> None:
     """Check that every input and earlier target is planned. Raises: UsageError."""
-    targets = {action.target for action in actions}
-    written = {ref.path for action in actions for ref in action.outputs.values()}
-    for action in actions:
+    written = {ref.path for action in actions.values() for ref in action.outputs.values()}
+    for action in actions.values():
         missing = [ref.path for ref in action.inputs.values() if ref.path not in written]
-        missing += [name for name in (*action.after, *action.order) if name not in targets]
+        missing += [name for name in (*action.after, *action.order) if name not in actions]
         if missing:
             problem = f"{action.target} needs {missing[0]}, which no target of its model makes"
             hint = f"`buildsys resolve {action.model}` shows the sections that ask for it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
@@ -19,7 +19,7 @@ _OVERHEAD = 1.7  # uncounted starts of turns, loading and binding
 GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU's own clock
 
 
-def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
+def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the benchmark of ``engine``."""
     name, final, section = model.name, model.final, model.spec["bench"]
     cases, operators = final.cases(section["cases"]), engine.loaded_operators
@@ -51,7 +51,7 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Action:
         after.append(graph.target)
         tools.append(ONNXRUNTIME)
         environment.append("onnxruntime")
-    return Action(
+    yield Action(
         **model.fields("bench", engine.name, engine.spec),
         options=options,
         inputs={**inputs, **operators.inputs},

@@ -7,7 +7,6 @@ from typing import Any
 
 from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.onnx_graphs.result_types import ResultHeader
-from buildsys.report.formatting import significant
 from buildsys.stages.engine.result import SlowLayer
 from buildsys.system.typed_dict import TypedDict
 
@@ -109,7 +108,8 @@ def median_doubt(
     spread = max(ends[1] - p50_ms, p50_ms - ends[0])
     if spread <= limit * p50_ms:
         return ""
-    within = f"{significant(100 * spread / p50_ms, 2)} %" if p50_ms else f"{spread:.2g} ms"
+    percent = 100 * spread / p50_ms if p50_ms else 0.0
+    within = f"{percent:.{0 if percent >= 9.95 else 1}f} %" if p50_ms else f"{spread:.2g} ms"
     return f"the median is only known within ±{within}"
 
 

@@ -19,16 +19,16 @@ from buildsys.plan.model_plan import ModelPlan
 _ENGINE_FILES = ("engine", "engine.", "library.", "result")  # roles, or their beginnings
 
 
-def plan_commands(model: ModelPlan, others: Mapping[str, Action]) -> Iterator[Action]:
+def plan_command(model: ModelPlan, others: Mapping[str, Action]) -> Iterator[Action]:
     """Plan a model's commands; they may read outputs of ``others``."""
     known = dict(others)
     for spec in model.spec["commands"]:
-        action = _plan_command(model, spec, known)
+        action = _action(model, spec, known)
         known[action.target] = action
         yield action
 
 
-def _plan_command(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str, Action]) -> Action:
+def _action(model: ModelPlan, spec: Mapping[str, Any], known: Mapping[str, Action]) -> Action:
     name, folder = spec["name"], f"{model.name}/command/{spec['name']}"
     files: dict[str, str] = {}  # of the project
     written: dict[str, str] = {}  # by other targets

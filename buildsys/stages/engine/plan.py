@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
@@ -10,7 +11,7 @@ from buildsys.plan.graph_points import GraphPoint
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
 
 
-def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
+def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the build of ``engine``."""
     spec, name, final = model.spec, model.name, model.final
     folder = f"{name}/engine/{engine.name}"
@@ -51,7 +52,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Action:
             weights = {file["file"]: file["sha256"]}
     tools += [*(["python"] if called else []), *operators.tools, *engine.toolchain_tools]
     sources = [*operators.sources, *(function.rpartition(":")[0] for function in called)]
-    return Action(
+    yield Action(
         **model.fields("engine", engine.name, engine.spec),
         options={**options, **operators.options},
         inputs={**engine.source, **kept, **batches, **operators.inputs},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from buildsys.plan.action import Action, BaselineRef, FileRef
@@ -12,10 +13,10 @@ _METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
 _TIMED = ("latency", "throughput", "memory")  # measured in separate processes
 
 
-def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
+def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the gates of ``engine``, if it has any."""
     if not engine.gates:
-        return None
+        return
     name, final, section, operators = model.name, model.final, engine.gates, engine.loaded_operators
     gates = {metric: section[metric] for metric in _METRICS if section[metric]}
     options: dict[str, Any] = {"gates": gates, "engine": engine.options, **operators.options}
@@ -51,7 +52,7 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Action | None:
         path = engine.files["engine"].path
         baseline = BaselineRef(path, f"engine:{name}:{engine.name}")
     verify = f"verify:{name}:{engine.name}"
-    return Action(
+    yield Action(
         **model.fields("gate", engine.name, engine.spec),
         options=options,
         inputs=inputs,

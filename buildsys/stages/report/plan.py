@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
+from buildsys.stages.table import GRAPH_STAGES
 
-_GRAPH_STAGES = ("export", "surgery", "simplify", "convert")  # their graphs are described
 _HIDDEN = ("timeout", "toolchains", "flaky", "needs")  # decide no result
 _RARE = (
     "owner",
@@ -25,10 +25,10 @@ _RARE = (
 )  # hidden if empty
 
 
-def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
-    """Plan the report on ``results``, all other actions."""
-    name, spec = model.name, model.spec
-    graphs = [action for action in results if action.stage in _GRAPH_STAGES]
+def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Action]:
+    """Plan the report on all other ``actions``."""
+    name, spec, results = model.name, model.spec, list(actions.values())
+    graphs = [action for action in results if action.stage in GRAPH_STAGES]
     outputs = {"result": FileRef(f"{name}/report/report.json")}
     if "markdown" in spec["report"]["formats"]:
         outputs["markdown"] = FileRef(f"{name}/report/report.md")
@@ -50,7 +50,7 @@ def plan_report(model: ModelPlan, results: Sequence[Action]) -> Action:
         shown["commands"] = [{n: v for n, v in each if n not in _HIDDEN} for each in fields]
     if spec.get("toolchains"):  # without the paths of their interpreters
         shown["toolchains"] = {n: {"env": t["env"]} for n, t in spec["toolchains"].items()}
-    return Action(
+    yield Action(
         **{**model.fields("report"), "needs": NO_NEEDS},
         options={"manifest": shown, "pictures": pictures},
         inputs={

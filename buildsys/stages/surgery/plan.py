@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from buildsys.manifest.surgery_interface import AFTER_EXPORT
+from buildsys.manifest.surgery_interface import AFTER_EXPORT, AFTER_SIMPLIFY
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.graph_points import changes_golden, size_ranges
 from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
@@ -13,8 +13,13 @@ from buildsys.plan.model_plan import ModelPlan, data_files, image_tools
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
 
 
-def plan_surgery(model: ModelPlan, when: str) -> Iterator[Action]:
-    """Plan the steps on the exported or the simplified graph, if any."""
+def plan_surgery(model: ModelPlan) -> Iterator[Action]:
+    """Plan the steps on the exported and on the simplified graph, if any."""
+    yield from _plan_steps(model, AFTER_EXPORT)
+    yield from _plan_steps(model, AFTER_SIMPLIFY)
+
+
+def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
     after_export = when == AFTER_EXPORT
     before = model.exported if after_export else model.unsimplified
     point = model.unsimplified if after_export else model.final

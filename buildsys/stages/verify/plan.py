@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
 
 
-def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
+def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the check of ``engine``."""
     name, final, operators = model.name, model.final, engine.loaded_operators
     further = engine.further_cases(model)
@@ -16,7 +18,7 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Action:
     assembled = {} if model.definition else {"assembled": model.final_assembled}
     upstream = [f"engine:{name}:{engine.name}", final.golden_target]
     upstream += [model.final_assembled_target] if assembled else []
-    return Action(
+    yield Action(
         **model.fields("verify", engine.name, engine.spec),
         options={
             "engine": engine.options,
