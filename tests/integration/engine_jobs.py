@@ -11,7 +11,7 @@ import onnx
 from small_graphs import data_role
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, UnsupportedNode
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.onnx_graphs.tensors import Tensor, save_case, tensor_of
 from buildsys.project.plan import plan_model
 from buildsys.system.backend_registry import describe_backend
@@ -32,7 +32,7 @@ def resolved(engine: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
         "engines": [{"name": "e", **engine}],
         **sections,
     }
-    return ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    return model_fields(spec)
 
 
 def engine_options(backend: str, **fields: Any) -> dict[str, Any]:

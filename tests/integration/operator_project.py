@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
 from buildsys.project.plan import plan_model
 from buildsys.workers.job import Job, StageResult
@@ -66,7 +66,7 @@ class OperatorProject:
             "ops": list(ops),
             **sections,
         }
-        resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+        resolved = model_fields(spec)
         return {action.target: action for action in plan_model(resolved)}
 
     def run(self, target: str, ops: Iterable[Mapping[str, Any]], **sections: Any) -> StageResult:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.project.plan import plan_model
 from buildsys.workers.job import Job
 
@@ -17,7 +17,7 @@ def manifest(**sections: Any) -> dict[str, Any]:
     """Resolve a manifest of the model m with the input x of shape [batch, 4]."""
     dims = {"batch": {"min": 1, "opt": 3, "max": 8}}
     defaults = {"model": "m", "inputs": {"x": {"shape": ["batch", 4]}}, "dims": dims}
-    return ModelSpec.model_validate({**defaults, **sections}).model_dump(mode="json", by_alias=True)
+    return model_fields({**defaults, **sections})
 
 
 def stage_job(stage: str, resolved: Mapping[str, Any], build: Path, project: Path = ROOT) -> Job:

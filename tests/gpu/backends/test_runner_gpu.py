@@ -285,16 +285,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench_job(model: str, engine: Path, folder: Path, **bench: Any) -> Any:
     from engine_jobs import stage_job
 
-    from buildsys.manifest.schema.model import ModelSpec
+    from buildsys.manifest.schema.model import model_fields
 
-    spec = ModelSpec.model_validate({
+    spec = model_fields({
         "model": "m",
         "source": {"torchvision": model},
         "inputs": {"image": {"shape": ["batch", 3, 224, 224]}},
         "dims": {"batch": {"min": 1, "opt": BATCH, "max": 16}},
         "engines": [{"name": "e", "backend": "tensorrt", "precision": "fp16", "typing": "weak"}],
         "bench": {"duration": 1.0, "warmup": 0.3, "noise": None, **bench},
-    }).model_dump(mode="json", by_alias=True)  # fmt: skip
+    })  # fmt: skip
     for place, file in (
         ("m/engine/e/engine.engine", engine),
         ("m/reference/opt.npz", engine.with_name(f"{model}.npz")),

@@ -28,7 +28,7 @@ from test_keys_table import PARTS
 
 from buildsys.execution.executor import Executor
 from buildsys.execution.local_runs import Folders
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan import dependencies
 from buildsys.plan.action import Action
 from buildsys.project.plan import plan_model
@@ -141,7 +141,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def plan(world: World) -> tuple[dict[str, Any], dict[str, Action]]:
-    spec = ModelSpec.model_validate(manifest(world)).model_dump(mode="json", by_alias=True)
+    spec = model_fields(manifest(world))
     return spec, {action.target: action for action in plan_model(spec)}
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.project.plan import plan_model
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.versions import environment_facts
 
@@ -25,8 +24,7 @@ def plan(**fields: Any) -> dict[str, Action]:
         "calibration": CALIBRATION,
         "engines": ({"backend": "openvino", "name": "e", **fields},),
     }
-    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
-    return {action.target: action for action in plan_model(resolved)}
+    return plan_of(manifest)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])

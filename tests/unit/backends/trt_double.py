@@ -16,7 +16,7 @@ from trt_names import API
 
 from buildsys.backends.interface import BuildRequest
 from buildsys.backends.tensorrt.library import RTX, TRT_8, TRT_10, TRT_11, Library, library_of
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.onnx_graphs.weight_files import read_weights
 from buildsys.plan.engine_typing import unknown_version, with_typing
 
@@ -30,9 +30,7 @@ def options(generation: str, **fields: Any) -> dict[str, Any]:
         "model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1]}},
         "engines": [{"name": "e", "backend": backend, **fields}],
     }  # fmt: skip
-    engine: dict[str, Any] = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)[
-        "engines"
-    ][0]
+    engine: dict[str, Any] = model_fields(spec)["engines"][0]
     if generation != RTX and "typing" not in fields:
         engine["typing"] = "strong" if generation == TRT_11 else "weak"
     return engine

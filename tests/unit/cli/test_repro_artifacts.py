@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.cli.commands.repro import Artifact, compare_builds, first_difference
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
 from buildsys.project.plan import plan_model
 
@@ -29,7 +29,7 @@ MANIFEST = {
 
 
 def plan() -> tuple[Action, ...]:
-    return plan_model(ModelSpec.model_validate(MANIFEST).model_dump(mode="json", by_alias=True))
+    return plan_model(model_fields(MANIFEST))
 
 
 def write(build: Path, files: dict[str, bytes]) -> Path:

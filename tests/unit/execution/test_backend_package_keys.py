@@ -11,7 +11,7 @@ from backend_package import PACKAGE, install, registered
 
 from buildsys.execution.action_key import KeyBuilder
 from buildsys.execution.up_to_date_models import action_in, environment_of
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
 from buildsys.project.plan import plan_model
 from buildsys.store.file_digests import DigestCache
@@ -38,7 +38,7 @@ def planned(**fields: Any) -> tuple[Action, ...]:
         "bench": {"baselines": ()},
         "engines": ({"backend": "onnxruntime", "name": "ort"},),
     }
-    spec = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
+    spec = model_fields(manifest)
     # the union of engines was made before the package was installed
     common = {name: spec["engines"][0][name] for name in ("required", "tolerance", "toolchain")}
     engine = {**common, "gates": None, "backend": "reference", "precision": "fp32", "name": "ref"}

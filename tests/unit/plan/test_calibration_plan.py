@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planning import plan_of
 
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
 from buildsys.plan.dependencies import SourceTree
-from buildsys.project.plan import plan_model
 from buildsys.system.files import image_files
 
 CALIBRATION = {"data": {"x": {"images": "data/calib"}}}
@@ -27,10 +26,7 @@ def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
             for i, engine in enumerate(engines)
         ),
     }
-    resolved = ModelSpec.model_validate({**manifest, **sections}).model_dump(
-        mode="json", by_alias=True
-    )
-    return {action.target: action for action in plan_model(resolved)}
+    return plan_of({**manifest, **sections})
 
 
 def test_a_model_without_int8_has_no_calibration_targets() -> None:

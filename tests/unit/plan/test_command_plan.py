@@ -8,7 +8,7 @@ import pytest
 
 from buildsys.errors import UsageError
 from buildsys.execution.up_to_date_models import action_in, environment_of
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action, FileRef, Needs
 from buildsys.project.plan import plan_model
 
@@ -34,7 +34,7 @@ NETWORK = {
 
 def plan(*commands: dict[str, Any], **sections: Any) -> dict[str, Action]:
     manifest = {"model": "m", "commands": commands, **sections}
-    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
+    resolved = model_fields(manifest)
     resolved["toolchains"] = {"other": {"python": "/opt/python", "env": {"A": "1"}}}
     return {action.target: action for action in plan_model(resolved)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action, FileRef
 from buildsys.project.plan import plan_model
 
@@ -26,7 +26,7 @@ def plan(source: dict[str, Any] | None = None, **sections: Any) -> dict[str, Act
         "bench": {"baselines": ("torch", "onnxruntime")},
         **sections,
     }
-    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
+    resolved = model_fields(manifest)
     found = {action.target: action for action in plan_model(resolved)}
     for action in found.values():
         assert set(action.after) <= found.keys(), action.target

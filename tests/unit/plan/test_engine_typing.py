@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
 from buildsys.project.plan import plan_model
 
@@ -22,7 +22,7 @@ def plan(
         "engines": [{"name": "e", "backend": "tensorrt", "precision": "fp16", **fields}],
         "calibration": calibration,
     }
-    resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    resolved = model_fields(spec)
     return {action.target: action for action in plan_model(resolved, lambda _: version)}
 
 
@@ -148,7 +148,7 @@ def test_the_tensorrt_version_does_not_affect_other_engines() -> None:
         "inputs": {"x": {"shape": [1]}},
         "engines": [{"name": "o", "backend": "onnxruntime", "precision": "fp16"}],
     }
-    resolved = ModelSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    resolved = model_fields(spec)
     assert plan_model(resolved, lambda _: "11.4.0") == plan_model(resolved)
 
 

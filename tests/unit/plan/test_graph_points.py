@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
 from buildsys.project.plan import plan_model
 
@@ -26,10 +27,7 @@ LATER = {"when": "after_simplify"}
 
 
 def plan(*steps: dict[str, Any], **changes: Any) -> dict[str, Action]:
-    spec = ModelSpec.model_validate({**MANIFEST, "surgery": list(steps), **changes})
-    return {
-        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
-    }
+    return plan_of({**MANIFEST, "surgery": list(steps), **changes})
 
 
 def folders(action: Action) -> set[str]:
@@ -37,7 +35,7 @@ def folders(action: Action) -> set[str]:
 
 
 def test_an_empty_surgery_changes_nothing() -> None:
-    spec = ModelSpec.model_validate(MANIFEST).model_dump(mode="json", by_alias=True)
+    spec = model_fields(MANIFEST)
     without = {section: value for section, value in spec.items() if section != "surgery"}
     assert plan_model(spec) == plan_model(without)
     assert not [target for target in plan() if target.startswith("surgery")]

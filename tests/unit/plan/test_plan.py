@@ -3,10 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {
     "model": "net",
@@ -25,10 +24,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def plan(**changes: Any) -> dict[str, Action]:
-    spec = ModelSpec.model_validate({**MANIFEST, **changes})
-    return {
-        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
-    }
+    return plan_of({**MANIFEST, **changes})
 
 
 def changed(**changes: Any) -> set[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
 from buildsys.project.plan import plan_model
 
@@ -25,10 +26,7 @@ PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10, "noise": NOISE}
 
 
 def plan(**bench: Any) -> dict[str, Action]:
-    spec = ModelSpec.model_validate({**MANIFEST, "bench": bench})
-    return {
-        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
-    }
+    return plan_of({**MANIFEST, "bench": bench})
 
 
 def test_an_engine_on_a_cpu_has_no_gpu_options() -> None:
@@ -71,9 +69,7 @@ def test_a_graph_for_a_baseline_only_is_built() -> None:
     spec = {**MANIFEST, "engines": [TRT]}
 
     def targets(**bench: Any) -> set[str]:
-        manifest = ModelSpec.model_validate({**spec, "bench": bench}).model_dump(
-            mode="json", by_alias=True
-        )
+        manifest = model_fields({**spec, "bench": bench})
         return {action.target for action in plan_model(manifest)}
 
     assert targets(baselines=("onnxruntime",)) - targets() == {"convert:net:fp16"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.schema.model import ModelSpec
+from planning import plan_of
+
 from buildsys.plan.action import Action, FileRef
-from buildsys.project.plan import plan_model
 
 POLICY = {"policy": "elementwise"}
 
@@ -20,8 +20,7 @@ def plan(**sections: Any) -> dict[str, Action]:
         "engines": ({"backend": "onnxruntime", "name": "e"},),
         **sections,
     }
-    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
-    return {action.target: action for action in plan_model(resolved)}
+    return plan_of(manifest)
 
 
 def test_validate_knows_the_further_cases_and_how_their_sizes_follow() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.project.plan import plan_model
 
 FUNCTION = "plugins/ops/swish.py:swish"
 LIBRARY = {"sources": ["plugins/ops/swish.c"], "flags": ["-lm"]}
@@ -26,10 +25,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def plan(*ops: dict[str, Any], **changes: Any) -> dict[str, Action]:
-    spec = ModelSpec.model_validate({**MANIFEST, **changes, "ops": ops})
-    return {
-        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
-    }
+    return plan_of({**MANIFEST, **changes, "ops": ops})
 
 
 def entries(actions: dict[str, Action], target: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action
 from buildsys.project.plan import plan_model
 
@@ -24,9 +24,7 @@ def plan(*engines: dict[str, Any], version: str = "", **sections: Any) -> dict[s
             for i, engine in enumerate(engines)
         ),
     }
-    resolved = ModelSpec.model_validate({**manifest, **sections}).model_dump(
-        mode="json", by_alias=True
-    )
+    resolved = model_fields({**manifest, **sections})
     return {action.target: action for action in plan_model(resolved, lambda _: version)}
 
 

@@ -10,11 +10,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from planning import plan_of
 
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import NO_NEEDS, Action, FileRef, Needs
-from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {
     "model": "net",
@@ -39,10 +38,7 @@ ENGINES = ("ort", "rtx", "int8")
 
 
 def plan(**changes: Any) -> dict[str, Action]:
-    spec = ModelSpec.model_validate({**MANIFEST, **changes})
-    return {
-        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
-    }
+    return plan_of({**MANIFEST, **changes})
 
 
 def test_every_dependency_is_read() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.plan.engine_typing import VersionOf, unknown_version
 from buildsys.project.plan import plan_model
@@ -29,7 +29,7 @@ def plan(version_of: VersionOf = unknown_version, **engine: Any) -> dict[str, Ac
             {"backend": "tensorrt", "name": "trt", **engine},
         ],
     }
-    spec = ModelSpec.model_validate(model).model_dump(mode="json", by_alias=True)
+    spec = model_fields(model)
     shared = {"toolchains": WRITTEN} if engine.get("toolchain") else {}
     return {action.target: action for action in plan_model({**spec, **shared}, version_of)}
 

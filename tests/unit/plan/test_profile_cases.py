@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from buildsys.manifest.schema.model import ModelSpec
+from planning import plan_of
+
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import name_of, profile_cases
-from buildsys.project.plan import plan_model
 
 MANIFEST: dict[str, Any] = {
     "model": "net",
@@ -30,10 +30,7 @@ def engine(*spans: tuple[int, int, int], name: str = "rtx", **fields: Any) -> di
 
 
 def plan(*engines: dict[str, Any], **changes: Any) -> dict[str, Action]:
-    spec = ModelSpec.model_validate({**MANIFEST, "engines": list(engines), **changes})
-    return {
-        action.target: action for action in plan_model(spec.model_dump(mode="json", by_alias=True))
-    }
+    return plan_of({**MANIFEST, "engines": list(engines), **changes})
 
 
 def batches(action: Action) -> dict[str, Any]:

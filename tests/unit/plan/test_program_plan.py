@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import plan_of
 
-from buildsys.manifest.schema.model import ModelSpec
 from buildsys.plan.action import Action
-from buildsys.project.plan import plan_model
 
 CALIBRATION = {"data": {"x": {"npz": "data/calibration.npz"}}}
 ENGINE = {"backend": "executorch", "name": "e"}
@@ -23,8 +22,7 @@ def plan(*engines: dict[str, Any], **sections: Any) -> dict[str, Action]:
         "engines": engines or (ENGINE,),
         **sections,
     }
-    resolved = ModelSpec.model_validate(manifest).model_dump(mode="json", by_alias=True)
-    return {action.target: action for action in plan_model(resolved)}
+    return plan_of(manifest)
 
 
 def test_the_program_is_the_only_input_of_the_engine() -> None:

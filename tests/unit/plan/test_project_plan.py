@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from buildsys.manifest.project import load_project
-from buildsys.manifest.schema.model import ModelSpec
+from buildsys.manifest.schema.model import model_fields
 from buildsys.project.plan import ProjectPlan, model_of
 
 
@@ -19,12 +19,7 @@ def models(*names: str, **sections: Any) -> dict[str, Any]:
         "engines": [{"backend": "onnxruntime", "name": "ort"}],
         **sections,
     }
-    data = {
-        name: ModelSpec.model_validate({**spec, "model": name}).model_dump(
-            mode="json", by_alias=True
-        )
-        for name in names
-    }
+    data = {name: model_fields({**spec, "model": name}) for name in names}
     return {
         name: SimpleNamespace(data=value, text=json.dumps(value, separators=(",", ":")))
         for name, value in data.items()
