@@ -384,7 +384,7 @@ EDITS: dict[str, Callable[[Bench, Patch], None]] = {
     "gpu": another_gpu,
     **{f"code {stage}": code(f"stages/{stage}/stage.py") for stage in STAGES},
     "code backend": code("backends/tensorrt_rtx/backend.py"),
-    "code quantize": code("stages/convert/quantizers.py"),
+    "code quantize": code("stages/convert/quantized.py"),
     "code front": code("execution/executor.py", "workers/pool.py"),
 }
 
@@ -578,6 +578,7 @@ def test_every_field_of_an_action_is_classified() -> None:
         "doc",
     }
     elsewhere |= {"strict_reads", "measures", "exclusive", "alone_on_gpu", "refits"}
+    elsewhere |= {"server", "preload", "usual_s"}
     # what the machine lacks, and the libraries of the executor's machines, are in the key
     elsewhere |= {"needs"}
     assert set(Action.__dataclass_fields__) == in_key | elsewhere

@@ -158,10 +158,7 @@ def test_a_conversion_is_checked_in_the_cases_of_verify() -> None:
     assert set(convert.options) == {"precision", "exclude", "tolerance", "cases"}
     assert convert.options["cases"] == {"min": {"batch": 1}, "max": {"batch": 8}}
     limits = convert.options["tolerance"]
-    assert {name: limit for name, limit in limits.items() if limit is not None} == {
-        "rtol": 0.5,
-        "cosine": 0.999,
-    }
+    assert {name: limit for name, limit in limits.items() if limit is not None} == {"rtol": 0.5}
     assert set(convert.inputs) == {"model", "model.data", "assembled", "case.min", "case.max"}
     assert "onnxruntime" in convert.tools
 
