@@ -1,162 +1,95 @@
-"""An SFTP server for one folder, in a thread of the test."""
+"""An SFTP server in this process, which can lose connections and refuse writes."""
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import paramiko
-from paramiko import SFTPAttributes, SFTPHandle, SFTPServer, SFTPServerInterface
+import pytest
 
 USER, PASSWORD = "ci", "secret"
-
-
-class Login(paramiko.ServerInterface):
-    """Accepts one user with a password."""
-
-    def check_auth_password(self, username: str, password: str) -> int:
-        """Called by paramiko."""
-        accepted = (username, password) == (USER, PASSWORD)
-        return paramiko.AUTH_SUCCESSFUL if accepted else paramiko.AUTH_FAILED
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:
-        """Called by paramiko."""
-        return paramiko.OPEN_SUCCEEDED
-
-
-def answer(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn an OSError into the answer of the protocol."""
-
-    def run(*arguments: Any) -> Any:
-        try:
-            found = work(*arguments)
-            return paramiko.SFTP_OK if found is None else found
-        except OSError as error:
-            return SFTPServer.convert_errno(error.errno)
-
-    return run
-
-
-class Handle(SFTPHandle):
-    """An open file."""
-
-    def __init__(self, file: Any, server: SshServer) -> None:
-        super().__init__()
-        self.readfile = self.writefile = file
-        self._server = server
-
-    def read(self, offset: int, length: int) -> Any:
-        """Return bytes of the file."""
-        self._server.count_read()
-        return super().read(offset, length)
-
-    def stat(self) -> Any:
-        """Return the attributes of the file."""
-        return SFTPAttributes.from_stat(os.fstat(self.readfile.fileno()))
-
-
-class Files(SFTPServerInterface):
-    """The file system as the user of this process sees it."""
-
-    def __init__(self, login: Login, server: SshServer) -> None:
-        super().__init__(login)
-        self._server = server
-
-    def _require_writable(self, path: str) -> None:
-        if self._server.read_only:
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-
-    @answer
-    def open(self, path: str, flags: int, attr: Any) -> Any:
-        """Open a file."""
-        writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
-        if writes:
-            self._require_writable(path)
-        descriptor = os.open(path, flags, 0o644)
-        return Handle(os.fdopen(descriptor, "wb" if writes else "rb"), self._server)
-
-    @answer
-    def stat(self, path: str) -> Any:
-        """Return the attributes of a file."""
-        return SFTPAttributes.from_stat(os.stat(path))  # noqa: PTH116 - as sent
-
-    lstat = stat
-
-    @answer
-    def list_folder(self, path: str) -> Any:
-        """Return the attributes of the files in a folder."""
-        return [SFTPAttributes.from_stat(entry.stat(), entry.name) for entry in os.scandir(path)]
-
-    @answer
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-        self._require_writable(path)
-        Path(path).unlink()
-
-    @answer
-    def posix_rename(self, oldpath: str, newpath: str) -> None:
-        """Rename a file, which replaces another one, or a folder."""
-        self._require_writable(oldpath)
-        Path(oldpath).replace(newpath)
-
-    @answer
-    def mkdir(self, path: str, attr: Any) -> None:
-        """Make a folder."""
-        self._require_writable(path)
-        Path(path).mkdir()
 
 
 class SshServer:
     """A server on localhost. It drops its connections after ``lose_after`` reads."""
 
     def __init__(self, port: int = 0) -> None:
-        self.key = paramiko.ECDSAKey.generate()
         self.lose_after: int | None = None
         self.read_only = False
-        self._transports: list[paramiko.Transport] = []
-        self._socket = socket.create_server(("127.0.0.1", port))
-        self.port = self._socket.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._connections: list[Any] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncssh = pytest.importorskip("asyncssh", reason="pip install sshfs")
+        self.key = asyncssh.generate_private_key("ssh-ed25519")
+        self._acceptor = self._run(self._listen(asyncssh, port))
+        self.port: int = self._acceptor.get_port()
 
     def url(self, folder: Path) -> str:
         return f"sftp://{USER}:{PASSWORD}@127.0.0.1:{self.port}{folder}"
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:  # closed
-                return
-            transport = paramiko.Transport(client)
-            self._transports.append(transport)
-            transport.add_server_key(self.key)
-            transport.set_subsystem_handler("sftp", SFTPServer, Files, self)
-            with suppress(paramiko.SSHException, EOFError):  # the client refuses the key
-                transport.start_server(server=Login())
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _listen(self, asyncssh: Any, port: int) -> Any:
+        outer = self
+        writing = asyncssh.FXF_WRITE | asyncssh.FXF_CREAT
+
+        class Login(asyncssh.SSHServer):  # type: ignore[misc]
+            def connection_made(self, conn: Any) -> None:
+                outer._connections.append(conn)
+
+            def password_auth_supported(self) -> bool:
+                return True
+
+            def validate_password(self, username: str, password: str) -> bool:
+                return (username, password) == (USER, PASSWORD)
+
+        class Files(asyncssh.SFTPServer):  # type: ignore[misc]
+            def _require_writable(self, path: bytes) -> None:
+                if outer.read_only:
+                    raise asyncssh.SFTPPermissionDenied(f"{path.decode()} is read-only")
+
+            def open(self, path: bytes, pflags: int, attrs: Any) -> Any:
+                if pflags & writing:
+                    self._require_writable(path)
+                return super().open(path, pflags, attrs)
+
+            def mkdir(self, path: bytes, attrs: Any) -> Any:
+                self._require_writable(path)
+                return super().mkdir(path, attrs)
+
+            def read(self, file_obj: Any, offset: int, size: int) -> Any:
+                outer.count_read()
+                return super().read(file_obj, offset, size)
+
+        return await asyncssh.create_server(
+            Login, "127.0.0.1", port, server_host_keys=[self.key], sftp_factory=Files
+        )
 
     def count_read(self) -> None:
         if self.lose_after is not None:
             self.lose_after -= 1
             if self.lose_after < 0:
-                self.lose()
-
-    def lose(self) -> None:
-        """Drop all connections."""
-        for transport in self._transports:
-            transport.sock.close()
+                for connection in self._connections:
+                    connection.abort()
 
     def close(self) -> None:
-        with suppress(OSError):  # closed already
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        for transport in self._transports:
-            transport.close()
+        async def close() -> None:
+            self._acceptor.close()
+            for connection in self._connections:
+                connection.abort()
+            await self._acceptor.wait_closed()
+
+        if self._loop.is_running():
+            self._run(close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 @contextmanager

@@ -203,8 +203,7 @@ def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
 def _check_unfinished(folder: RemoteFolder, engine: EngineVersion, provenance: bytes) -> None:
     """Raise StageError unless an unfinished publication is of the same files."""
     path = f"{engine.place}/{PROVENANCE}"
-    size = folder.size(path)
-    with folder.open_to_read(path, size) as reader:
+    with folder.open_to_read(path) as reader:
         is_same = reader.read(len(provenance) + 1) == provenance
     if not is_same:
         problem = f"{engine.place} has files of another engine, whose publication has not finished"
@@ -218,8 +217,7 @@ def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
     """
     path = f"{place}/{DOCUMENT}"
     try:
-        size = folder.size(path)
-        with folder.open_to_read(path, size) as reader:
+        with folder.open_to_read(path) as reader:
             content = reader.read(_MAX_DOCUMENT_BYTES)
     except FileNotFoundError:
         return None

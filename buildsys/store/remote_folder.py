@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import uuid
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ _LOCAL = ("file", "local")
 _NEED_RENAME = (*_LOCAL, "sftp", "ssh")
 _REQUIREMENTS = {  # of modules in our extras, or with another name than their package
     "fsspec": "'buildsys[remote]'",
-    "paramiko": "'buildsys[remote]'",
+    "sshfs": "'buildsys[remote]'",
     "s3fs": "'buildsys[s3]'",
     "smbclient": "smbprotocol",
 }
@@ -26,11 +27,12 @@ _REQUIREMENTS = {  # of modules in our extras, or with another name than their p
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss")
 
 
-class RemoteFolder(NamedTuple):
-    """A connection to a folder; paths are relative to it.
+class HostKeyError(Exception):
+    """A server with another host key than before."""
 
-    It serves one thread at a time.
-    """
+
+class RemoteFolder(NamedTuple):
+    """A connection to a folder; paths are relative to it."""
 
     system: Any  # an fsspec file system, none of which has type information
     root: str
@@ -50,8 +52,8 @@ class RemoteFolder(NamedTuple):
         protocols = self.system.protocol  # a name or several
         return {protocols} if isinstance(protocols, str) else set(protocols)
 
-    def open_to_read(self, path: str, size: int | None) -> Any:
-        """Open a file, with its size if known.
+    def open_to_read(self, path: str) -> Any:
+        """Open a file.
 
         Raises: FileNotFoundError: it does not exist, or is a folder, a FIFO or a device.
         """
@@ -61,11 +63,7 @@ class RemoteFolder(NamedTuple):
                 return open_regular(target)
             except (ValueError, IsADirectoryError) as error:
                 raise FileNotFoundError(errno.ENOENT, str(error), target) from None
-        file = self.system.open(target, "rb")
-        # else SFTP waits for an answer every 32 KiB
-        if size is not None and hasattr(file, "prefetch"):
-            file.prefetch(size)
-        return file
+        return self.system.open(target, "rb")
 
     def size(self, path: str) -> int | None:
         """Return a file's size, None if its place does not know it.
@@ -112,6 +110,10 @@ class RemoteFolder(NamedTuple):
             if self.system.exists(target):
                 raise FileExistsError(target) from None
             self._write(target, [content])
+        except Exception as error:  # SFTP calls it a failure, without a reason
+            if self.system.exists(target):
+                raise FileExistsError(target) from error
+            raise
 
     def _make_parent(self, target: str) -> None:
         if self._protocols.isdisjoint(_OBJECT_STORES):
@@ -119,8 +121,6 @@ class RemoteFolder(NamedTuple):
 
     def _write(self, target: str, chunks: Iterable[bytes], *, durable: bool = False) -> None:
         with self.system.open(target, "wb") as writer:
-            if hasattr(writer, "set_pipelined"):  # else SFTP waits for an answer every 32 KiB
-                writer.set_pipelined(True)
             for chunk in chunks:
                 writer.write(chunk)
             if durable and self.is_local:
@@ -136,8 +136,13 @@ class RemoteFolder(NamedTuple):
         """Rename a folder. Raises: OSError: there is one with the new name."""
         if self.is_local:  # fsspec would move it into the other one
             Path(self.root, old).rename(Path(self.root, new))
-        else:
+            return
+        try:
             self.system.mv(f"{self.root}/{old}", f"{self.root}/{new}")
+        except Exception as error:  # SFTP calls it a failure, without a reason
+            if self.system.exists(f"{self.root}/{new}"):
+                raise FileExistsError(new) from error
+            raise
 
 
 def connect(
@@ -152,18 +157,70 @@ def connect(
         import fsspec  # slow to import: only a run that builds needs it
     except ImportError as error:
         raise ImportError("fsspec is not installed") from error
-    # no protocol may cache the listing of a folder
-    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if url.partition("://")[0] in ("sftp", "ssh"):
-        from buildsys.store.sftp import SftpFileSystem
-
         place = fsspec.utils.infer_storage_options(url)
-        root = place.pop("path")
         del place["protocol"]
-        system = SftpFileSystem(known_hosts=known_hosts, timeout=timeout_s, **place)
+        root = place.pop("path")
+        system = _connect_sftp(**place, known_hosts=known_hosts, timeout_s=timeout_s)
     else:
+        # no protocol may cache the listing of a folder
+        options = {"skip_instance_cache": True, "use_listings_cache": False}
         system, root = fsspec.core.url_to_fs(url, **options)
     return RemoteFolder(system, str(root).rstrip("/"))
+
+
+def _connect_sftp(
+    host: str,
+    port: int = 22,
+    *,
+    known_hosts: Path | None,
+    timeout_s: float | None,
+    **login: str,
+) -> Any:
+    """Connect to an SFTP server with a known or new host key, which is remembered.
+
+    sshfs accepts any host key unless it is told which ones.
+    Raises: HostKeyError: the server has another key than a known one.
+    """
+    import asyncssh
+    from fsspec.asyn import get_loop, sync
+    from sshfs import SSHFileSystem
+
+    # it would print the errors of parallel reads, of which the first one is raised here
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    files = (Path.home() / ".ssh/known_hosts", *([known_hosts] if known_hosts else []))
+    known: Any = asyncssh.read_known_hosts([str(file) for file in files if file.exists()])
+
+    def present_key() -> Any:
+        key = sync(get_loop(), asyncssh.get_server_host_key, host, port, timeout=timeout_s)
+        assert key is not None, "every server has a key"
+        return key
+
+    keys, authorities, *_ = known.match(host, "", port)
+    if not keys and not authorities:
+        key = present_key()
+        known = ([key], [], [])
+        if known_hosts is not None:
+            name = host if port == asyncssh.DEFAULT_PORT else f"[{host}]:{port}"
+            line = key.export_public_key("openssh").decode().split(" ")
+            with suppress(OSError), known_hosts.open("a", encoding="ascii") as file:
+                file.write(" ".join((name, *line[:2])).rstrip() + "\n")
+    try:
+        return SSHFileSystem(
+            host,
+            port=port,
+            known_hosts=known,
+            timeout=timeout_s,
+            skip_instance_cache=True,
+            **login,
+        )
+    except asyncssh.HostKeyNotVerifiable as error:
+        key = present_key()
+        raise HostKeyError(
+            f"{host} identifies itself with the key {key.get_algorithm()} {key.get_fingerprint()},"
+            " and another one is known; if the server was set up again, remove its line from"
+            f" {' or '.join(['~/.ssh/known_hosts', *map(str, files[1:])])}"
+        ) from error
 
 
 def remedy_of(url: str, error: Exception) -> str:

@@ -56,8 +56,8 @@ class SharedCache:
         self._name = f"the shared cache {mask_secrets(url)}"
         self._notify = notify
         self._guard = threading.Lock()
-        # a connection serves one thread at a time: SFTP mixes up the answers to two
-        self._idle: list[RemoteFolder] = []
+        self._connecting = threading.Lock()
+        self._place: RemoteFolder | None = None
         self._off = False
         self._damaged: set[str] = set()  # objects to be replaced by the next push
 
@@ -69,12 +69,12 @@ class SharedCache:
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Return the record of a key, None if none is usable."""
         path = action_name(key)
-        content = self._read(path, target)
+        content = self._within(partial(_read_small, path=path), f"look up {target}")
         if content is None:
             return None
         try:
-            if isinstance(content, RecordError):
-                raise content
+            if len(content) > MAX_SHARED_BYTES:
+                raise RecordError(f"is larger than {MAX_SHARED_BYTES >> 20} MiB")
             record = decode_record(content, target, key)
             if record.status != PASSED:  # nothing else is ever shared
                 raise RecordError(f"has the status {record.status}")
@@ -105,7 +105,7 @@ class SharedCache:
                 size = place.size(name)
                 matches = size in (None, file.size)
                 if matches:
-                    with place.open_to_read(name, file.size) as reader:
+                    with place.open_to_read(name) as reader:
                         try:
                             matches = store.add(file, _chunks(reader, timed_out, file.size))
                         except StoreWriteError as error:
@@ -130,27 +130,14 @@ class SharedCache:
             return
 
         def push_all(place: RemoteFolder, timed_out: threading.Event) -> None:
-            self._push_objects(place, timed_out, record.files.values(), store)
+            for file in record.files.values():
+                name = object_name(file.digest)
+                if file.digest in self._damaged or not place.has(name, file.size):
+                    with store.object_path(file.digest).open("rb") as reader:
+                        place.write(name, _chunks(reader, timed_out, file.size))
             place.write(action_name(record.key), iter([content]))
 
         self._within(push_all, f"share {record.target}")
-
-    def _push_objects(
-        self,
-        place: RemoteFolder,
-        timed_out: threading.Event,
-        files: Iterable[OutputFile],
-        store: Store,
-    ) -> None:
-        for file in files:
-            name = object_name(file.digest)
-            if file.digest in self._damaged or not place.has(name, file.size):
-                with store.object_path(file.digest).open("rb") as reader:
-                    place.write(name, _chunks(reader, timed_out, file.size))
-
-    def _read(self, path: str, name: str) -> bytes | RecordError | None:
-        """Return the content of a small file, None if it is missing."""
-        return self._within(partial(_read_small, path=path), f"look up {name}")
 
     def _within(self, work: Callable[[RemoteFolder, threading.Event], T], attempt: str) -> T | None:
         """Return the result of ``work``; turn off after an error or time-out.
@@ -165,14 +152,12 @@ class SharedCache:
 
         def run() -> None:
             try:
-                place = self._connect()
                 with suppress(FileNotFoundError):  # a cache miss
-                    results.append(work(place, timed_out))
-                self._idle.append(place)
+                    results.append(work(self._connect(), timed_out))
             except Exception as error:  # each protocol has its own
-                found = " ".join(f"{type(error).__name__}: {error}".split())
-                found = joined(found, remedy_of(self._url, error))
-                problems.append(f"could not {attempt}: {found}")
+                problem = " ".join(f"{type(error).__name__}: {error}".split())
+                problem = joined(problem, remedy_of(self._url, error))
+                problems.append(f"could not {attempt}: {problem}")
 
         thread = threading.Thread(target=run, daemon=True, name="shared cache")
         thread.start()
@@ -193,21 +178,18 @@ class SharedCache:
         self._notify(f"{self._name} holds {path}, which {problem}; ignored")
 
     def _connect(self) -> RemoteFolder:
-        with self._guard:
-            if self._idle:
-                return self._idle.pop()
-        return connect(self._url, known_hosts=self._known_hosts, timeout_s=self._timeout_s)
+        with self._connecting:
+            if self._place is None:
+                self._place = connect(
+                    self._url, known_hosts=self._known_hosts, timeout_s=self._timeout_s
+                )
+            return self._place
 
 
-def _read_small(place: RemoteFolder, timed_out: threading.Event, path: str) -> bytes | RecordError:
-    """Return the content of a small file. Raises: FileNotFoundError."""
-    size = place.size(path)
-    if size is None or size <= MAX_SHARED_BYTES:
-        with place.open_to_read(path, size) as file:
-            found = b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
-        if len(found) <= MAX_SHARED_BYTES:
-            return found
-    return RecordError(f"is larger than {MAX_SHARED_BYTES >> 20} MiB")
+def _read_small(place: RemoteFolder, timed_out: threading.Event, path: str) -> bytes:
+    """Read at most one byte more than a record may have. Raises: FileNotFoundError."""
+    with place.open_to_read(path) as file:
+        return b"".join(_chunks(file, timed_out, MAX_SHARED_BYTES + 1))
 
 
 def _chunks(reader: Any, timed_out: threading.Event, limit: int) -> Iterator[bytes]:

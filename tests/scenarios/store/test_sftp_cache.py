@@ -74,7 +74,7 @@ def test_another_checkout_reuses_a_build_over_sftp(
     one, two = (checkout(tmp_path / name, *server) for name in ("one", "two"))
     built = one.doit("simplify:a")
     assert (built.code, built.err) == (0, "")
-    assert built.passed == {"export:a", "simplify:a"}
+    assert built.passed == {"export:a", "reference:a", "simplify:a"}
     taken = two.doit("simplify:a")
     assert (taken.code, taken.err) == (0, "")
     assert taken.restored == built.passed
@@ -94,6 +94,6 @@ def test_a_refusing_server_costs_one_warning(server: tuple[str, Path], tmp_path:
     project = checkout(tmp_path / "one", url, home)
     built = project.doit("simplify:a")
     assert built.code == 0
-    assert built.passed == {"export:a", "simplify:a"}
+    assert built.passed == {"export:a", "reference:a", "simplify:a"}
     assert built.err.count("this run goes on without it") == 1
     assert len(built.err.splitlines()) == 1

@@ -216,7 +216,7 @@ def test_an_unusable_place_is_one_sentence(session: Session, url: str, message: 
     ("url", "module", "command"),
     [
         ("s3://bucket/x", "s3fs", "pip install 'buildsys[s3]'"),
-        ("sftp://host/x", "paramiko", "pip install 'buildsys[remote]'"),
+        ("sftp://host/x", "sshfs", "pip install 'buildsys[remote]'"),
         ("./x", "fsspec", "pip install 'buildsys[remote]'"),
         ("gs://bucket/x", "gcsfs", "pip install gcsfs"),
         ("az://container/x", "adlfs", "pip install adlfs"),
@@ -230,7 +230,7 @@ def test_a_missing_package_names_the_pip_command(
 ) -> None:
     import fsspec
 
-    users = ("buildsys.store.sftp", "fsspec.implementations")  # they may have imported it
+    users = ("sshfs", "fsspec.implementations")  # they may have imported it
     for name in [name for name in sys.modules if name.startswith(users)]:
         monkeypatch.delitem(sys.modules, name)
     registry = sys.modules[fsspec.register_implementation.__module__]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,7 +58,11 @@ def test_damage_on_the_server_is_noticed_and_repaired(
 
 @pytest.mark.parametrize("lose_after", [0, 1])
 def test_a_lost_connection_costs_one_warning(
-    clone: Clone, server: SshServer, shared: Path, lose_after: int
+    clone: Clone,
+    server: SshServer,
+    shared: Path,
+    lose_after: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     checkout(clone("one"), server, shared).build(EXPORT, ENGINE)
     server.lose_after = lose_after
@@ -67,6 +72,8 @@ def test_a_lost_connection_costs_one_warning(
     (warning,) = two.warnings
     assert warning.endswith("; this run goes on without it")
     assert PASSWORD not in warning
+    gc.collect()  # asyncio reports lost tasks when they are collected
+    assert caplog.text == ""
 
 
 def test_a_server_that_is_gone_costs_one_warning(
@@ -87,7 +94,7 @@ def test_a_wrong_password_costs_one_warning(clone: Clone, server: SshServer, sha
     one = Checkout(root, url)
     one.build(EXPORT)
     (warning,) = one.warnings
-    assert "Authentication" in warning
+    assert "Permission denied for user ci" in warning
     assert "guessed" not in warning
 
 
@@ -96,7 +103,8 @@ def test_another_host_key_is_refused(
 ) -> None:
     root = clone("one")
     checkout(root, server, shared).build(EXPORT)
-    line = f"[127.0.0.1]:{server.port} {server.key.get_name()} {server.key.get_base64()}\n"
+    public = server.key.export_public_key("openssh").decode().split()
+    line = f"[127.0.0.1]:{server.port} {public[0]} {public[1]}\n"
     assert known_hosts(root).read_text() == line
     server.close()
     with ssh_server(server.port) as impostor:
@@ -104,7 +112,7 @@ def test_another_host_key_is_refused(
         again.build(ENGINE)
         assert again.pool.ran == [ENGINE]
         (warning,) = again.warnings
-        assert impostor.key.fingerprint in warning
+        assert impostor.key.get_fingerprint() in warning
         assert f"remove its line from ~/.ssh/known_hosts or {known_hosts(root)}" in warning
         assert known_hosts(root).read_text() == line
         # the same for a key that the user knows, without one remembered here
@@ -122,7 +130,7 @@ def test_a_folder_without_write_permission_is_read(
     two = checkout(clone("two"), server, shared)
     assert restored(two.build(EXPORT, ENGINE)) == [EXPORT]
     (warning,) = two.warnings
-    assert f"could not share {ENGINE}: PermissionError" in warning
+    assert f"could not share {ENGINE}: " in warning and "Permission" in warning
     three = checkout(clone("three"), server, shared, mode="read-only")
     assert restored(three.build(EXPORT, ENGINE)) == [EXPORT]
     assert three.warnings == []
