@@ -15,17 +15,10 @@ from stage_jobs import ROOT, manifest, stage_job
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.manifest.project import load_project
 from buildsys.onnx_graphs.tensors import tensor_of
+from buildsys.stages.export import exporters
 from buildsys.stages.export import stage as export
-from buildsys.stages.export import torchscript, trial
 from buildsys.stages.export.failures import export_failure
-
-SMALL_MODELS = (
-    "linear", "linear_dynamic-torchscript", "linear_dynamic-dynamo", "two_heads", "conv_bn_relu",
-        "flatten_head",
-    "token_scorer",
-)  # fmt: skip
 
 
 def failure(folder: Path, name: str, **sections: Any) -> str:
@@ -39,21 +32,6 @@ def model_of(folder: Path) -> onnx.ModelProto:
 
 
 # --- what is written ---
-
-
-@pytest.mark.parametrize("name", SMALL_MODELS)
-def test_shipped_models_export_as_their_manifests_say(tmp_path: Path, name: str) -> None:
-    resolved = load_project(ROOT).models[name].data
-    figures = export.run(stage_job("export", resolved, tmp_path)).figures
-    assert figures["opset"] == resolved["export"]["opset"]
-    assert figures["exporter"] == resolved["export"]["exporter"]
-    assert [port["shape"] for port in figures["inputs"]] == [
-        t["shape"] for t in resolved["inputs"].values()
-    ]
-    assert [port["shape"] for port in figures["outputs"]] == [
-        t["shape"] for t in resolved["outputs"].values()
-    ]
-    assert figures["warnings"] == []
 
 
 def test_figures_describe_the_file(tmp_path: Path) -> None:
@@ -92,18 +70,6 @@ def test_nested_outputs_keywords_and_order(tmp_path: Path) -> None:
         run(tmp_path, "KeywordOrder", inputs=keywords, export=exporter)
         subtraction = next(node for node in model_of(tmp_path).graph.node if node.op_type == "Sub")
         assert subtraction.input[0] == "a"
-
-
-@pytest.mark.parametrize(
-    ("name", "names"),
-    [
-        ("Pair", ["output0", "output1"]),
-        ("Nested", ["sum", "heads.0", "heads.1.0"]),
-        ("Dataclass", ["logits", "size"]),
-    ],
-)
-def test_outputs_without_declaration(tmp_path: Path, name: str, names: list[str]) -> None:
-    assert [port["name"] for port in run(tmp_path, name).figures["outputs"]] == names
 
 
 @pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
@@ -230,22 +196,6 @@ def test_guards_without_effect_on_numbers_pass(tmp_path: Path, name: str) -> Non
 # --- options ---
 
 
-def test_batch_norm_is_folded_unless_disabled(tmp_path: Path) -> None:
-    assert run(tmp_path, "Small", inputs=IMAGE).figures["operators"] == {"Conv": 2, "Relu": 2}
-    unfolded = run(tmp_path, "Small", inputs=IMAGE, export={"do_constant_folding": False}).figures
-    assert unfolded["operators"]["BatchNormalization"] == 2
-    unoptimized = run(tmp_path, "Small", inputs=IMAGE, export=dynamo(optimize=False)).figures
-    assert unoptimized["operators"]["BatchNormalization"] == 2
-
-
-@pytest.mark.parametrize("options", [{}, dynamo()], ids=["torchscript", "dynamo"])
-def test_weights_as_inputs(tmp_path: Path, options: dict[str, Any]) -> None:
-    run(tmp_path, "Affine", export={**options, "keep_initializers_as_inputs": True})
-    graph = model_of(tmp_path).graph
-    assert [value.name for value in graph.input] == ["x", "linear.weight", "linear.bias"]
-    assert len(graph.initializer) == 2
-
-
 def test_modules_as_functions_keep_the_output_names(tmp_path: Path) -> None:
     options = {"export_modules_as_functions": ("torch.nn.ReLU",)}
     figures = run(tmp_path, "Small", inputs=IMAGE, outputs={"y": {}}, export=options).figures
@@ -295,7 +245,7 @@ def test_external_data_is_one_file_next_to_the_model(
 def test_a_model_too_large_for_one_file_is_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchscript, "ONE_MESSAGE_LIMIT", 1000)
+    monkeypatch.setattr(exporters, "ONE_MESSAGE_LIMIT", 1000)
     run(tmp_path, "make_large", export={"external_data": True})
     assert sorted(path.name for path in (tmp_path / "m/export").iterdir()) == [
         "model.onnx",
@@ -328,14 +278,14 @@ def test_separately_exported_weights_belong_to_the_graph(
     """Without this function of torch the files are the same."""
     (tmp_path / "net.py").write_text("from test_export import OfManyTypes as Net\n")
     written, handed = [], []
-    real = torchscript.export_torchscript
+    real = exporters.export_torchscript
     monkeypatch.setattr(
-        torchscript,
+        exporters,
         "export_torchscript",
         lambda request: handed.append(real(request)) or handed[-1],
     )
-    for name, place in (("over", torchscript._DEFERS_WEIGHTS), ("not", 99)):
-        monkeypatch.setattr(torchscript, "_DEFERS_WEIGHTS", place)
+    for name, place in (("over", exporters._DEFERS_WEIGHTS), ("not", 99)):
+        monkeypatch.setattr(exporters, "_DEFERS_WEIGHTS", place)
         folder = tmp_path / name
         resolved = manifest(source={"python": "net.py:Net"}, export={"external_data": external})
         assert export.run(stage_job("export", resolved, folder, tmp_path)).status == "passed"
@@ -445,7 +395,7 @@ def test_a_remedy_that_does_not_help_is_not_recommended(
         raise TypeError("not at this opset")
 
     assert "1. exporter: dynamo" in failure(tmp_path, "Asinh")
-    monkeypatch.setattr(trial, "export_dynamo", broken)
+    monkeypatch.setattr(exporters, "export_dynamo", broken)
     message = failure(tmp_path, "Asinh")
     assert "1. shipped: " in message
     assert "     # export: {exporter: dynamo, opset: 18} (TypeError: not at this op" in message

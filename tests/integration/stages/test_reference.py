@@ -55,26 +55,6 @@ def test_every_case_has_its_inputs_and_outputs(tmp_path: Path) -> None:
     assert figures["weights"] == f"initialized by {NETWORKS}:Affine (torch seed 0)"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "linear",
-        "linear_dynamic-dynamo",
-        "two_heads",
-        "conv_bn_relu",
-        "flatten_head",
-        "token_scorer",
-    ],
-)
-def test_outputs_of_shipped_models_are_of_order_one(tmp_path: Path, name: str) -> None:
-    figures = reference.run(
-        stage_job("reference", load_project(ROOT).models[name].data, tmp_path)
-    ).figures
-    for name, case in figures["cases"].items():
-        for output in case["outputs"].values():
-            assert name.startswith("extremes") or 0.1 < output["max_abs"] < 30
-
-
 def test_the_shipped_linear_layer_gives_the_sums_of_its_weights(tmp_path: Path) -> None:
     reference.run(stage_job("reference", load_project(ROOT).models["linear"].data, tmp_path))
     assert load_case(tmp_path / "linear/reference/opt.npz").outputs["y"].array.tolist() == [
@@ -295,16 +275,6 @@ def test_dtypes_of_ready_files(tmp_path: Path, dtype: str, kind: int, data: Any)
     golden = case_of(tmp_path)
     assert golden.outputs["y"].dtype == dtype
     assert np.array_equal(golden.outputs["y"].array, golden.inputs["x"].array)
-
-
-def test_bits_go_into_a_ready_file(tmp_path: Path) -> None:
-    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)
-    model = make_model(
-        [node], {"x": (TensorProto.BFLOAT16, ["batch"])}, {"y": (TensorProto.FLOAT, ["batch"])}
-    )
-    given(tmp_path, model, x={"shape": ["batch"], "dtype": "bfloat16"})
-    golden = case_of(tmp_path)
-    assert np.array_equal(golden.outputs["y"].array, golden.inputs["x"].values())
 
 
 def test_a_ready_file_that_onnx_runtime_refuses(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -21,7 +20,6 @@ from small_graphs import (
     simplify_job,
     typed_network,
     weights,
-    write,
 )
 
 from buildsys.errors import CheckFailed, StageError
@@ -30,13 +28,9 @@ from buildsys.onnx_graphs.onnx_file import (
     interface,
     interface_changes,
     load_model,
-    operator_counts,
-    parameter_count,
-    ports,
     save_model,
 )
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
-from buildsys.stages.common.equivalence import random_inputs
 from buildsys.stages.simplify import stage as simplify
 from buildsys.stages.simplify import tools
 
@@ -365,37 +359,6 @@ def test_a_random_data_file_name_is_replaced(tmp_path: Path) -> None:
     assert np.array_equal(numpy_helper.to_array(fc), weights(5, 4, seed=4))
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["float16", "bfloat16", "int64", "bool", "float64", "string", "complex64", "float8e5m2"],
-)
-def test_random_inputs_of_any_type_are_seeded(dtype: str) -> None:
-    spec = {"x": {"shape": ["batch", 4], "dtype": dtype}}
-    one, two = (random_inputs(spec, "odd", {"batch": 3})["x"] for _ in range(2))
-    assert (one.dtype, one.shape) == (dtype, (3, 4))
-    assert one.array.tobytes() == two.array.tobytes()
-    assert len(set(one.array.reshape(-1).tolist())) > 1
-
-
-def test_torch_is_not_imported(tmp_path: Path) -> None:
-    job = simplify_job(tmp_path, conv_bn())
-    write(tmp_path / "export", conv_bn())
-    fields = {
-        f.name: getattr(job, f.name)
-        for f in dataclasses.fields(job)
-        if f.name not in ("progress", "count", "fail")
-    }
-    script = f"""
-import sys
-from pathlib import Path, PosixPath
-from buildsys.workers.job import Job
-from buildsys.stages.simplify import stage as simplify
-assert simplify.run(Job(**{fields!r})).status == "passed"
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 # --- facts and writing of ONNX files --------------------------------------------------------------
 
 
@@ -418,20 +381,6 @@ def test_large_weights_are_external(tmp_path: Path) -> None:
     )
     save_model(one_weight(2000), path)
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_facts_of_a_graph() -> None:
-    model = conv_bn()
-    assert parameter_count(model) == 4 * 3 * 9 + 4 * 4 + 5 * 4
-    assert ports(model) == (
-        [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 8, 8]}],
-        [{"name": "y", "dtype": "float32", "shape": ["batch", 5]}],
-    )
-    branch = helper.make_graph([helper.make_node("My", ["x"], ["b"], domain="d")], "b", [], [])
-    model.graph.node.append(
-        helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch)
-    )
-    assert operator_counts(model)["d::My"] == 2
 
 
 def test_the_environment_does_not_move_while_another_thread_reads_it(

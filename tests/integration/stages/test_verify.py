@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from small_graphs import conv_bn, make_model
 
 from buildsys.backends.cuda.gpus import find_driver
 from buildsys.backends.onnxruntime.session import OrtGraph
-from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, load_tensors, tensor_of
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.verify import stage as verify
@@ -104,100 +102,6 @@ def test_an_fp32_engine_is_compared_element_by_element_only(tmp_path: Path) -> N
     assert "agreement" not in result.figures
 
 
-@pytest.mark.parametrize("case", ["drawn-1", "seed-1", "extremes-1"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_an_engine_that_is_wrong_in_a_further_case_fails(
-    tmp_path: Path, case: str, precision: str
-) -> None:
-    expected, spec = golden(limited(99)), resolved({**ORT, "precision": precision}, **INT8)
-    write_golden(tmp_path, expected, INPUTS)
-    inputs = {case: {"x": tensor_of(np.full((5, 3, 8, 8), 7, np.float32))}}
-    write_golden(
-        tmp_path, {case: OrtGraph(limited(99).SerializeToString()).run(inputs[case])}, inputs
-    )
-    path = save_at(tmp_path / "model.onnx", limited(6))
-    assert engine.run(stage_job(spec, "engine", tmp_path, path)).status == "passed"
-    result = verify.run(stage_job(spec, "verify", tmp_path))
-    is_run = precision == "fp32" or (precision == "fp16" and case != "extremes-1")
-    assert result.status == ("failed" if is_run else "passed")
-    if is_run:
-        assert f"is wrong in 1 of 5 cases: output 'y', case {case} (batch 5): at [" in result.reason
-        assert result.figures["dims"][case] == {"batch": 5}
-
-
-def test_last_bits_of_the_inputs_excuse_a_further_case(tmp_path: Path) -> None:
-    x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.FLOAT, ["batch", 8, 8])
-    nodes = [
-        helper.make_node("ArgMax", ["x"], ["index"], axis=1, keepdims=0),
-        helper.make_node("Cast", ["index"], ["y"], to=TensorProto.FLOAT),
-    ]
-    model = make_model(nodes, {"x": x}, {"y": y})
-    values = np.random.default_rng(0).standard_normal((5, 3, 8, 8)).astype(np.float32)
-    values[0, :2, 0], values[0, 2, 0] = 0.7, -1
-    values[0, 1, 0] = np.nextafter(np.float32(0.7), np.float32(9))  # equal but for the last bit
-    inputs = {"drawn-1": {"x": tensor_of(values)}}
-    found = {"drawn-1": OrtGraph(model.SerializeToString()).run(inputs["drawn-1"])}
-    found["drawn-1"]["y"].array[0, 0, 0] -= 1
-    write_golden(tmp_path, found, inputs)
-    result = verified(tmp_path, model, golden(model))
-    assert result.status == "passed", result.reason
-    (warning,) = result.figures["warnings"]
-    assert warning.startswith("case drawn-1 (batch 5) is not compared: its outputs depend on the")
-
-
-def scaled_boxes_and_scores(wrong: float = 0.0) -> onnx.ModelProto:
-    """A graph that concatenates values up to hundreds with values up to 1."""
-    x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.FLOAT, ["batch", 6, 8, 8])
-    nodes = [
-        helper.make_node("Mul", ["x", "size"], ["boxes"]),
-        helper.make_node("Sigmoid", ["x"], ["sigmoid"]),
-        helper.make_node("Add", ["sigmoid", "wrong"], ["scores"]),
-        helper.make_node("Concat", ["boxes", "scores"], ["y"], axis=1),
-    ]
-    constants = {"size": np.array(640, np.float32), "wrong": np.array(wrong, np.float32)}
-    return make_model(nodes, {"x": x}, {"y": y}, constants)
-
-
-def test_wrong_scores_next_to_large_boxes_fail(tmp_path: Path) -> None:
-    expected = golden(scaled_boxes_and_scores())
-    assert verified(tmp_path / "a", scaled_boxes_and_scores(), expected).status == "passed"
-    result = verified(tmp_path / "b", scaled_boxes_and_scores(0.3), expected)
-    assert result.status == "failed"
-    assert "slice 3 of axis 1 is off by 0.3" in result.reason
-
-
-def test_an_engine_with_an_output_that_is_always_zero_is_not_passed(tmp_path: Path) -> None:
-    x = y = (TensorProto.FLOAT, ["batch", 3, 8, 8])
-    node = helper.make_node("Mul", ["x", "zero"], ["y"])
-    model = make_model([node], {"x": x}, {"y": y}, {"zero": np.array(0, np.float32)})
-    result = verified(tmp_path / "a", model, golden(model))
-    assert result.status == "failed"
-    assert "output 'y': it is zero everywhere in every case" in result.reason
-    assert "allow_zero: true" in result.hint
-    allowed = {"policy": "auto", "allow_zero": True}
-    result = verified(tmp_path / "b", model, golden(model), outputs={"y": {"compare": allowed}})
-    assert result.status == "passed", result.reason
-    assert result.figures["cases"]["odd"]["y"]["note"] == "it is zero everywhere, as allowed"
-
-
-def test_integers_must_have_their_type_and_be_equal(tmp_path: Path) -> None:
-    node = helper.make_node("ArgMax", ["x"], ["a"], name="argmax", axis=1, keepdims=0)
-    cast = helper.make_node("Cast", ["a"], ["y"], name="cast", to=TensorProto.INT32)
-    x, y = (TensorProto.FLOAT, ["batch", 3, 8, 8]), (TensorProto.INT32, ["batch", 8, 8])
-    model = make_model([node, cast], {"x": x}, {"y": y})
-    expected = {
-        case: {"y": tensor_of(out["y"].array, "int64")} for case, out in golden(model).items()
-    }
-    result = verified(tmp_path / "a", model, expected)
-    assert "output 'y', case min (batch 1): has type int32 instead of int64" in result.reason
-    expected = golden(model)
-    assert verified(tmp_path / "a", model, expected).status == "passed"
-    expected["opt"]["y"].array[1, 2, 3] += 1
-    result = verified(tmp_path / "b", model, expected)
-    assert result.status == "failed"
-    assert "output 'y', case opt" in result.reason
-
-
 def test_a_wrong_value_names_output_case_index_and_both_values_and_is_kept(tmp_path: Path) -> None:
     expected = golden(conv_bn())
     wrong = expected["odd"]["y"].array.copy()
@@ -281,57 +185,6 @@ def test_nan_and_infinity_fail_whatever_the_tolerance(tmp_path: Path, value: flo
     assert "(and 3 more)" in result.reason
 
 
-def test_each_engine_has_its_tolerance(tmp_path: Path) -> None:
-    expected = {
-        case: {"y": tensor_of(t["y"].array * np.float32(1.01))}
-        for case, t in golden(conv_bn()).items()
-    }
-    assert verified(tmp_path / "tight", conv_bn(), expected).status == "failed"
-    assert (
-        verified(
-            tmp_path / "loose", conv_bn(), expected, {**ORT, "tolerance": {"rtol": 2e-2}}
-        ).status
-        == "passed"
-    )
-
-
-def test_only_the_requested_cases_are_run(tmp_path: Path) -> None:
-    result = verified(tmp_path, conv_bn(), golden(conv_bn()), verify={"cases": ("min",)})
-    assert list(result.figures["cases"]) == ["min"]
-
-
-def test_a_missing_output_is_an_error(tmp_path: Path) -> None:
-    expected = {case: {**outputs, "z": outputs["y"]} for case, outputs in golden(conv_bn()).items()}
-    with pytest.raises(StageError, match="the engine has no output 'z', only y"):
-        verified(tmp_path, conv_bn(), expected)
-
-
-def test_a_wrong_shape_fails(tmp_path: Path) -> None:
-    expected = {
-        case: {"y": tensor_of(outputs["y"].array[:, :4])}
-        for case, outputs in golden(conv_bn()).items()
-    }
-    result = verified(tmp_path, conv_bn(), expected)
-    assert result.status == "failed"
-    assert "shape" in result.reason
-
-
-def test_another_type_fails(tmp_path: Path) -> None:
-    expected = {
-        case: {"y": tensor_of(outputs["y"].array, "float64")}
-        for case, outputs in golden(conv_bn()).items()
-    }
-    result = verified(tmp_path, conv_bn(), expected)
-    assert "has type float32 instead of float64" in result.reason
-    integers = {
-        case: {"y": tensor_of(outputs["y"].array, "int64")}
-        for case, outputs in golden(conv_bn()).items()
-    }
-    result = verified(tmp_path / "int", conv_bn(), integers)
-    assert result.status == "failed"
-    assert "type float32 instead of int64" in result.reason
-
-
 def test_without_an_engine_the_check_is_unavailable(tmp_path: Path) -> None:
     write_golden(tmp_path, golden(conv_bn()), INPUTS)
     result = verify.run(stage_job(resolved(ORT), "verify", tmp_path))
@@ -348,36 +201,3 @@ def test_an_engine_that_cannot_run_here_is_unavailable_not_passed(tmp_path: Path
     assert result.status == "unavailable"
     assert "no NVIDIA GPU" in result.reason
     assert "8.6, 8.9 or 12.0" in result.hint
-
-
-def test_cases_without_profile_and_profiles_without_case_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def x_between(low: int, high: int) -> dict[str, dict[str, tuple[int, ...]]]:
-        shapes = {"min": low, "opt": low, "max": high}
-        return {"x": {point: (batch, 3, 8, 8) for point, batch in shapes.items()}}
-
-    class Session:
-        profiles = (x_between(1, 4), x_between(32, 64))
-
-        def run(self, inputs: dict[str, Tensor], profile: int | None) -> dict[str, Tensor]:
-            assert profile == 0
-            return OrtGraph(conv_bn().SerializeToString()).run(inputs)
-
-        def close(self) -> None:
-            pass
-
-    backend = SimpleNamespace(load=lambda *_: Session())
-    monkeypatch.setattr(verify, "load_backend", lambda *_, **__: backend)
-    result = verified(tmp_path, conv_bn(), golden(conv_bn()))
-    assert result.status == "failed"
-    assert "case max (batch 8) fits no optimization profile of the engine" in result.reason
-    problems = [failure["problem"] for failure in result.figures["failures"]]
-    assert problems[1:] == [
-        "no golden case fits profile 1 (x [32, 3, 8, 8] to [64, 3, 8, 8]), so it is unverified"
-    ]
-    assert set(result.figures["cases"]) == {"min", "opt", "odd"}
-    assert [set(profile["cases"]) for profile in result.figures["profiles"]] == [
-        {"min", "opt", "odd"},
-        set(),
-    ]

@@ -63,19 +63,6 @@ def test_a_tensor_with_few_values_is_not_cut() -> None:
     assert found.entropy() == found.largest
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_non_finite_values_are_noted(value: float) -> None:
-    assert not magnitudes(np.array([1.0, value])).is_finite
-
-
-def test_zeros_and_nothing_have_no_range() -> None:
-    assert magnitudes(np.zeros(5)).largest == 0.0
-    assert magnitudes(np.zeros(0)).largest == 0.0
-    found = magnitudes(np.zeros(7), np.array([1e-30]))
-    assert found.largest == pytest.approx(1e-30)
-    assert found.counts.sum() == 1  # zeros before the first value count for nothing
-
-
 def test_a_percentile_is_the_upper_edge_of_its_bin() -> None:
     found = Magnitudes()
     found.add(np.array([0.5] * 99 + [4.0]), counted=True)
