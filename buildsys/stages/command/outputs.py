@@ -1,7 +1,6 @@
-"""Outputs of a command, copied from its working folder.
+"""Outputs and figures of a command, from its working folder.
 
-The program decides what is in this folder, and may still be changing it. Everything is opened
-beneath descriptors of the folders that existed before the program started.
+The program decides what is in this folder: links, pipes and devices are refused.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,13 +20,6 @@ from buildsys.errors import StageError, joined
 from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
 from buildsys.report.formatting import first_names, number
 from buildsys.stages.command.result import CommandFigure, CommandOutput
-from buildsys.system.beneath import (
-    copy_open_file,
-    create_beneath,
-    folder_entries,
-    held,
-    open_beneath,
-)
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 from buildsys.system.printable import printable_line
 from buildsys.system.suggestions import nearest
@@ -36,12 +28,15 @@ from buildsys.workers.job import Job
 _SHOWN = 8
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MAX_PATH_BYTES = 1024  # as in the store's records
+_NUMBERS = ("value", "low", "high", "min", "max")
+_FIELDS = (*_NUMBERS, "unit")
+_MOST_FIGURES, _LONGEST_NAME = 200, 100
+_FORM = 'write {"time to first token": {"value": 1.2, "unit": "ms"}}'
 
 
-def collect_outputs(job: Job, work: int, place: int, hint: str) -> dict[str, CommandOutput]:
+def collect_outputs(job: Job, work: Path, place: Path, hint: str) -> dict[str, CommandOutput]:
     """Copy the declared outputs from ``work`` to ``place``; log what is left out.
 
-    Both are descriptors of folders.
     Raises: StageError: one is missing, empty, or not a file or folder.
     """
     declared: dict[str, str] = job.options["outputs"]
@@ -69,19 +64,32 @@ def collect_outputs(job: Job, work: int, place: int, hint: str) -> dict[str, Com
         if path.endswith("/"):
             folder = PurePosixPath(path)
             names = [str(PurePosixPath(name).relative_to(folder)) for name in files[label]]
-            listing = create_beneath(place, f"{folder}{LISTING}")
-            with os.fdopen(listing, "w", encoding="utf-8") as file:
-                file.write(json.dumps(names, indent=0) + "\n")
+            text = json.dumps(names, indent=0) + "\n"
+            (place / f"{folder}{LISTING}").write_text(text, encoding="utf-8")
     return copied
 
 
-def _files(work: int, path: str) -> list[str]:
+def _plain_path(folder: Path, path: str) -> Path:
+    """Join a path that leads through no link.
+
+    Raises: OSError: it does not exist; a part of it is a link, a pipe or a device.
+    """
+    place = folder
+    for part in PurePosixPath(path).parts:
+        place /= part
+        mode = place.lstat().st_mode
+        if part == ".." or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+            raise OSError(errno.ELOOP, f"{part} is {kind}", path)
+    return place
+
+
+def _files(work: Path, path: str) -> list[str]:
     """List a declared file, or everything but folders below a declared folder.
 
     Raises: OSError: it cannot be an output.
     """
-    with held(open_beneath(work, path)) as descriptor:
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    is_folder = _plain_path(work, path).is_dir()
     if is_folder != path.endswith("/"):
         raise OSError(0, f"{path} is not a {'file' if is_folder else 'folder'}")
     files: list[str] = []
@@ -90,7 +98,7 @@ def _files(work: int, path: str) -> list[str]:
         return waiting
     while waiting:
         folder = waiting.pop()
-        for name, is_inner in folder_entries(work, folder):
+        for name, is_inner in _entries(work / folder):
             inner = f"{folder}/{name}"
             if len(os.fsencode(inner)) > _MAX_PATH_BYTES:
                 raise OSError(0, f"a path in {path} has more than {_MAX_PATH_BYTES:,} bytes")
@@ -100,18 +108,38 @@ def _files(work: int, path: str) -> list[str]:
     return sorted(files)
 
 
-def _copy(job: Job, work: int, place: int, path: str) -> int:
-    """Copy one file; return its size in bytes. Raises: StageError."""
+def _entries(folder: Path) -> list[tuple[str, bool]]:
+    """List the names in a folder, and whether they are folders."""
+    with os.scandir(folder) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+
+def _copy(job: Job, work: Path, place: Path, path: str) -> int:
+    """Copy one file with its permissions; return its size in bytes. Raises: StageError."""
     try:
-        with (
-            held(open_beneath(work, path)) as source,
-            held(create_beneath(place, path)) as target,
-        ):
-            return copy_open_file(source, target)
+        source, target = _plain_path(work, path), place / path
+        status, free_bytes = source.stat(), shutil.disk_usage(place).free
+        if status.st_size > free_bytes:
+            size = f"{status.st_size / 2**30:,.1f} GiB"
+            problem = f"its {size} are more than the free space of the build folder"
+            raise OSError(errno.ENOSPC, problem)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        target.chmod(status.st_mode & 0o777)
     except OSError as error:
         who = f"the command {job.variant} of {job.model}"
         problem = f"cannot copy {printable_line(path)}, which {who} wrote: {error.strerror}"
         raise StageError(problem, _remedy(error)) from None
+    return status.st_size
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove what is in a folder, as far as possible."""
+    for name, is_folder in _entries(folder):
+        if is_folder:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _remedy(error: OSError) -> str:
@@ -119,15 +147,13 @@ def _remedy(error: OSError) -> str:
     return "write files and folders only: `cp -L` copies what a link names" if is_link else ""
 
 
-def _undeclared(work: int, declared: Iterable[str]) -> list[str]:
+def _undeclared(work: Path, declared: Iterable[str]) -> list[str]:
     """List files and folders outside of the declared outputs."""
     outputs = [PurePosixPath(path) for path in declared]
     names, waiting = [], [PurePosixPath()]
     while waiting:
-        folder, entries = waiting.pop(), []
-        with suppress(OSError):  # replaced meanwhile
-            entries = folder_entries(work, str(folder))
-        for name, is_folder in entries:
+        folder = waiting.pop()
+        for name, is_folder in _entries(work / folder):
             path = folder / name
             if path in outputs or (name in RESERVED and folder == PurePosixPath()):
                 continue
@@ -138,21 +164,14 @@ def _undeclared(work: int, declared: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-_NUMBERS = ("value", "low", "high", "min", "max")
-_FIELDS = (*_NUMBERS, "unit")
-_MOST_FIGURES, _LONGEST_NAME = 200, 100
-_FORM = 'write {"time to first token": {"value": 1.2, "unit": "ms"}}'
-
-
-def read_figures(work: int, job: Job) -> dict[str, dict[str, Any]]:
-    """Return the figures in the open working folder of a command, as written.
+def read_figures(work: Path, job: Job) -> dict[str, dict[str, Any]]:
+    """Read the figures in the working folder of a command, as written.
 
     Raises: StageError: they do not have the documented form.
     """
     who = f"the command {job.variant} of {job.model}"
     try:
-        with held(open_beneath(work, FIGURES_FILE)) as file:
-            found = json.loads(read_limited(Path(f"/proc/self/fd/{file}"), MAX_RESULT_BYTES))
+        found = json.loads(read_limited(_plain_path(work, FIGURES_FILE), MAX_RESULT_BYTES))
     except FileNotFoundError:
         raise StageError(f"{who} did not write {{figures}}", _FORM) from None
     except OSError as error:

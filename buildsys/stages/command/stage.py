@@ -26,8 +26,12 @@ from buildsys.manifest.command_templates import (
     fill_in,
     references,
 )
-from buildsys.stages.command.outputs import check_limits, collect_outputs, read_figures
-from buildsys.system.beneath import empty_folder, held, is_at, open_folder
+from buildsys.stages.command.outputs import (
+    check_limits,
+    collect_outputs,
+    empty_folder,
+    read_figures,
+)
 from buildsys.system.printable import printable
 from buildsys.system.processes import describe_exit
 from buildsys.system.programs import find_program, missing_requirement, program_environment
@@ -48,22 +52,20 @@ def run(job: Job) -> StageResult:
     place = job.outputs["result"].parent
     work = place.with_name(f"{place.name},work")  # a comma is in no name
     (work / TEMPORARY_FOLDER).mkdir(parents=True)
-    with held(open_folder(work)) as source, held(open_folder(place)) as target:
-        try:
-            return _run_in(job, work, source, target, versions)
-        finally:
-            empty_folder(source)
-            if is_at(work, source):
-                work.rmdir()
+    folders = {folder: folder.lstat() for folder in (work, place)}
+    try:
+        return _run_in(job, folders, versions)
+    finally:
+        if _are_in_place({work: folders[work]}):
+            empty_folder(work)
+            work.rmdir()
 
 
 def _run_in(
-    job: Job, work: Path, source: int, target: int, versions: Mapping[str, str]
+    job: Job, folders: Mapping[Path, os.stat_result], versions: Mapping[str, str]
 ) -> StageResult:
-    """Run the command in ``work`` and copy its outputs from ``source`` to ``target``.
-
-    These descriptors are of folders, and remain what they are whatever the program does.
-    """
+    """Run the command in the first folder and copy its outputs to the second one."""
+    work, place = folders
     paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work).items()}
     written: Mapping[str, str] = job.options["outputs"]
     for label, path in written.items():
@@ -72,8 +74,8 @@ def _run_in(
     paths[FIGURES] = FIGURES_FILE
     arguments = [fill_in(text, paths.__getitem__) for text in job.options["run"]]
     seconds = _run_program(job, arguments, work)
-    _check_folders(job, work, source, target)
-    empty_folder(target)  # a link in it would lead our own outputs elsewhere
+    _check_folders(job, folders)
+    empty_folder(place)  # a link in it would lead our own outputs elsewhere
     figures: dict[str, Any] = {
         "toolchain": versions,
         "run": arguments,
@@ -81,18 +83,26 @@ def _run_in(
     }
     failed = ""
     if any(FIGURES in references(text) for text in job.options["run"]):
-        found = read_figures(source, job)
+        found = read_figures(work, job)
         figures["figures"], failed = check_limits(found, job.options.get("limits", {}), job)
     if failed:  # nobody must mistake its outputs for good ones
         return StageResult("failed", failed, log_hint(job), figures)
-    figures["outputs"] = collect_outputs(job, source, target, log_hint(job))
-    _check_folders(job, work, source, target)
+    figures["outputs"] = collect_outputs(job, work, place, log_hint(job))
+    _check_folders(job, folders)
     return StageResult(figures=figures)
 
 
-def _check_folders(job: Job, work: Path, source: int, target: int) -> None:
-    """Refuse other folders at the paths of the open ones. Raises: StageError."""
-    if not (is_at(work, source) and is_at(job.outputs["result"].parent, target)):
+def _are_in_place(folders: Mapping[Path, os.stat_result]) -> bool:
+    """Check that folders are still those of before, and no links."""
+    return all(
+        path.is_dir() and not path.is_symlink() and os.path.samestat(path.lstat(), status)
+        for path, status in folders.items()
+    )
+
+
+def _check_folders(job: Job, folders: Mapping[Path, os.stat_result]) -> None:
+    """Refuse folders that the program has put in the place of ours. Raises: StageError."""
+    if not _are_in_place(folders):
         problem = f"the command {job.variant} of {job.model} replaced its working folder"
         hint = "change only what is in the folder that the program starts in"
         raise StageError(problem, joined(hint, log_hint(job)))

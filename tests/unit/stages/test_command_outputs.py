@@ -14,10 +14,7 @@ from typing import Any
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.stages.command import outputs
 from buildsys.stages.command.stage import run
-from buildsys.system import beneath
-from buildsys.system.beneath import held, open_folder
 from buildsys.workers.job import Job, StageResult
 
 FOREIGN = ("precious", "b/precious", "a,work/precious", "a/precious", "command/a/precious")
@@ -194,53 +191,3 @@ def test_files_and_folders_are_copied_with_their_permissions(place: Place) -> No
     assert (place.outputs / "m/tool").stat().st_mode & 0o777 == 0o750
     assert messages == ["removed rest/, which no output declares"]
     assert not place.outputs.with_name("a,work").exists()
-
-
-def test_a_file_that_grows_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = place.root / "work"
-    work.mkdir()
-    (work / "out").write_text("x" * 100)
-    send = os.sendfile
-
-    def grow(*arguments: Any) -> int:
-        with (work / "out").open("a") as file:
-            file.write("more")
-        return send(*arguments)
-
-    monkeypatch.setattr(beneath.os, "sendfile", grow)
-    job = place.job(o="out")
-    with (
-        held(open_folder(work)) as source,
-        held(open_folder(place.outputs)) as target,
-        pytest.raises(StageError, match=r"cannot copy out, .* a process still writes it"),
-    ):
-        outputs.collect_outputs(job, source, target, "")
-
-
-@pytest.mark.parametrize("moment", ["before it is opened", "before it is copied"])
-def test_a_file_replaced_after_the_check(
-    place: Place, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    work = place.root / "work"
-    work.joinpath("c").mkdir(parents=True)
-    (work / "c/precious").write_text("own")
-    before = place.state()
-    name = "_copy" if moment == "before it is opened" else "create_beneath"
-    function = getattr(outputs, name)
-
-    def replace(*arguments: Any) -> Any:
-        (work / "c").rename(work / "moved")
-        (work / "c").symlink_to(place.foreign)
-        return function(*arguments)
-
-    monkeypatch.setattr(outputs, name, replace)
-    job = place.job(o="c/precious")
-    with held(open_folder(work)) as source, held(open_folder(place.outputs)) as target:
-        if name == "_copy":
-            with pytest.raises(StageError, match="c is a link"):
-                outputs.collect_outputs(job, source, target, "")
-            assert place.published() == {}
-        else:
-            outputs.collect_outputs(job, source, target, "")
-            assert place.published() == {"c/precious": "own"}
-    assert place.state() == before
