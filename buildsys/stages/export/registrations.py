@@ -6,7 +6,6 @@ be made only in a process that exports once.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,34 +129,6 @@ def format_schemas(schemas: Sequence[Any]) -> str:
     return "; ".join(str(schema) for schema in schemas[:_SHOWN_SCHEMAS]) + more
 
 
-@dataclass(frozen=True)
-class Arity:
-    """The number of positional inputs of a function."""
-
-    least: int
-    most: int | None  # None: unlimited
-
-    def __str__(self) -> str:
-        """Return e.g. ``1 input``, ``2 to 3 inputs``."""
-        if self.most is None:
-            return f"at least {self.least} input{'' if self.least == 1 else 's'}"
-        span = str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
-        return f"{span} input{'' if span == '1' else 's'}"
-
-
-def arity_of(function: Callable[..., Any], *, skip: int = 0) -> Arity | None:
-    """Return the number of inputs after ``skip`` parameters; None without a signature."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    least = sum(p.default is p.empty for p in positional) - skip
-    if any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        return Arity(max(least, 0), None)
-    return Arity(least, len(positional) - skip)
-
-
 Table = dict[Any, Callable[..., Any]]  # overload -> function: torch's custom_translation_table
 
 
@@ -167,7 +138,7 @@ def make_translations(
     """Return the translation table of an export and its registrations.
 
     The network must be built already, as its file may define operators.
-    Raises: StageError: a file fails, or an operator, arity or annotation is wrong.
+    Raises: StageError: a file fails, or an operator or annotation is wrong.
     """
     files = PluginFiles(project, options["source"])
     table: Table = {}
@@ -214,7 +185,7 @@ def _overload(op: str) -> Any:
 
 
 def _check(registration: Registration, overload: Any) -> None:
-    """Compare with the schema; calls may omit inputs with a default."""
+    """Refuse an onnxscript function without an annotated result."""
     function, schema = registration.function, overload._schema
     is_annotated = not isinstance(function, OnnxFunction) or (
         function.op_signature and function.op_signature.outputs
@@ -226,16 +197,6 @@ def _check(registration: Registration, overload: Any) -> None:
             f"{registration.described} is an onnxscript function without an annotated result;"
             " the exporter takes it for one without outputs",
             f"annotate it: -> {'FLOAT[...]' if returns == 1 else several}",
-        )
-    arguments = schema.arguments
-    required = sum(not a.kwarg_only and not a.has_default_value() for a in arguments)
-    arity = arity_of(function)
-    if arity is None:
-        return
-    if arity.least > len(arguments) or (arity.most is not None and arity.most < required):
-        raise StageError(
-            f"{registration.described} takes {arity}, which does not fit the operator",
-            f"its schema: {schema}",
         )
 
 

@@ -16,14 +16,12 @@ from buildsys.manifest.checks.operators import reaches
 from buildsys.stages.export.registrations import (
     PluginFiles,
     Registration,
-    arity_of,
     describe_result,
     format_schemas,
     monitored,
     unknown_operator,
 )
 
-_UNPACKED = ("prim", "quantized")  # namespaces with other inputs in symbolics than in schemas
 _NEW = "torch.onnx._internal.torchscript_exporter"
 
 
@@ -34,7 +32,7 @@ def register_symbolics(
 
     The network must be built already, as its file may define operators. ``of_network`` are those
     that it registered itself.
-    Raises: StageError: a file fails, an operator or arity is wrong, or the opset is too low.
+    Raises: StageError: a file fails, an operator is wrong, or the opset is too low.
     """
     load_symbolics()  # the checks below use torch's own
     opset = options["export"]["opset"]
@@ -119,10 +117,10 @@ def _check(registration: Registration, others: Sequence[Registration], opset: in
             f"{described} is not used in an export to opset {opset}",
             f"register it at {opset} or lower, or raise export.opset",
         )
-    _check_signature(registration)
+    _check_operator(registration)
 
 
-def _check_signature(registration: Registration) -> None:
+def _check_operator(registration: Registration) -> None:
     op, described = registration.op, registration.described
     schemas = torch._C._jit_get_schemas_for_operator(op)
     is_known = op in torch_registration.registry.all_functions()
@@ -134,18 +132,6 @@ def _check_signature(registration: Registration) -> None:
     if not schemas and not is_known:
         names = {schema.name for schema in torch._C._jit_get_all_schemas()}
         raise unknown_operator(op, sorted(names))
-    arity = arity_of(registration.function, skip=1)
-    if arity is None or not schemas or op.partition("::")[0] in _UNPACKED:
-        return
-    # an out= variant does not occur in a graph
-    relevant = [s for s in schemas if not any(a.is_out for a in s.arguments)] or schemas
-    counts = [len(schema.arguments) for schema in relevant]
-    if not any(arity.least <= n and (arity.most is None or n <= arity.most) for n in counts):
-        takes = f"takes the graph and {arity}" if arity.least >= 0 else "does not take the graph"
-        raise StageError(
-            f"{described} {takes}, which fits no schema of the operator",
-            f"its schema: {format_schemas(relevant)}",
-        )
 
 
 def _shadowed(registration: Registration, opset: int) -> str:

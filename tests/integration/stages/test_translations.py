@@ -167,9 +167,9 @@ def test_an_unused_translation_is_a_warning(project: Project) -> None:
          "returned 0 outputs, but the operator has 1; its schema: translated::halve(Tensor x,"
          " float by=0.5) -> Tensor"),
         ("def f():\n    ...\n", {},
-         "takes 0 inputs, which does not fit the operator; its schema: translated::halve(T"),
+         "raised TypeError: f() takes 0 positional arguments but 1 was given; its schema: tr"),
         ("def f(x, y, z):\n    ...\n", {},
-         "takes 3 inputs, which does not fit the operator; its schema: translat"),
+         "raised TypeError: f() missing 2 required positional arguments: 'y' and 'z'; its"),
         ("def f(x):\n    ...\n", {},
          "translated::halve (p.py:f) returned None; a translation returns the results of"
          " onnxscript"),
