@@ -9,6 +9,7 @@ from typing import Any
 
 from buildsys.history.builds import GPU, HOST, Measurement
 from buildsys.onnx_graphs.result_types import ComparedCases
+from buildsys.report.key_figures import worst_comparison
 from buildsys.report.results.reader import RESULT_TYPES, parse, read_content
 from buildsys.stages.bench.result import BenchResult, ContenderResult, engine_contender
 from buildsys.stages.command.result import CommandResult
@@ -107,20 +108,13 @@ def _engine(result: EngineResult) -> Figures:
     return {"bytes": result.get("engine_bytes"), **{name: result.get(name) for name in names}}
 
 
-def _checked(cases: Mapping[str, ComparedCases]) -> Figures:
+def _checked(graphs: Mapping[str, ComparedCases]) -> Figures:
     """Find the largest relative error, None if not finite, and its place."""
-    errors = [
-        (math.inf if error is None or math.isnan(error) else error, (graph, case, output))
-        for graph, compared in cases.items()
-        for case, outputs in compared.items()
-        for output, comparison in outputs.items()
-        if (error := comparison.get("relative")) is not None or comparison.get("passed") is False
-    ]
-    if not errors:
+    worst = worst_comparison(graphs)
+    if worst is None:
         return {}
-    error, place = max(errors)
-    relative = error if math.isfinite(error) else None
-    return {_RELATIVE: relative, "relative_at": " ".join(filter(None, place))}
+    error, place = worst
+    return {_RELATIVE: error if math.isfinite(error) else None, "relative_at": place}
 
 
 def _graph(graph: Mapping[str, Any]) -> Figures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
 from buildsys.report.formatting import first_names
 from buildsys.report.gates import gate_lines
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
-from buildsys.report.key_figures import key_figure, worst_error
+from buildsys.report.key_figures import error_text, key_figure
 from buildsys.report.mixed_precision import search_lines
 from buildsys.report.ranking import rank_engines
 from buildsys.report.recommendation import recommend
@@ -257,7 +258,8 @@ def _target_line(result: AnyResult, comparisons: Iterable[ComparisonLine]) -> Ta
             for line in comparisons
             if line.relative is not None
         ]
-        outcome = "; ".join(filter(None, (outcome, worst_error(errors))))
+        worst = max(errors, key=lambda error: (math.isnan(error[0]), error[0]), default=None)
+        outcome = "; ".join(filter(None, (outcome, error_text(worst))))
     return TargetLine(
         target=result.target,
         stage=result.stage,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from buildsys.manifest.schema.engine_base import engine_spec
 from buildsys.report import formatting
 from buildsys.report.key_figures import executed_precision, refit_origin
 from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
@@ -24,7 +25,7 @@ from buildsys.system.backend_registry import describe_backend, find_package, our
 
 _SHOWN_DIGITS = 16
 # fields reported elsewhere, or without influence on the engine
-NOT_SETTINGS = (
+_NOT_SETTINGS = (
     "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "needs",
     "gates",
 )  # fmt: skip
@@ -145,7 +146,7 @@ def _origin(
         "settings that are not the defaults": ", ".join(
             f"{name} {_plain(value)}"
             for name, value in spec.items()
-            if name not in NOT_SETTINGS and value != defaults.get(name, "")
+            if name not in _NOT_SETTINGS and value != defaults.get(name, "")
         ),
         "nodes by provider": placement_text(engine.get("placement", {}), timed),
         "precision of the layers": formatting.shares(shares.get("layers", {})),
@@ -206,19 +207,13 @@ def _built_with(engine: EngineResult) -> str:
 
 @cache
 def _defaults(backend: str) -> Mapping[str, Any]:
-    known = describe_backend(backend).defaults
-    if known is not None:  # spares most reports the import of pydantic
-        return known
-    from buildsys.manifest.schema.engine_base import engine_spec
-
-    spec = engine_spec(backend)
-    found = {
+    values = {
         name: field.get_default(call_default_factory=True)
-        for name, field in spec.model_fields.items()
+        for name, field in engine_spec(backend).model_fields.items()
         if not field.is_required()
     }
     return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
     }
 
 

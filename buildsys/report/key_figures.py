@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from buildsys.onnx_graphs.result_types import ComparedCases
@@ -41,25 +41,21 @@ def key_figure(stage: str, result: Mapping[str, Any]) -> str:
         return ""
 
 
-def worst_relative(found: Iterable[tuple[str, ComparedCases]]) -> str:
-    """Return the largest relative error with its place. NaN is the worst."""
+def worst_comparison(graphs: Mapping[str, ComparedCases]) -> tuple[float, str] | None:
+    """Find the largest relative error of compared graphs with its place. NaN is the worst."""
     errors = [
         (math.nan if error is None else error, " ".join(filter(None, (graph, case, output))))
-        for graph, cases in found
+        for graph, cases in graphs.items()
         for case, outputs in cases.items()
         for output, comparison in outputs.items()
         if (error := comparison.get("relative")) is not None or comparison.get("passed") is False
     ]
-    return worst_error(errors)
+    return max(errors, key=lambda error: (math.isnan(error[0]), error[0]), default=None)
 
 
-def worst_error(errors: Sequence[tuple[float, str]]) -> str:
-    """Return the largest of errors with their places. NaN is the worst."""
-    if not errors:
-        return ""
-    # any comparison with NaN is false, so it is put last by hand
-    error, place = max(errors, key=lambda entry: (math.isnan(entry[0]), entry[0]))
-    return f"worst relative error {q.error(error)} ({place})"
+def error_text(worst: tuple[float, str] | None) -> str:
+    """Describe the largest relative error, "" without any."""
+    return f"worst relative error {q.error(worst[0])} ({worst[1]})" if worst else ""
 
 
 def executed_precision(engine: EngineResult) -> str:
@@ -183,9 +179,9 @@ _KEY_FIGURES: Mapping[str, Callable[[Any], str]] = {
     ),
     "search": search_figure,
     "convert": lambda result: f"{q.size(result['bytes_before'])} → {q.size(result['bytes_after'])}",
-    "validate": lambda result: worst_relative(result["graphs"].items()),
+    "validate": lambda result: error_text(worst_comparison(result["graphs"])),
     "engine": _engine,
-    "verify": lambda result: worst_relative([("", result["cases"])]),
+    "verify": lambda result: error_text(worst_comparison({"": result["cases"]})),
     "bench": _bench,
     "gate": _gate,
     "command": command_figure,

@@ -8,7 +8,7 @@ engines share a rank, and the one with the smaller error comes first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from buildsys.report import formatting as q
@@ -36,6 +36,7 @@ COLUMNS = (
 _CLOSE = 1.02  # ratio below which a difference is not claimed without intervals
 _MEASURED = (LATENCY, THROUGHPUT)
 LEFT_OUT = "left out"  # status of a verified engine without a place
+Span = tuple[float, float, float]  # a figure, and the ends of its interval; smaller is better
 
 
 def rank_engines(
@@ -46,56 +47,47 @@ def rank_engines(
     if not ranking.ranked or by not in _MEASURED:
         return ranking
     first, others = ranking.ranked[0].engine, {}
-    names = {one.engine for one in ranking.ranked}
+    names = {engine.engine for engine in ranking.ranked}
     for other in timed_cases(report):
-        best = [one.engine for one in _rank(report, by, other, within).ranked if one.rank == 1]
+        ranked = _rank(report, by, other, within).ranked
+        best = [engine.engine for engine in ranked if engine.rank == 1]
         if first not in best and names.issuperset(best):
             others[other] = best[0]
     return replace(ranking, other_cases=others)
 
 
 def smallest_verified(report: Report, within: float | None) -> RankedEngine | None:
-    """Return the engine to ship if no benchmark has passed."""
-    untimed = replace(
-        report,
-        engines=tuple(replace(one, timed=ABSENT) for one in report.engines),
-        summary=tuple(line for line in report.summary if line.stage != BENCH),
-    )
-    return next(iter(_rank(untimed, SIZE, "", within).ranked), None)
+    """Find the engine to ship if no benchmark has passed."""
+    return next(iter(_rank(report, SIZE, "", within, needs_bench=False).ranked), None)
 
 
 def timed_cases(report: Report) -> list[str]:
-    """Return the cases of all trusted benchmarks of verified engines."""
+    """List the cases of all trusted benchmarks of verified engines."""
     return sorted({line.case for line in _trusted_timings(report)}, key=case_order)
 
 
-def _rank(report: Report, by: str, case: str, within: float | None) -> Ranking:
-    targets = {f"{line.stage}:{line.variant}": line for line in report.summary}
+def _rank(
+    report: Report, by: str, case: str, within: float | None, *, needs_bench: bool = True
+) -> Ranking:
     errors = {check.target: worst_error(check) for check in report.checks}
     trusted, cases = _trusted_timings(report), timed_cases(report)
     case = case or ("opt" if "opt" in cases else next(iter(cases), ""))
-    found: list[RankedEngine] = []
+    engines: list[RankedEngine] = []
     unranked: list[UnrankedEngine] = []
     for engine in report.engines:
         own = [one for one in trusted if (one.engine, one.case) == (engine.name, case)]
+        timing = min(own, key=lambda line: line.p50_ms or math.inf, default=None)
         error = errors.get(target_of(VERIFY, report.model, engine.name))
-        problem = _problem(engine, targets)
-        if problem is None:
-            noisy = any(
-                line.noisy
-                for line in report.bench
-                if line.engine == engine.name and line.case == (case or line.case)
-            )
-            problem = _bench_problem(
-                engine, targets, has_timing=bool(own), noisy=noisy, case=case, by=by
-            )
+        problem = _problem(report, engine)
+        if problem is None and needs_bench:
+            problem = _bench_problem(report, engine, by, case, timing)
         if problem is None and within is not None and (error is None or not error <= within):
-            problem = LEFT_OUT, f"its relative error is {_known(error)}, the limit {within:g}"
+            text = "unknown" if error is None else q.error(error)
+            problem = LEFT_OUT, f"its relative error is {text}, the limit {within:g}"
         if problem is not None:
             unranked.append(UnrankedEngine(engine.name, *problem))
             continue
-        timing = min(own, key=lambda line: line.p50_ms or math.inf, default=None)
-        found.append(
+        engines.append(
             RankedEngine(
                 engine=engine.name,
                 backend=engine.backend,
@@ -113,45 +105,48 @@ def _rank(report: Report, by: str, case: str, within: float | None) -> Ranking:
         by=by,
         case=case if cases else "",
         dims=next((line.dims for line in trusted if line.case == case), ""),
-        ranked=_mark_optimal(_in_order(found, by)),
+        ranked=_mark_optimal(_in_order(engines, by)),
         unranked=tuple(unranked),
         within=within,
         verified=sum(one.built == one.verified == PASSED for one in report.engines),
     )
 
 
-def ranking_cells(ranking: Ranking, one: RankedEngine) -> tuple[str, ...]:
-    """Return the cells of an engine for ``COLUMNS``, without markup."""
+def ranking_cells(ranking: Ranking, engine: RankedEngine) -> tuple[str, ...]:
+    """Write the cells of an engine for ``COLUMNS``, without markup."""
+    name = contender_name(engine.engine, engine.contender) if engine.contender else engine.engine
     return (
-        rank_text(ranking, one),
-        contender_name(one.engine, one.contender) if one.contender else one.engine,
-        f"{one.backend} {one.precision}".strip(),
-        q.significant(one.p50_ms),
-        q.interval(one.p50_interval_ms),
-        q.significant(one.throughput_per_s),
-        q.size(one.size_bytes),
-        q.error(one.error),
-        "yes" if one.is_optimal else "no",
+        rank_text(ranking, engine),
+        name,
+        f"{engine.backend} {engine.precision}".strip(),
+        q.significant(engine.p50_ms),
+        q.interval(engine.p50_interval_ms),
+        q.significant(engine.throughput_per_s),
+        q.size(engine.size_bytes),
+        q.error(engine.error),
+        "yes" if engine.is_optimal else "no",
     )
 
 
-def rank_text(ranking: Ranking, one: RankedEngine) -> str:
-    """Return the rank of an engine, with "=" if shared."""
-    is_shared = [other.rank for other in ranking.ranked].count(one.rank) > 1
-    return f"{one.rank} =" if is_shared else str(one.rank)
+def rank_text(ranking: Ranking, engine: RankedEngine) -> str:
+    """Write the rank of an engine, with "=" if shared."""
+    is_shared = [other.rank for other in ranking.ranked].count(engine.rank) > 1
+    return f"{engine.rank} =" if is_shared else str(engine.rank)
 
 
 def ranking_notes(ranking: Ranking) -> Iterator[str]:
     """Yield sentences on a table of ranked engines."""
-    ranks = [one.rank for one in ranking.ranked]
-    if len(set(ranks)) < len(ranks):
-        tied = [one for one in ranking.ranked if ranks.count(one.rank) > 1]
+    ranks = [engine.rank for engine in ranking.ranked]
+    tied = [engine for engine in ranking.ranked if ranks.count(engine.rank) > 1]
+    if tied:
         why = "their figures are equal"
         if ranking.by in _MEASURED:
-            known = all(one.p50_interval_ms for one in tied)
-            why = "their intervals overlap" if known else "their medians differ by at most 2 %"
+            is_measured = all(engine.p50_interval_ms for engine in tied)
+            why = (
+                "their intervals overlap" if is_measured else "their medians differ by at most 2 %"
+            )
         yield f"Engines with the same rank (=) are not distinguishable: {why}."
-    precisions = dict.fromkeys(one.precision for one in ranking.ranked if one.precision)
+    precisions = dict.fromkeys(engine.precision for engine in ranking.ranked if engine.precision)
     if len(precisions) > 1:
         yield f"The engines differ in precision ({', '.join(precisions)}): compare their errors."
     for case, engine in ranking.other_cases.items():
@@ -159,24 +154,36 @@ def ranking_notes(ranking: Ranking) -> Iterator[str]:
 
 
 def contender_name(engine: str, contender: str) -> str:
-    """Return the name of a contender; an engine has its own."""
+    """Name a contender; an engine has its own name."""
     title = contender_title(contender)
     return title.replace("engine", engine, 1) if contender in ENGINE_CONTENDERS else title
 
 
+def unique_names(lines: Sequence[TimingLine]) -> dict[tuple[str, str], str]:
+    """Name contenders, with the engine next to which each baseline was timed."""
+    several = len({line.engine for line in lines}) > 1
+    names = {}
+    for line in lines:
+        name = contender_name(line.engine, line.contender)
+        if several and line.contender not in ENGINE_CONTENDERS:
+            name += f" (with {line.engine})"
+        names[line.engine, line.contender] = name
+    return names
+
+
 def worst_error(check: Check) -> float | None:
-    """Return the largest relative error of a check. NaN is the worst."""
+    """Find the largest relative error of a check. NaN is the worst."""
     errors = [line.relative for line in check.comparisons if line.relative is not None]
     return max(errors, key=lambda error: (math.isnan(error), error), default=None)
 
 
 def is_close(first: TimingLine | RankedEngine, second: TimingLine | RankedEngine) -> bool:
-    """Return True if two medians nearly agree, by their intervals if known."""
+    """Check if two medians nearly agree, by their intervals if known."""
     return _overlap(_latency(first), _latency(second))
 
 
 def _trusted_timings(report: Report) -> list[TimingLine]:
-    """Return the timings of engines themselves in benchmarks that have passed."""
+    """List the timings of engines themselves in benchmarks that have passed."""
     timed = {one.name for one in report.engines if one.built == one.verified == one.timed == PASSED}
     return [
         line
@@ -189,38 +196,42 @@ def _trusted_timings(report: Report) -> list[TimingLine]:
     ]
 
 
-def _problem(engine: EngineLine, lines: Mapping[str, TargetLine]) -> tuple[str, str] | None:
-    """Return status and reason of an engine that must not be shipped, None if it may."""
+def _problem(report: Report, engine: EngineLine) -> tuple[str, str] | None:
+    """Give status and reason of an engine that must not be shipped, None if it may."""
     for stage, status, otherwise in (
         (ENGINE, engine.built, "not built"),
         (VERIFY, engine.verified, "not verified"),
     ):
         if status != PASSED:
-            return _reason(lines.get(f"{stage}:{engine.name}"), status, otherwise)
-    gate = lines.get(f"{GATE}:{engine.name}")
+            return _reason(_line_of(report, stage, engine), status, otherwise)
+    gate = _line_of(report, GATE, engine)
     if gate is not None and gate.status == FAILED:
         return _reason(gate, FAILED, "a gate has failed")
     return None
 
 
 def _bench_problem(
-    engine: EngineLine,
-    lines: Mapping[str, TargetLine],
-    *,
-    has_timing: bool,
-    noisy: bool,
-    case: str,
-    by: str,
+    report: Report, engine: EngineLine, by: str, case: str, timing: TimingLine | None
 ) -> tuple[str, str] | None:
-    line = lines.get(f"{BENCH}:{engine.name}")
+    line = _line_of(report, BENCH, engine)
     if engine.timed == ABSENT and line is None:  # the manifest asks for no benchmark
         return (ABSENT, "its manifest has no benchmark") if by in _MEASURED else None
     if engine.timed != PASSED:
         return _reason(line, engine.timed, "its benchmark has not passed")
-    if not has_timing and by in _MEASURED:
+    if timing is None and by in _MEASURED:
         place = f" in case {case}" if case else ""
-        return LEFT_OUT, f"its latency{place} is noisy" if noisy else f"not timed{place}"
+        is_noisy = any(
+            one.noisy and one.case == (case or one.case)
+            for one in report.bench
+            if one.engine == engine.name
+        )
+        return LEFT_OUT, f"its latency{place} is noisy" if is_noisy else f"not timed{place}"
     return None
+
+
+def _line_of(report: Report, stage: str, engine: EngineLine) -> TargetLine | None:
+    own = (line for line in report.summary if (line.stage, line.variant) == (stage, engine.name))
+    return next(own, None)
 
 
 def _reason(line: TargetLine | None, status: str, otherwise: str) -> tuple[str, str]:
@@ -229,29 +240,26 @@ def _reason(line: TargetLine | None, status: str, otherwise: str) -> tuple[str, 
     return status, reason or names.get(status, otherwise)
 
 
-def _known(error: float | None) -> str:
-    return "unknown" if error is None else q.error(error)
-
-
-def _in_order(found: Iterable[RankedEngine], by: str) -> list[RankedEngine]:
-    """Return engines by rank; those in one rank by error, size and latency."""
-    interval: Callable[[RankedEngine], tuple[float, float, float]] = {
+def _in_order(engines: Iterable[RankedEngine], by: str) -> list[RankedEngine]:
+    """Sort engines by rank; those in one rank by error, size and latency."""
+    span: Callable[[RankedEngine], Span] = {
         LATENCY: _latency,
         THROUGHPUT: _slowness,
-        SIZE: lambda one: _exact(one.size_bytes),
-        ERROR: lambda one: _exact(one.error),
+        SIZE: lambda engine: _exact(engine.size_bytes),
+        ERROR: lambda engine: _exact(engine.error),
     }[by]
 
-    def tie(one: RankedEngine) -> tuple[float, float, float, str]:
-        return _exact(one.error)[0], _exact(one.size_bytes)[0], _latency(one)[0], one.engine
+    def tie(engine: RankedEngine) -> tuple[float, float, float, str]:
+        figures = _exact(engine.error), _exact(engine.size_bytes), _latency(engine)
+        return figures[0][0], figures[1][0], figures[2][0], engine.engine
 
-    rest = sorted(found, key=lambda one: (interval(one)[0], tie(one)))
+    rest = sorted(engines, key=lambda engine: (span(engine)[0], tie(engine)))
     ordered: list[RankedEngine] = []
     while rest:
-        group = [one for one in rest if _overlap(interval(rest[0]), interval(one))]
-        rest = [one for one in rest if one not in group]
+        group = [engine for engine in rest if _overlap(span(rest[0]), span(engine))]
+        rest = [engine for engine in rest if engine not in group]
         rank = len(ordered) + 1
-        ordered += [replace(one, rank=rank) for one in sorted(group, key=tie)]
+        ordered += [replace(engine, rank=rank) for engine in sorted(group, key=tie)]
     return ordered
 
 
@@ -261,50 +269,45 @@ def _mark_optimal(ranked: Sequence[RankedEngine]) -> tuple[RankedEngine, ...]:
     Throughput does not count: in one case it follows from the latency.
     """
 
-    def is_better(one: RankedEngine, other: RankedEngine) -> bool:
-        pairs = [
-            (_latency(one), _latency(other)),
-            (_exact(one.error), _exact(other.error)),
-            (_exact(one.size_bytes), _exact(other.size_bytes)),
-        ]
-        if any(first[0] > second[0] and not _overlap(first, second) for first, second in pairs):
-            return False
-        return any(first[0] < second[0] and not _overlap(first, second) for first, second in pairs)
+    def spans(engine: RankedEngine) -> list[Span]:
+        return [_latency(engine), _exact(engine.error), _exact(engine.size_bytes)]
 
-    def is_known(one: RankedEngine) -> bool:
-        figures = (one.p50_ms, one.error, one.size_bytes)
-        return all(figure is not None and math.isfinite(figure) for figure in figures)
+    def is_better(engine: RankedEngine, other: RankedEngine) -> bool:
+        pairs = zip(spans(engine), spans(other), strict=True)
+        different = [pair for pair in pairs if not _overlap(*pair)]
+        return bool(different) and all(first[0] < second[0] for first, second in different)
 
-    known = [one for one in ranked if is_known(one)]
-    return tuple(
-        replace(one, is_optimal=one in known and not any(is_better(two, one) for two in known))
-        for one in ranked
-    )
+    complete = [
+        engine for engine in ranked if all(math.isfinite(span[0]) for span in spans(engine))
+    ]
+    optimal = [
+        engine for engine in complete if not any(is_better(other, engine) for other in complete)
+    ]
+    return tuple(replace(engine, is_optimal=engine in optimal) for engine in ranked)
 
 
-# A figure, and the ends of its interval; smaller is better.
-def _latency(one: TimingLine | RankedEngine) -> tuple[float, float, float]:
-    p50, ends = one.p50_ms, one.p50_interval_ms
-    if p50 is None or not math.isfinite(p50):
+def _latency(line: TimingLine | RankedEngine) -> Span:
+    p50_ms, ends = line.p50_ms, line.p50_interval_ms
+    if p50_ms is None or not math.isfinite(p50_ms):
         return _exact(None)
     if ends and len(ends) == 2:
-        return p50, ends[0], ends[1]
-    return p50, p50, p50 * _CLOSE
+        return p50_ms, ends[0], ends[1]
+    return p50_ms, p50_ms, p50_ms * _CLOSE
 
 
-def _slowness(one: RankedEngine) -> tuple[float, float, float]:
-    """Return the time per item, with the relative interval of the median."""
-    if not one.throughput_per_s or not math.isfinite(one.throughput_per_s):
+def _slowness(engine: RankedEngine) -> Span:
+    """Compute the time per item, with the relative interval of the median."""
+    if not engine.throughput_per_s or not math.isfinite(engine.throughput_per_s):
         return _exact(None)
-    p50, low, high = _latency(one)
-    time = 1 / one.throughput_per_s
+    p50, low, high = _latency(engine)
+    time = 1 / engine.throughput_per_s
     return time, time * low / p50, time * high / p50
 
 
-def _exact(value: float | None) -> tuple[float, float, float]:
-    known = math.inf if value is None or math.isnan(value) else value
-    return known, known, known
+def _exact(value: float | None) -> Span:
+    number = math.inf if value is None or math.isnan(value) else value
+    return number, number, number
 
 
-def _overlap(first: tuple[float, float, float], second: tuple[float, float, float]) -> bool:
+def _overlap(first: Span, second: Span) -> bool:
     return first[1] <= second[2] and second[1] <= first[2]

@@ -84,7 +84,6 @@ class BackendDescription:
     same_platform: bool = False  # an engine runs on the operating system of its build only
     any_processor: bool = False  # an engine also runs on other families of processors
     build_seconds: float = 10.0  # of an image classifier, for the first estimate
-    defaults: Mapping[str, Any] | None = None  # of its options; default: read from ``ENGINE``
     problem: str = field(default="", compare=False)  # of a broken package
 
     @property

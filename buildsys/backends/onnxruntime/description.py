@@ -88,17 +88,4 @@ DESCRIPTION = _OnnxRuntime(
     environment=("onnxruntime",),
     operator_kinds=("function", "library"),
     build_seconds=1.0,
-    defaults={
-        "provider": "cpu",
-        "providers": None,
-        "ep_context": False,
-        "quantization": "static",
-        "optimized": False,
-        "intra_op_threads": 0,
-        "inter_op_threads": 1,
-        "execution_mode": "sequential",
-        "graph_optimization_level": "all",
-        "spinning": True,
-        "session_config": {},
-    },
 )

@@ -13,7 +13,7 @@ from buildsys.report.formatting import case_order
 from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, Mark, Series, draw
 from buildsys.report.html.tables import Table
-from buildsys.report.ranking import contender_name
+from buildsys.report.ranking import unique_names
 from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.ranking import Ranking
 from buildsys.report.results.reader import FAILED, NOISY
@@ -154,7 +154,7 @@ def _error_strip(
 def contenders(report: Report) -> list[tuple[str, str, list[Contender]]]:
     """List every contender by case and sizes, the recommendation's case first."""
     first = report.recommendation.case if report.recommendation else ""
-    names, colors = _names(report), _colors(report)
+    names, colors = unique_names(report.bench), _colors(report)
     groups = []
     for case in sorted(
         {line.case for line in report.bench}, key=lambda c: (c != first, case_order(c))
@@ -200,7 +200,7 @@ def _latency_strip(line: TimingLine, kind: str, axis: Axis) -> Markup:
 
 def by_batch(report: Report) -> Iterator[tuple[str, Chart]]:
     """Yield steady latencies and throughputs by batch size, if there are several sizes."""
-    names, colors = _names(report), _colors(report)
+    names, colors = unique_names(report.bench), _colors(report)
     for title, figure in (("p50 (ms)", "p50_ms"), ("items per second", "throughput_per_s")):
         points = [
             (line, float(line.batch), getattr(line, figure))
@@ -286,18 +286,6 @@ def _colors(report: Report) -> dict[tuple[str, str], str]:
             kind += " dashed" if line.contender == ENGINE_CUDA_GRAPH else ""
         colors[line.engine, line.contender] = kind
     return colors
-
-
-def _names(report: Report) -> dict[tuple[str, str], str]:
-    """Name each contender, unique among all benchmarks."""
-    several = len({line.engine for line in report.bench}) > 1
-    names = {}
-    for line in report.bench:
-        name = contender_name(line.engine, line.contender)
-        if several and line.contender not in ENGINE_CONTENDERS:
-            name += f" (with {line.engine})"
-        names[line.engine, line.contender] = name
-    return names
 
 
 def _is_positive(value: float | None) -> bool:

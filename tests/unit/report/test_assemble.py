@@ -7,15 +7,13 @@ import pytest
 from html_page import Page, page_of
 from tiny_results import NO_GPU, Results
 
-from buildsys.backends.onnxruntime.options import OnnxRuntimeEngine
 from buildsys.report.assemble import assemble
-from buildsys.report.engines import NOT_SETTINGS, engine_provenance
+from buildsys.report.engines import engine_provenance
 from buildsys.report.html.pages import render_model
 from buildsys.report.markdown.document import render
 from buildsys.report.results.reader import PASSED, Result, parse
 from buildsys.report.results.report import Report, as_json
 from buildsys.stages.engine.result import EngineResult
-from buildsys.system.backend_registry import describe_backend
 
 NAN = float("nan")
 
@@ -319,17 +317,6 @@ def test_engine_provenance_lists_libraries_and_settings(results: Results) -> Non
     }
     page = Page(render_model(page_of(report_on(results))))
     assert "precision of the layers 90.0 % float16, 10.0 % float32" in page.text
-
-
-def test_defaults_of_onnxruntime_are_those_of_the_manifest() -> None:
-    fields = OnnxRuntimeEngine.model_fields.items()
-    defaults = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in fields
-        if not field.is_required()
-    }
-    settings = {name: value for name, value in defaults.items() if name not in NOT_SETTINGS}
-    assert settings == describe_backend("onnxruntime").defaults
 
 
 def test_verify_is_reported_per_profile(results: Results) -> None:
