@@ -21,56 +21,37 @@ DEFAULT_LIMITS: Mapping[str, Mapping[str, float]] = {
     "fp8": {"rtol": 2e-1, "cosine": 0.98},
     "int4": {"rtol": 2e-1, "cosine": 0.98},
 }
+_AGREEMENT = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
+_INT8 = dict(zip(_AGREEMENT, (0.2, 0.98, 0.15, 0.35, 0.97), strict=True))
 # How the outputs of low precision follow their reference over all samples. Trained networks of six
 # kinds, quantized honestly, reached half of them (docs/precision.md).
-_INT8_AGREEMENT: Mapping[str, float] = {
-    "spread_error": 0.2,
-    "correlation": 0.98,
-    "slope": 0.15,
-    "channel_error": 0.35,
-    "class_agreement": 0.97,
-}
 AGREEMENT_LIMITS: Mapping[str, Mapping[str, float]] = {
-    "fp16": {
-        "spread_error": 0.02,
-        "correlation": 0.9995,
-        "slope": 0.01,
-        "channel_error": 0.05,
-        "class_agreement": 0.99,
-    },
-    "bf16": {
-        "spread_error": 0.05,
-        "correlation": 0.999,
-        "slope": 0.03,
-        "channel_error": 0.1,
-        "class_agreement": 0.98,
-    },
-    "int8": _INT8_AGREEMENT,
-    "fp8": _INT8_AGREEMENT,
-    "int4": _INT8_AGREEMENT,
+    "fp16": dict(zip(_AGREEMENT, (0.02, 0.9995, 0.01, 0.05, 0.99), strict=True)),
+    "bf16": dict(zip(_AGREEMENT, (0.05, 0.999, 0.03, 0.1, 0.98), strict=True)),
+    "int8": _INT8,
+    "fp8": _INT8,
+    "int4": _INT8,
 }
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDINGS = 16 / 2  # eps of 256 operations in a row
 
 
 def effective_limits(
-    given: Mapping[str, float | None], kind: str, float_type: str
+    limits: Mapping[str, float | None], kind: str, float_type: str
 ) -> dict[str, float | None]:
-    """Return the limits of the manifest, completed by defaults.
+    """Complete the limits of the manifest by defaults.
 
-    ``kind`` is ``validate`` or an engine's precision, ``float_type`` that of most weights.
+    ``kind`` is ``validate`` or an engine's precision, ``float_type`` the type of most weights.
     """
     rounding, least = _ROUNDINGS * _EPS.get(float_type, 0.0), DEFAULT_LIMITS[kind]
+    # the cosine of an output in which every element differs by ``rounding``
+    cosine = min(least["cosine"], 1 - rounding**2 / 2)
+    # a network of bfloat16 varies by its own rounding, whatever the engine's precision
+    coarsest = "bf16" if (kind, float_type) == ("fp16", "bfloat16") else kind
     defaults = {
         "rtol": max(least["rtol"], rounding),
-        # of an output in which every element differs by ``rounding``
-        "cosine": min(least["cosine"], 1 - rounding**2 / 2),
+        "cosine": cosine,
+        **AGREEMENT_LIMITS.get(coarsest, {}),
     }
-    if kind in AGREEMENT_LIMITS:
-        # a network of bfloat16 varies by its own rounding, whatever the engine's precision
-        coarsest = "bf16" if (kind, float_type) == ("fp16", "bfloat16") else kind
-        defaults |= AGREEMENT_LIMITS[coarsest]
-    return {
-        **given,
-        **{name: value for name, value in defaults.items() if given.get(name) is None},
-    }
+    unset = {name: value for name, value in defaults.items() if limits.get(name) is None}
+    return {**limits, **unset}

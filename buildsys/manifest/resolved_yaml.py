@@ -10,16 +10,17 @@ from typing import Any
 from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.manifest.project import ResolvedModel
 
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*")
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]*")
-_RESERVED = re.compile(r"(?i)null|true|false|yes|no|on|off|y|n")  # most for YAML 1.1 readers
+# text without quotes; most reserved words are of YAML 1.1
+_PLAIN = re.compile(
+    r"(?!(?i:null|true|false|yes|no|on|off|y|n)$)[A-Za-z_/][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*"
+)
 # limits of gates are refused without their units
 _UNITS = {"latency": "s", "build_time": "s", "size": "B", "memory": "B"}
 Line = tuple[str, str]  # text, comment
 
 
 def resolved_text(model: ResolvedModel) -> str:
-    """Return a resolved manifest as YAML with the origin of each value.
+    """Write a resolved manifest as YAML with the origin of each value.
 
     The text is a manifest itself: in a project without defaults it resolves to the same data.
     """
@@ -29,47 +30,39 @@ def resolved_text(model: ResolvedModel) -> str:
         without = GRAPH_SECTIONS if source else NETWORK_SECTIONS
     unused = ("toolchains", *without)
     sections = {name: value for name, value in model.data.items() if name not in unused}
-    lines = list(_lines(sections, (), 0, model.origins))
+    lines = list(_lines(sections, (), "", model.origins))
     width = min(max((len(line) for line, _ in lines), default=0), 60)
-    shown = [f"# {model.name}, from {model.file}"]
-    shown += [f"{line:<{width}}  # {comment}" if comment else line for line, comment in lines]
+    text = [f"# {model.name}, from {model.file}"]
+    text += [f"{line:<{width}}  # {comment}" if comment else line for line, comment in lines]
     # toolchains belong to the project, not to the manifest
     for name, toolchain in model.data.get("toolchains", {}).items():
         origin = model.origins.get(f"toolchains.{name}.python", "default")
         variables = "".join(f" {key}={value}" for key, value in toolchain["env"].items())
-        shown.append(f"# toolchain {name}: {toolchain['python']}{variables} ({origin})")
-    return "\n".join(shown) + "\n"
+        text.append(f"# toolchain {name}: {toolchain['python']}{variables} ({origin})")
+    return "\n".join(text) + "\n"
 
 
 def _lines(
-    value: Any, path: tuple[str, ...], depth: int, origins: Mapping[str, str]
+    value: Any, path: tuple[str, ...], indent: str, origins: Mapping[str, str]
 ) -> Iterator[Line]:
     """Yield the lines of a map or list."""
-    indent = "  " * depth
-    if isinstance(value, Mapping):
-        for name, member in value.items():
-            plain = _KEY.fullmatch(name) and not _RESERVED.fullmatch(name)
-            head = f"{indent}{name if plain else json.dumps(name)}:"
-            member_path = (*path, name)
-            if _is_leaf(member):
-                member = _with_unit(member_path, member)
-                yield f"{head} {_flow(member)}", origins.get(".".join(member_path), "default")
-            else:
-                yield head, ""
-                yield from _lines(member, member_path, depth + 1, origins)
-        return
-    for index, member in enumerate(value):
-        member_path = (*path, str(index))
+    is_map = isinstance(value, Mapping)
+    for step, member in value.items() if is_map else enumerate(value):
+        below = (*path, str(step))
+        head = f"{indent}{_flow(step)}:" if is_map else f"{indent}-"
         if _is_leaf(member):
-            yield f"{indent}- {_flow(member)}", origins.get(".".join(member_path), "default")
-            continue
-        for number, (line, comment) in enumerate(_lines(member, member_path, depth + 1, origins)):
-            first = f"{indent}- {line[len(indent) + 2 :]}"
-            yield (line if number else first), comment
+            comment = origins.get(".".join(below), "default")
+            yield f"{head} {_flow(_with_unit(below, member))}", comment
+        elif is_map:
+            yield head, ""
+            yield from _lines(member, below, f"{indent}  ", origins)
+        else:  # the first line of an entry follows its hyphen
+            for number, (line, comment) in enumerate(_lines(member, below, f"{indent}  ", origins)):
+                yield (line if number else f"{head} {line[len(indent) + 2 :]}"), comment
 
 
 def _with_unit(path: tuple[str, ...], value: Any) -> Any:
-    """Return a limit of a gate with its unit, another value as it is."""
+    """Add the unit to a limit of a gate."""
     unit = _UNITS.get(path[-2]) if path[-1] == "limit" and "gates" in path else None
     if unit is None or value is None:
         return value
@@ -85,13 +78,13 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _flow(value: Any) -> str:
-    """Return a value on one line."""
+    """Write a value on one line."""
     if isinstance(value, list):
         return f"[{', '.join(_flow(member) for member in value)}]"
     if isinstance(value, Mapping):
         return "{}"
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return {"inf": ".inf", "-inf": "-.inf"}.get(str(value), ".nan")
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and not _RESERVED.fullmatch(value):
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
         return value
     return json.dumps(value)

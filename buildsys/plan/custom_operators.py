@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from buildsys.manifest.operator_choice import chosen_kind, implementations
+from buildsys.manifest.backend_choices import chosen_kind, implementations
 from buildsys.plan.action import FileRef
 from buildsys.stages.table import OPERATORS, target_of
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from buildsys.manifest.precisions import base_precision, is_auto
+from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.plan.action import ToolchainRef
 
 EngineSpec = Mapping[str, Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from buildsys.manifest.operator_choice import chosen_kind, implementations
+from buildsys.manifest.backend_choices import chosen_kind, implementations
 from buildsys.onnx_graphs.result_types import TensorPort
 from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, timings
 from buildsys.report.checks import checks_of, contradictions

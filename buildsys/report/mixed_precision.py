@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from buildsys.manifest.precisions import base_precision, full_name, is_auto
+from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.report import formatting as q
 from buildsys.report.key_figures import graph_error
 from buildsys.report.results.engine_lines import TimingLine

@@ -17,7 +17,7 @@ from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool, run_job
 from buildsys.errors import UsageError
 from buildsys.execution.freshness import FRESH
-from buildsys.manifest.precisions import base_precision, is_auto
+from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import FULL_PRECISION, QUANTIZED
 from buildsys.report.formatting import error, plural

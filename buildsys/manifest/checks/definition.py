@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from buildsys.manifest.backend_choices import is_auto
 from buildsys.manifest.checks.view import REFUSED, ManifestView
 from buildsys.manifest.graph_sections import GRAPH_SECTIONS
-from buildsys.manifest.precisions import is_auto
 from buildsys.manifest.problem import Problems, show_value
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.system.backend_registry import describe_backend, find_package

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.manifest.checks.surgery import shapes_after_surgery
 from buildsys.manifest.checks.view import REFUSED, ManifestView
-from buildsys.manifest.precisions import base_precision, is_auto
 from buildsys.manifest.problem import Problems, show_value, suggest
 from buildsys.manifest.schema.base import QUANTIZED
 from buildsys.manifest.schema.stages import DEFAULT_PERCENTILE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from buildsys.manifest.backend_choices import implementations
 from buildsys.manifest.checks.view import ManifestView
-from buildsys.manifest.operator_choice import implementations
 from buildsys.manifest.problem import Problems, expected
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.system.backend_registry import backend_names, describe_backend

@@ -132,7 +132,12 @@ class Spec(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")
@@ -147,19 +152,16 @@ class Spec(BaseModel):
 class NeedsSpec(Spec):
     """What a machine must have to run a stage."""
 
-    gpu: str | None = Field(
-        None, pattern=GPU_PATTERN, max_length=100, description="Words of the GPU's name: H100."
-    )
-    compute_capability: str | None = Field(
-        None, pattern=CAPABILITY_PATTERN, description="Compute capability of the GPU, such as 9.0."
-    )
+    gpu: str | None = Field(None, pattern=GPU_PATTERN, max_length=100)
+    """Words of the GPU's name: H100."""
+    compute_capability: str | None = Field(None, pattern=CAPABILITY_PATTERN)
+    """Compute capability of the GPU, such as 9.0."""
     count: int | None = Field(None, ge=1, le=64, description="Number of such GPUs; default: 1.")
     memory: Bytes | None = Field(None, gt=0, description="Main memory of the machine.")
     labels: tuple[Name, ...] = Field((), description="Labels of the machine (BUILDSYS_LABELS).")
     exclusive: bool = Field(False, description="Nothing else may run on the machine meanwhile.")
-    time: Seconds | None = Field(
-        None, gt=0, description="Time limit for schedulers that ask for one; default: timeout."
-    )
+    time: Seconds | None = Field(None, gt=0)
+    """Time limit for schedulers that ask for one; default: timeout."""
 
 
 def section(alias: str | None = None, description: str | None = None) -> Any:

@@ -55,38 +55,26 @@ class CommandSpec(Spec):
     """A program with declared inputs and outputs."""
 
     name: Name = Field(description="Name of the command in targets and paths.")
-    run: Arguments = Field(
-        description="Program and arguments; {inputs.X}, {outputs.X} and {figures} are paths."
-    )
-    inputs: dict[_Word, str] = Field(
-        {},
-        description="Files and folders/ of the project, or outputs of other targets such as "
-        "{simplified}.",
-    )
-    outputs: dict[_Word, str] = Field(
-        {}, description="Files and folders/ that it writes, relative to its working folder."
-    )
+    run: Arguments
+    """Program and arguments; {inputs.X}, {outputs.X} and {figures} are paths."""
+    inputs: dict[_Word, str] = Field({})
+    """Files and folders/ of the project, or outputs of other targets such as {simplified}."""
+    outputs: dict[_Word, str] = Field({})
+    """Files and folders/ that it writes, relative to its working folder."""
     limits: dict[str, FigureLimit] = Field({}, description="Limits of the reported figures.")
-    toolchain: Name | None = Field(
-        None, description="Toolchain of project.yaml with its programs and Python."
-    )
-    versions: tuple[Name, ...] = Field(
-        (), description="Python distributions that it uses; without one of them it is unavailable."
-    )
-    probes: tuple[Arguments, ...] = Field(
-        (), description="Commands such as [trtexec, --version]; what they print is in the key."
-    )
-    env: dict[_Variable, str | None] = Field(
-        {}, description="Environment variables; null: as in the environment of the build."
-    )
-    device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="cuda: it needs an NVIDIA GPU, depends on its kind, and has it alone."
-    )
-    measures: bool = Field(
-        False, description="It times something: it runs alone, and its results are not shared."
-    )
-    needs: NeedsSpec | None = Field(
-        None, description="Needs of this command, instead of those of the model."
-    )
+    toolchain: Name | None = None
+    """Toolchain of project.yaml with its programs and Python."""
+    versions: tuple[Name, ...] = ()
+    """Python distributions that it uses; without one of them it is unavailable."""
+    probes: tuple[Arguments, ...] = ()
+    """Commands such as [trtexec, --version]; what they print is in the key."""
+    env: dict[_Variable, str | None] = Field({})
+    """Environment variables; null: as in the environment of the build."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """cuda: it needs an NVIDIA GPU, depends on its kind, and has it alone."""
+    measures: bool = False
+    """It times something: it runs alone, and its results are not shared."""
+    needs: NeedsSpec | None = None
+    """Needs of this command, instead of those of the model."""
     required: bool = Field(False, description="Fail the build if it cannot run here.")
     timeout: Seconds | None = Field(None, gt=0, description="Limit, instead of timeout.command.")

@@ -17,21 +17,16 @@ class EngineBase(Spec):
     """The fields of every engine."""
 
     name: Name = Field(description="Name of the engine in targets and paths.")
-    precision: EnginePrecision = Field(
-        "fp32",
-        description="Of graph or layers; auto keeps the nodes in fp32 that exceed the limits.",
-    )
+    precision: EnginePrecision = "fp32"
+    """Of graph or layers; auto keeps the nodes in fp32 that exceed the limits."""
     required: bool = Field(False, description="Fail the build if this engine cannot be built.")
-    tolerance: EngineTolerance | None = Field(
-        None, description="Limits of this engine, overriding those of `verify`."
-    )
+    tolerance: EngineTolerance | None = None
+    """Limits of this engine, overriding those of `verify`."""
     toolchain: Name | None = Field(None, description="Toolchain of project.yaml to build and run.")
-    needs: NeedsSpec | None = Field(
-        None, description="Needs of this engine, instead of those of the model."
-    )
-    gates: GatesSpec | None = Field(
-        None, description="Gates of this engine, instead of those of the model."
-    )
+    needs: NeedsSpec | None = None
+    """Needs of this engine, instead of those of the model."""
+    gates: GatesSpec | None = None
+    """Gates of this engine, instead of those of the model."""
 
 
 class _UnusableEngine(EngineBase):

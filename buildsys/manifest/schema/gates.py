@@ -1,11 +1,12 @@
 """Gates: limits on an engine's figures, absolute or relative to a baseline."""
 
+from functools import partial
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
 from buildsys.manifest.schema.base import Name, Seconds, Spec
-from buildsys.manifest.units import parse_duration_limit, parse_percentage, parse_size_limit
+from buildsys.manifest.units import parse_duration, parse_percentage, parse_size
 
 METRICS = ("latency", "throughput", "size", "memory", "error", "build_time")
 Percentage = Annotated[
@@ -14,8 +15,8 @@ Percentage = Annotated[
     Field(gt=0, le=1, json_schema_extra={"type": ["string", "number"]}),
 ]
 _TEXT = Field(json_schema_extra={"type": "string"})
-LimitSeconds = Annotated[float, BeforeValidator(parse_duration_limit), _TEXT]
-LimitBytes = Annotated[int, BeforeValidator(parse_size_limit), _TEXT]
+LimitSeconds = Annotated[float, BeforeValidator(partial(parse_duration, needs_unit=True)), _TEXT]
+LimitBytes = Annotated[int, BeforeValidator(partial(parse_size, needs_unit=True)), _TEXT]
 _TOLERANCE = "Largest change for the worse against the baseline, such as 5%."
 
 
@@ -59,16 +60,11 @@ class GatesSpec(Spec):
     latency: DurationGate | None = Field(None, description="Median latency of an inference.")
     throughput: RateGate | None = Field(None, description="Items per second.")
     size: SizeGate | None = Field(None, description="Size of the engine's files.")
-    memory: SizeGate | None = Field(
-        None, description="Memory of a process with the engine; on a GPU, of the device."
-    )
+    memory: SizeGate | None = None
+    """Memory of a process with the engine; on a GPU, of the device."""
     error: ErrorGate | None = Field(None, description="Worst relative error in `verify`.")
     build_time: DurationGate | None = Field(None, description="Time to build the engine.")
-    rounds: int | None = Field(
-        None,
-        ge=6,
-        le=50,
-        description="Processes per side; default: 10, then 20 and 40 while noisy.",
-    )
+    rounds: int | None = Field(None, ge=6, le=50)
+    """Processes per side; default: 10, then 20 and 40 while noisy."""
     duration: Seconds = Field(0.5, gt=0, description="Least measured time of a process.")
     required: bool = Field(False, description="Fail if there is nothing comparable.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from buildsys.manifest.precisions import base_precision
+from buildsys.manifest.backend_choices import base_precision
 from buildsys.manifest.schema.base import (
     DimName,
     Name,
@@ -26,7 +26,6 @@ from buildsys.manifest.schema.engines import Engine
 from buildsys.manifest.schema.gates import GatesSpec
 from buildsys.manifest.schema.network import CallSpec, DimSpec, InputSpec, OutputSpec
 from buildsys.manifest.schema.operators import OperatorSpec
-from buildsys.manifest.schema.registrations import SymbolicSpec, TranslationSpec
 from buildsys.manifest.schema.source import Source
 from buildsys.manifest.schema.stages import (
     BenchSpec,
@@ -39,6 +38,8 @@ from buildsys.manifest.schema.stages import (
     ReportSpec,
     SearchSpec,
     SimplifySpec,
+    SymbolicSpec,
+    TranslationSpec,
     ValidateSpec,
     VerifySpec,
 )
@@ -51,65 +52,51 @@ class ModelSpec(Spec):
 
     model: Name = Field(description="Name of the model in targets and paths.")
     description: str = Field("", description="One sentence about the model, for the report.")
-    owner: str = Field(
-        "", max_length=200, description="Person or team to ask; `--owner` selects models by it."
-    )
+    owner: str = Field("", max_length=200)
+    """Person or team to ask; `--owner` selects models by it."""
     tags: tuple[Name, ...] = Field((), description="Labels that `--tag` selects models by.")
-    source: Source | None = Field(
-        None, description="Origin of the network, such as torchvision, python or onnx."
-    )
-    inputs: dict[TensorName, InputSpec] = Field(
-        {}, min_length=1, description="Inputs in graph order."
-    )
-    call: CallSpec | None = Field(
-        None, description="Arguments of forward(); default: the inputs in order, or by `keyword`."
-    )
-    outputs: dict[TensorName, OutputSpec] = Field(
-        {}, description="Outputs in order; default: as returned by the model."
-    )
+    source: Source | None = None
+    """Origin of the network, such as torchvision, python or onnx."""
+    inputs: dict[TensorName, InputSpec] = Field({}, min_length=1)
+    """Inputs in graph order."""
+    call: CallSpec | None = None
+    """Arguments of forward(); default: the inputs in order, or by `keyword`."""
+    outputs: dict[TensorName, OutputSpec] = Field({})
+    """Outputs in order; default: as returned by the model."""
     dims: dict[DimName, DimSpec] = Field({}, description="Ranges of the dynamic dimensions.")
-    reads: tuple[str, ...] = Field(
-        (), description="Files, folders/ and $VARIABLES that the user's code reads."
-    )
-    strict_reads: bool = Field(
-        False, description="Fail if the user's code reads anything undeclared."
-    )
-    needs: NeedsSpec | None = Field(
-        None, description="What a machine must have for all stages but the report."
-    )
+    reads: tuple[str, ...] = ()
+    """Files, folders/ and $VARIABLES that the user's code reads."""
+    strict_reads: bool = False
+    """Fail if the user's code reads anything undeclared."""
+    needs: NeedsSpec | None = None
+    """What a machine must have for all stages but the report."""
     ops: tuple[OperatorSpec, ...] = Field((), description="Custom operators, implemented here.")
     export: ExportSpec = section()
-    symbolics: tuple[SymbolicSpec, ...] = Field(
-        (), description="Operators registered with exporter: torchscript."
-    )
-    translations: tuple[TranslationSpec, ...] = Field(
-        (), description="Operators registered with exporter: dynamo."
-    )
+    symbolics: tuple[SymbolicSpec, ...] = ()
+    """Operators registered with exporter: torchscript."""
+    translations: tuple[TranslationSpec, ...] = ()
+    """Operators registered with exporter: dynamo."""
     surgery: tuple[SurgeryStep, ...] = Field((), description="Changes to the graph, in order.")
     simplify: SimplifySpec = section()
     convert: ConvertSpec = section()
     calibration: CalibrationSpec | None = Field(None, description="Calibration of int8 and fp8.")
     quantize: QuantizeSpec = section()
     search: SearchSpec = section()
-    optimize: OptimizeSpec | None = Field(
-        None, description="Fusions of engines with `optimized: true` (ONNX Runtime)."
-    )
+    optimize: OptimizeSpec | None = None
+    """Fusions of engines with `optimized: true` (ONNX Runtime)."""
     quantize_weights: QuantizeWeightsSpec = section()
     validation: ValidateSpec = section(alias="validate")
     engines: tuple[Engine, ...] = Field((), description="Engines to build, verify and benchmark.")
     verify: VerifySpec = section()
     bench: BenchSpec = section()
-    gates: GatesSpec | None = Field(
-        None, description="Limits on the figures of every engine, against earlier builds."
-    )
-    commands: tuple[CommandSpec, ...] = Field(
-        (), description="Other programs to run: builders, checks and benchmarks, in order."
-    )
+    gates: GatesSpec | None = None
+    """Limits on the figures of every engine, against earlier builds."""
+    commands: tuple[CommandSpec, ...] = ()
+    """Other programs to run: builders, checks and benchmarks, in order."""
     report: ReportSpec = section()
     timeout: dict[Stage, Seconds] = Field({}, description="Limit by stage, e.g. {export: 10min}.")
-    flaky: Stages = Field(
-        (), description="Stages that a nightly run repeats once after a failure; true: all."
-    )
+    flaky: Stages = ()
+    """Stages that a nightly run repeats once after a failure; true: all."""
 
 
 def model_fields(written: Mapping[str, Any]) -> dict[str, Any]:

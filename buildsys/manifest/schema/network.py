@@ -1,10 +1,11 @@
-"""The inputs, outputs and dynamic dimensions of the network."""
+"""The inputs, outputs and dynamic dimensions of the network, and the data of its files."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from buildsys.manifest.schema.base import (
+    WEIGHTS_PATTERN,
     WORD_PATTERN,
     Callable,
     Dim,
@@ -14,24 +15,22 @@ from buildsys.manifest.schema.base import (
     TensorName,
     form,
 )
-from buildsys.manifest.schema.run import ImagesData, Labels, Preprocess
 
 POLICIES = ("auto", "elementwise", "per_channel", "top_k", "detections", "tokens", "set")
+LABEL_KINDS = ("file", "torchvision", "names")
 DATA_KINDS = ("random", "npz", "python", "constant", "images")
 
 
 class RandomData(Spec):
     """Values drawn from the source's seed, identical on every machine."""
 
-    random: Literal["normal", "uniform", "integers"] = Field(
-        description="Distribution of the values."
-    )
+    random: Literal["normal", "uniform", "integers"]
+    """Distribution of the values."""
     mean: float = Field(0.0, description="Mean of normal values.")
     std: float = Field(1.0, ge=0, description="Standard deviation of normal values.")
     low: float = Field(0.0, description="Lower bound of uniform and integers.")
-    high: float = Field(
-        1.0, description="Upper bound, exclusive for integers (default: 10; bool 2; int4 8)."
-    )
+    high: float = 1.0
+    """Upper bound, exclusive for integers (default: 10; bool 2; int4 8)."""
 
 
 class NpzData(Spec):
@@ -44,9 +43,8 @@ class NpzData(Spec):
 class PythonData(Spec):
     """Values from a callable: f(shape, dtype, case, seed) -> numpy array."""
 
-    python: Callable = Field(
-        description="FILE.py:CALLABLE: f(shape, dtype, case, seed) returns a numpy array."
-    )
+    python: Callable
+    """FILE.py:CALLABLE: f(shape, dtype, case, seed) returns a numpy array."""
 
 
 Scalar = Annotated[
@@ -64,6 +62,60 @@ class ConstantData(Spec):
     constant: Scalar = Field(description="Value of all elements.")
 
 
+# Preprocessing and labels decide no target: ``plan`` removes them, so no key contains them.
+class _Pixels(Spec):
+    resize: int | None = Field(None, ge=1)
+    """Shorter side before the center crop; default: scale to height and width."""
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    """Interpolation while resizing."""
+    color: Literal["rgb", "bgr", "gray"] = Field("rgb", description="Order of the channels.")
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    """Position of height and width in the shape."""
+    divide: float = Field(255.0, gt=0, description="Divisor of pixel values (0 to 255).")
+    mean: tuple[float, ...] = Field((0.0,), min_length=1)
+    """Subtracted next: one value, or one per channel."""
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0,), min_length=1)
+    """Divisor of the result."""
+
+
+class ImagesData(_Pixels):
+    """Values from the image files of a folder, sorted by name."""
+
+    images: str = Field(description="A folder, relative to the project; searched recursively.")
+
+
+class Preprocess(_Pixels):
+    """The steps from an image file to an input."""
+
+    pad: int | None = Field(None, ge=0, le=255)
+    """Scale to fit into height and width; fill the rest with this pixel value."""
+
+
+class _Labels(Spec):
+    activation: Literal["softmax", "sigmoid", "none"] = "softmax"
+    """Turns the output into probabilities; none: it has them."""
+
+
+class LabelsFile(_Labels):
+    """Class names from a text file."""
+
+    file: str = Field(description="One name per line, relative to the project.")
+
+
+class LabelsTorchvision(_Labels):
+    """Class names of trained weights of torchvision."""
+
+    torchvision: Annotated[str, Field(pattern=WEIGHTS_PATTERN)]
+    """Weights such as ResNet50_Weights.IMAGENET1K_V2; nothing is downloaded."""
+
+
+class LabelsNames(_Labels):
+    """Class names in the manifest."""
+
+    names: tuple[str, ...] = Field(min_length=1, description="The names, first class first.")
+
+
+Labels = Annotated[LabelsFile | LabelsTorchvision | LabelsNames, OneOf(LABEL_KINDS)]
 InputData = Annotated[
     RandomData | NpzData | PythonData | ConstantData | ImagesData, OneOf(DATA_KINDS)
 ]
@@ -72,25 +124,20 @@ InputData = Annotated[
 class InputSpec(Spec):
     """One input of the model."""
 
-    shape: tuple[Dim, ...] = Field(
-        description="Numbers and names of `dims`, such as [batch, 3, 224, 224]."
-    )
+    shape: tuple[Dim, ...]
+    """Numbers and names of `dims`, such as [batch, 3, 224, 224]."""
     dtype: DType = Field("float32", description="Type of the elements, any type of ONNX.")
-    data: InputData | None = Field(
-        None, description="Default: normal for floats, 0 to 9 for integers, 0 or 1 for bool."
-    )
-    keyword: Annotated[str, Field(pattern=WORD_PATTERN)] | None = Field(
-        None, description="Keyword argument of forward(); default: positional."
-    )
-    preprocess: Preprocess | None = Field(
-        None, description="Steps from an image file to this input, for `buildsys run`."
-    )
+    data: InputData | None = None
+    """Default: normal for floats, 0 to 9 for integers, 0 or 1 for bool."""
+    keyword: Annotated[str, Field(pattern=WORD_PATTERN)] | None = None
+    """Keyword argument of forward(); default: positional."""
+    preprocess: Preprocess | None = None
+    """Steps from an image file to this input, for `buildsys run`."""
 
 
 class _AnyPolicy(Spec):
-    allow_zero: bool = Field(
-        False, description="Accept an output that is zero or empty in every case."
-    )
+    allow_zero: bool = False
+    """Accept an output that is zero or empty in every case."""
 
 
 class AutoPolicy(_AnyPolicy):
@@ -100,18 +147,16 @@ class AutoPolicy(_AnyPolicy):
 
 
 class _Policy(_AnyPolicy):
-    rtol: float | None = Field(
-        None, ge=0, description="Default: `rtol` of `validate` or of the engine's precision."
-    )
+    rtol: float | None = Field(None, ge=0)
+    """Default: `rtol` of `validate` or of the engine's precision."""
 
 
 class ElementwisePolicy(_Policy):
     """Every element within rtol * its reference + atol."""
 
     policy: Literal["elementwise"] = Field(description="Compare element by element.")
-    atol: float | None = Field(
-        None, ge=0, description="Default: rtol * the root mean square of the output."
-    )
+    atol: float | None = Field(None, ge=0)
+    """Default: rtol * the root mean square of the output."""
 
 
 class PerChannelPolicy(_Policy):
@@ -137,18 +182,15 @@ class DetectionsPolicy(_AnyPolicy):
     policy: Literal["detections"] = Field(description="Match boxes.")
     labels: TensorName | None = Field(None, description="Output with the labels of the boxes.")
     scores: TensorName | None = Field(None, description="Output with the scores of the boxes.")
-    rows: tuple[TensorName, ...] = Field(
-        (), description="Further outputs with a row per box, such as masks, in matched order."
-    )
+    rows: tuple[TensorName, ...] = ()
+    """Further outputs with a row per box, such as masks, in matched order."""
     label_column: int | None = Field(None, ge=4, description="Column of the label in each row.")
     score_column: int | None = Field(None, ge=4, description="Column of the score in each row.")
-    format: Literal["xyxy", "xywh", "cxcywh"] = Field(
-        "xyxy", description="Meaning of the first four columns."
-    )
+    format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy"
+    """Meaning of the first four columns."""
     iou: float = Field(0.9, gt=0, le=1, description="Least intersection over union of a match.")
-    score: float | None = Field(
-        None, ge=0, description="Largest difference of scores; default: rtol * the largest score."
-    )
+    score: float | None = Field(None, ge=0)
+    """Largest difference of scores; default: rtol * the largest score."""
     min_score: float = Field(0.0, description="Detections with lower scores are ignored.")
 
 
@@ -198,29 +240,22 @@ class CallSpec(Spec):
     """
 
     args: tuple[Any, ...] = Field((), description="Positional arguments.")
-    kwargs: dict[Annotated[str, Field(pattern=WORD_PATTERN)], Any] = Field(
-        {}, description="Keyword arguments."
-    )
+    kwargs: dict[Annotated[str, Field(pattern=WORD_PATTERN)], Any] = Field({})
+    """Keyword arguments."""
 
 
 class OutputSpec(Spec):
     """One output of the model."""
 
-    shape: tuple[Dim | None, ...] | None = Field(
-        None, description="Numbers, names of `dims`, or null for a size that follows from others."
-    )
+    shape: tuple[Dim | None, ...] | None = None
+    """Numbers, names of `dims`, or null for a size that follows from others."""
     dtype: DType | None = Field(None, description="Expected type.")
-    key: str | None = Field(
-        None, description="Key in the dict returned by forward(); default: the output's name."
-    )
-    compare: Compare | None = Field(
-        None,
-        description="Policy of every comparison: its name, or a map with `policy` and options.",
-        json_schema_extra=_allow_name,
-    )
-    labels: Labels | None = Field(
-        None, description="Names of the classes on the last axis, for `buildsys run`."
-    )
+    key: str | None = None
+    """Key in the dict returned by forward(); default: the output's name."""
+    compare: Compare | None = Field(None, json_schema_extra=_allow_name)
+    """Policy of every comparison: its name, or a map with `policy` and options."""
+    labels: Labels | None = None
+    """Names of the classes on the last axis, for `buildsys run`."""
 
 
 class DimSpec(Spec):
@@ -229,9 +264,8 @@ class DimSpec(Spec):
     min: int = Field(ge=0, description="Smallest value.")
     opt: int = Field(ge=0, description="Value that engines are tuned for.")
     max: int = Field(ge=0, description="Largest value.")
-    odd: int | None = Field(
-        None, description="An additional value to validate; default: chosen from the range."
-    )
+    odd: int | None = None
+    """An additional value to validate; default: chosen from the range."""
     multiple_of: int = Field(1, ge=1, description="All values are multiples of this.")
 
     @model_validator(mode="after")

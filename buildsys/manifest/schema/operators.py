@@ -65,9 +65,8 @@ else:
 class BuiltLibrary(Spec):
     """A library of ONNX Runtime custom operators, compiled from sources."""
 
-    sources: tuple[LibrarySource, ...] = Field(
-        min_length=1, description="C or C++ files that define RegisterCustomOps."
-    )
+    sources: tuple[LibrarySource, ...] = Field(min_length=1)
+    """C or C++ files that define RegisterCustomOps."""
     flags: tuple[str, ...] = Field((), description="Compiler arguments, such as -O3 or -lm.")
 
 
@@ -92,9 +91,8 @@ class PluginLibrary(Spec):
 class BundledPlugin(Spec):
     """A plugin of TensorRT's own library, named like the operator."""
 
-    bundled: Annotated[Literal[True], form("true", lambda value: value is True)] = Field(
-        description="true: TensorRT's library has a plugin of the operator's name."
-    )
+    bundled: Annotated[Literal[True], form("true", lambda value: value is True)]
+    """true: TensorRT's library has a plugin of the operator's name."""
 
 
 def _is_function_map(value: object) -> bool:
@@ -115,10 +113,8 @@ class OperatorSpec(Spec):
     """A custom operator and its implementations."""
 
     op: Operator = Field(description="The operator in the graph: DOMAIN::NAME.")
-    function: OperatorFunction | None = Field(
-        None,
-        description="ONNX local function: an onnxscript function, a FunctionProto or a factory.",
-    )
+    function: OperatorFunction | None = None
+    """ONNX local function: an onnxscript function, a FunctionProto or a factory."""
     library: OperatorLibrary | None = Field(None, description="ONNX Runtime custom-op library.")
     plugin: OperatorPlugin | None = Field(None, description="TensorRT plugin.")
     use: OperatorUse = section()

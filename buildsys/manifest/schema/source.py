@@ -14,12 +14,10 @@ REFERENCE_KINDS = (*_GRAPH_KINDS, "numpy")  # of a network defined by hand
 class WeightsFile(Spec):
     """A state dict in files of the project, read without executing code."""
 
-    file: str = Field(
-        description="State dict: .pth, .safetensors or its index.json; hf://OWNER/NAME@COMMIT/FILE."
-    )
-    sha256: Digest | None = Field(
-        None, description="Expected digest of the file; with shards, of the index and all shards."
-    )
+    file: str
+    """State dict: .pth, .safetensors or its index.json; hf://OWNER/NAME@COMMIT/FILE."""
+    sha256: Digest | None = None
+    """Expected digest of the file; with shards, of the index and all shards."""
 
 
 TorchvisionWeights = Annotated[
@@ -33,18 +31,16 @@ class _Source(Spec):
 
 
 class _TorchSource(_Source):
-    device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="cuda: build, run and trace the network on a GPU."
-    )
+    device: Literal["cpu", "cuda"] = "cpu"
+    """cuda: build, run and trace the network on a GPU."""
 
 
 class TorchvisionSource(_TorchSource):
     """A model of torchvision, by name."""
 
     torchvision: str = Field(description="A name in torchvision.models.list_models().")
-    weights: TorchvisionWeights | None = Field(
-        None, description="null: random from `seed`; DEFAULT or IMAGENET1K_V2; or a file."
-    )
+    weights: TorchvisionWeights | None = None
+    """null: random from `seed`; DEFAULT or IMAGENET1K_V2; or a file."""
     kwargs: dict[str, Any] = Field({}, description="Arguments of the model's builder.")
 
 
@@ -59,18 +55,12 @@ class TimmSource(_TorchSource):
 class TransformersSource(_TorchSource):
     """A model of transformers, from a configuration or a checkpoint."""
 
-    transformers: str = Field(
-        min_length=1,
-        description="A class such as AutoModelForMaskedLM, or a task such as fill-mask.",
-    )
-    checkpoint: str | None = Field(
-        None,
-        description="Folder with config.json and safetensors, or hf://OWNER/NAME@COMMIT.",
-    )
-    sha256: Digest | None = Field(
-        None,
-        description="Expected digest of config.json and all files of weights, concatenated.",
-    )
+    transformers: str = Field(min_length=1)
+    """A class such as AutoModelForMaskedLM, or a task such as fill-mask."""
+    checkpoint: str | None = None
+    """Folder with config.json and safetensors, or hf://OWNER/NAME@COMMIT."""
+    sha256: Digest | None = None
+    """Expected digest of config.json and all files of weights, concatenated."""
     config: Annotated[
         str | dict[str, Any] | None,
         form(
@@ -80,15 +70,12 @@ class TransformersSource(_TorchSource):
     ] = Field(
         None, description="Instead of a checkpoint: fields such as model_type, or a config.json."
     )
-    weights: WeightsFile | None = Field(
-        None, description="With config: null, random from `seed`; or a file."
-    )
-    cache: bool = Field(
-        False, description="Inputs past_key_values.N.key and .value, outputs present.N.key, .value."
-    )
-    kwargs: dict[str, Any] = Field(
-        {}, description="attn_implementation and dtype (default: float32)."
-    )
+    weights: WeightsFile | None = None
+    """With config: null, random from `seed`; or a file."""
+    cache: bool = False
+    """Inputs past_key_values.N.key and .value, outputs present.N.key, .value."""
+    kwargs: dict[str, Any] = Field({})
+    """attn_implementation and dtype (default: float32)."""
 
     @model_validator(mode="after")
     def _check_origin(self) -> "TransformersSource":
@@ -107,18 +94,16 @@ class ExportedProgramSource(_TorchSource):
     """A program saved by torch.export.save, with its weights."""
 
     exported_program: str = Field(description="A .pt2 file, relative to the project.")
-    trusted: bool = Field(
-        False, description="Must be true: torch can run code of such a file when it loads it."
-    )
+    trusted: bool = False
+    """Must be true: torch can run code of such a file when it loads it."""
 
 
 class PythonSource(_TorchSource):
     """A callable of the project, returning a torch.nn.Module."""
 
     python: Callable = Field(description="FILE.py:CALLABLE, which returns a torch.nn.Module.")
-    weights: WeightsFile | None = Field(
-        None, description="null: as initialized by the callable under `seed`; or a file."
-    )
+    weights: WeightsFile | None = None
+    """null: as initialized by the callable under `seed`; or a file."""
     randomize: bool = Field(False, description="Draw weights and batch-norm statistics by `seed`.")
     kwargs: dict[str, Any] = Field({}, description="Arguments of the callable.")
 
@@ -133,9 +118,8 @@ class OnnxSource(_Source):
 class NumpySource(_Source):
     """A function of the project on numpy arrays, as a reference only."""
 
-    numpy: Callable = Field(
-        description="FILE.py:FUNCTION, of the inputs in order; returns the outputs."
-    )
+    numpy: Callable
+    """FILE.py:FUNCTION, of the inputs in order; returns the outputs."""
     kwargs: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
 
 
@@ -153,15 +137,12 @@ Reference = Annotated[_GraphSource | NumpySource, OneOf(REFERENCE_KINDS)]
 class TensorRtSource(Spec):
     """A TensorRT network defined by hand, with a reference to verify it."""
 
-    tensorrt: Callable = Field(
-        description="FILE.py:FUNCTION, which fills a network: define(network, trt)."
-    )
-    reference: Reference = Field(
-        description="Another source, or numpy: it gives the golden outputs."
-    )
-    weights: WeightsFile | None = Field(
-        None, description="An .npz file; default: the state dict of a PyTorch reference."
-    )
+    tensorrt: Callable
+    """FILE.py:FUNCTION, which fills a network: define(network, trt)."""
+    reference: Reference
+    """Another source, or numpy: it gives the golden outputs."""
+    weights: WeightsFile | None = None
+    """An .npz file; default: the state dict of a PyTorch reference."""
     kwargs: dict[str, Any] = Field({}, description="Further arguments of the function.")
 
 

@@ -8,7 +8,9 @@ from pydantic_core import PydanticCustomError
 from buildsys.manifest.default_limits import DEFAULT_LIMITS, STEADY_INTERVAL
 from buildsys.manifest.schema.base import (
     ALL_CASES,
+    MODULE_PATTERN,
     Bytes,
+    Callable,
     Case,
     Seconds,
     Spec,
@@ -44,6 +46,7 @@ CudaGraph = Annotated[
     BeforeValidator(_check_switches),
     WithJsonSchema({"anyOf": [_BOOLEAN, _BOOLEANS]}),
 ]
+PythonFile = Annotated[str, Field(pattern=MODULE_PATTERN)]
 QuantizedOperator = Literal[
     "Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool",
     "MaxPool",
@@ -58,16 +61,13 @@ _OF_PRECISION = "Not set: that of the precision, none for fp32."
 class ExportSpec(Spec):
     """Options of torch.onnx.export under torch's names; unset options keep torch's defaults."""
 
-    exporter: Literal["torchscript", "dynamo"] = Field(
-        "torchscript", description="Exporter of torch.onnx; both take the same manifest."
-    )
+    exporter: Literal["torchscript", "dynamo"] = "torchscript"
+    """Exporter of torch.onnx; both take the same manifest."""
     opset: int = Field(17, description="Opset of the file: torchscript 6 to 23, dynamo 7 to 28.")
-    export_params: bool | None = Field(
-        None, description="Keep the weights in the file; false is refused."
-    )
-    keep_initializers_as_inputs: bool | None = Field(
-        None, description="List initializers as graph inputs as well."
-    )
+    export_params: bool | None = None
+    """Keep the weights in the file; false is refused."""
+    keep_initializers_as_inputs: bool | None = None
+    """List initializers as graph inputs as well."""
     do_constant_folding: bool | None = _TORCHSCRIPT
     training: Literal["eval", "preserve", "train"] | None = _TORCHSCRIPT
     custom_opsets: dict[str, int] | None = _TORCHSCRIPT
@@ -75,99 +75,97 @@ class ExportSpec(Spec):
     operator_export_type: (
         Literal["onnx", "onnx_aten", "onnx_aten_fallback", "onnx_fallthrough"] | None
     ) = _TORCHSCRIPT
-    export_modules_as_functions: Modules | None = Field(
-        None, description="torchscript only; true, or class paths such as torch.nn.ReLU."
-    )
+    export_modules_as_functions: Modules | None = None
+    """torchscript only; true, or class paths such as torch.nn.ReLU."""
     optimize: bool | None = _DYNAMO
     verify: bool | None = _DYNAMO
     report: bool | None = Field(None, description="dynamo only; written next to the model.")
     profile: bool | None = _DYNAMO
     dump_exported_program: bool | None = _DYNAMO
-    external_data: bool | None = Field(
-        None, description="dynamo only; default: weights above 64 MiB go to model.onnx.data."
-    )
+    external_data: bool | None = None
+    """dynamo only; default: weights above 64 MiB go to model.onnx.data."""
     verbose: bool | None = Field(None, description="Print the exporter's progress to the log.")
+
+
+class SymbolicSpec(Spec):
+    """A symbolic function, or a file registering such functions, for torchscript."""
+
+    op: str | None = Field(None, description="Operator without overload, such as aten::asinh.")
+    function: Callable | None = None
+    """FILE.py:CALLABLE: f(g, *inputs) returns the result of g.op(...)."""
+    opset: int | None = None
+    """First opset of the function; default: the export's opset only."""
+    module: PythonFile | None = None
+    """Instead of the others: a file that registers symbolics on import."""
+
+
+class TranslationSpec(Spec):
+    """A translation of an operator to ONNX for exporter: dynamo."""
+
+    op: str
+    """Operator of PyTorch or the network's file, such as aten::add.Tensor."""
+    function: Callable = Field(description="FILE.py:CALLABLE of onnxscript operators: f(*inputs).")
 
 
 class SimplifySpec(Spec):
     """Simplification of the exported graph."""
 
-    tool: Literal["onnxsim", "onnxslim", "none"] = Field(
-        "onnxsim", description="Simplifier of the graph; none keeps the exported one."
-    )
+    tool: Literal["onnxsim", "onnxslim", "none"] = "onnxsim"
+    """Simplifier of the graph; none keeps the exported one."""
     constant_folding: bool = Field(True, description="Compute constant parts of the graph.")
     shape_inference: bool = Field(True, description="Infer the shapes of inner tensors.")
     fuse: bool = Field(True, description="Let the tool fuse operators (onnxsim: its optimizer).")
-    tensor_size_threshold: Bytes | None = Field(
-        None, description="Largest constant folded into the file (onnxsim), such as 1MiB."
-    )
+    tensor_size_threshold: Bytes | None = None
+    """Largest constant folded into the file (onnxsim), such as 1MiB."""
 
 
 class ConvertSpec(Spec):
     """Conversion to fp16 and bf16."""
 
-    tool: Literal["builtin", "autocast"] = Field(
-        "builtin", description="autocast is NVIDIA ModelOpt's, which chooses nodes by their values."
-    )
-    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="Name patterns of nodes to leave in fp32, such as */head/* (builtin)."
-    )
+    tool: Literal["builtin", "autocast"] = "builtin"
+    """autocast is NVIDIA ModelOpt's, which chooses nodes by their values."""
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Name patterns of nodes to leave in fp32, such as */head/* (builtin)."""
 
 
 class CalibrationSpec(Spec):
     """Data and algorithm for the value ranges of int8 and fp8 networks."""
 
-    data: dict[TensorName, InputData] = Field(
-        {}, description="Values by input; default: the data of `inputs`, if given."
-    )
-    algorithm: Literal["entropy", "minmax", "percentile"] = Field(
-        "entropy",
-        description="Treatment of outliers: entropy and percentile cut them off, minmax not.",
-    )
-    percentile: float = Field(
-        DEFAULT_PERCENTILE,
-        gt=50,
-        le=100,
-        description="Percentage of values within the range, with algorithm: percentile.",
-    )
+    data: dict[TensorName, InputData] = Field({})
+    """Values by input; default: the data of `inputs`, if given."""
+    algorithm: Literal["entropy", "minmax", "percentile"] = "entropy"
+    """Treatment of outliers: entropy and percentile cut them off, minmax not."""
+    percentile: float = Field(DEFAULT_PERCENTILE, gt=50, le=100)
+    """Percentage of values within the range, with algorithm: percentile."""
     batches: int = Field(8, ge=1, description="Number of batches.")
-    batch_size: int | None = Field(
-        None, ge=1, description="Size of the first dimension; default: its `opt`."
-    )
+    batch_size: int | None = Field(None, ge=1)
+    """Size of the first dimension; default: its `opt`."""
     seed: int = Field(0, ge=0, description="Seed of random values, also passed to callables.")
 
 
 class QuantizeSpec(Spec):
     """Insertion of quantizers into a graph."""
 
-    tool: Literal["onnxruntime", "builtin", "modelopt"] | None = Field(
-        None, description="Default: builtin, formerly also onnxruntime; modelopt is NVIDIA's."
-    )
+    tool: Literal["onnxruntime", "builtin", "modelopt"] | None = None
+    """Default: builtin, formerly also onnxruntime; modelopt is NVIDIA's."""
     per_channel: bool = Field(True, description="One scale per output channel of a weight.")
     operators: tuple[QuantizedOperator, ...] = Field(
         ("Conv", "ConvTranspose", "Gemm", "MatMul"),
         min_length=1,
         description="Operators to quantize.",
     )
-    outputs: bool = Field(
-        False,
-        description="Quantize outputs as well: not for TensorRT, but for ONNX Runtime on a CPU.",
-    )
-    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="Name patterns of nodes to leave in fp32, such as */head/*."
-    )
+    outputs: bool = False
+    """Quantize outputs as well: not for TensorRT, but for ONNX Runtime on a CPU."""
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Name patterns of nodes to leave in fp32, such as */head/*."""
 
 
 class SearchSpec(Spec):
     """Search for the nodes that engines with `precision: auto` keep in fp32."""
 
     trials: int = Field(100, ge=1, description="Most graphs to convert and run.")
-    margin: float = Field(
-        0.2,
-        ge=0,
-        lt=1,
-        description="Share of the limits left to the engine; raise it if verify fails.",
-    )
+    margin: float = Field(0.2, ge=0, lt=1)
+    """Share of the limits left to the engine; raise it if verify fails."""
 
 
 Fusion = Literal[
@@ -184,9 +182,8 @@ class OptimizeSpec(Spec):
         "bart", "bert", "clip", "conformer", "gpt2", "gpt_neox", "mmdit", "phi", "qwen3", "sam2",
         "swin", "t5", "tnlr", "unet", "vae", "vit",
     ] = Field(description="Architecture of the network; bert also fits most encoders.")  # fmt: skip
-    num_heads: int = Field(
-        0, ge=0, description="Attention heads; 0: detected, which needs constant shapes."
-    )
+    num_heads: int = Field(0, ge=0)
+    """Attention heads; 0: detected, which needs constant shapes."""
     hidden_size: int = Field(0, ge=0, description="Size of hidden states; 0: detected.")
     disable: tuple[Fusion, ...] = Field((), description="Fusions to leave out.")
 
@@ -194,20 +191,16 @@ class OptimizeSpec(Spec):
 class QuantizeWeightsSpec(Spec):
     """Quantization without calibration: int4, and int8 with `quantization: dynamic`."""
 
-    block_size: Literal[16, 32, 64, 128, 256] = Field(
-        32, description="Weights of a column with one scale, of int4."
-    )
+    block_size: Literal[16, 32, 64, 128, 256] = 32
+    """Weights of a column with one scale, of int4."""
     symmetric: bool = Field(True, description="Without zero points, of int4.")
-    accuracy_level: Literal[0, 1, 2, 3, 4] = Field(
-        0, description="Computation of int4: 0 kernel's choice, 1 fp32, 2 fp16, 3 bf16, 4 int8."
-    )
+    accuracy_level: Literal[0, 1, 2, 3, 4] = 0
+    """Computation of int4: 0 kernel's choice, 1 fp32, 2 fp16, 3 bf16, 4 int8."""
     per_channel: bool = Field(True, description="One scale per column of a weight, of int8.")
-    reduce_range: bool = Field(
-        True, description="7 bits: no overflow on processors without VNNI, of int8."
-    )
-    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="Name patterns of nodes to leave in fp32, such as */head/*."
-    )
+    reduce_range: bool = True
+    """7 bits: no overflow on processors without VNNI, of int8."""
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Name patterns of nodes to leave in fp32, such as */head/*."""
 
 
 class Tolerance(Spec):
@@ -216,9 +209,8 @@ class Tolerance(Spec):
     rtol: float | None = Field(None, ge=0, description="Limit on max |a - b| / max |b|.")
     cosine: float | None = Field(None, ge=-1, le=1, description="Minimum cosine similarity.")
     atol: float | None = Field(None, ge=0, description="Additional limit on max |a - b|.")
-    top1: float | None = Field(
-        None, ge=0, le=1, description="Minimum share of equal arg-max along the last axis."
-    )
+    top1: float | None = Field(None, ge=0, le=1)
+    """Minimum share of equal arg-max along the last axis."""
 
 
 class EngineTolerance(Tolerance):
@@ -248,12 +240,10 @@ class ValidateSpec(Tolerance):
     """
 
     cases: tuple[Case, ...] = Field(ALL_CASES, min_length=1, description="Shape cases to compare.")
-    drawn_sizes: int = Field(
-        3, ge=0, le=32, description="Most further sizes to draw from the ranges of `dims`; 0: none."
-    )
-    other_values: bool = Field(
-        True, description="Also compare other seeds and extreme values, at the smallest sizes."
-    )
+    drawn_sizes: int = Field(3, ge=0, le=32)
+    """Most further sizes to draw from the ranges of `dims`; 0: none."""
+    other_values: bool = True
+    """Also compare other seeds and extreme values, at the smallest sizes."""
 
 
 def _limits_of(precision: str) -> Any:
@@ -277,18 +267,14 @@ class VerifySpec(Spec):
 class NoiseSpec(Spec):
     """Limits of a steady measurement; a limit of null is none."""
 
-    budget: Seconds = Field(
-        60.0, ge=0, description="Most time for repeating noisy measurements; 0: never."
-    )
-    interval: float | None = Field(
-        STEADY_INTERVAL, gt=0, description="Distance of a median's 95 % interval from it, relative."
-    )
-    other_load: float | None = Field(
-        0.1, ge=0, le=1, description="Share of usable processors used by other processes."
-    )
-    throttling: float | None = Field(
-        0.0, ge=0, le=1, description="Share of readings with a throttled GPU."
-    )
+    budget: Seconds = Field(60.0, ge=0)
+    """Most time for repeating noisy measurements; 0: never."""
+    interval: float | None = Field(STEADY_INTERVAL, gt=0)
+    """Distance of a median's 95 % interval from it, relative."""
+    other_load: float | None = Field(0.1, ge=0, le=1)
+    """Share of usable processors used by other processes."""
+    throttling: float | None = Field(0.0, ge=0, le=1)
+    """Share of readings with a throttled GPU."""
 
 
 class BenchSpec(Spec):
@@ -297,24 +283,17 @@ class BenchSpec(Spec):
     duration: Seconds = Field(3.0, gt=0, description="Least measured time per case and contender.")
     warmup: Seconds = Field(0.2, ge=0, description="Warm-up time per case and contender.")
     min_samples: int = Field(10, ge=1, description="Minimum number of samples.")
-    noise: NoiseSpec | None = Field(
-        default_factory=dict,
-        validate_default=True,
-        description="Limits of a steady measurement; null accepts any.",
-    )
+    noise: NoiseSpec | None = Field(default_factory=dict, validate_default=True)
+    """Limits of a steady measurement; null accepts any."""
     cases: tuple[Case, ...] = Field(("opt",), min_length=1, description="Shape cases to time.")
-    baselines: tuple[Baseline, ...] = Field(
-        ("torch",), description="Contenders timed in turns with the engine."
-    )
-    baseline_precision: Literal["auto", "fp32", "fp16", "bf16"] = Field(
-        "auto", description="auto: the engine's on a GPU (fp16 for int8 and fp8), fp32 on a CPU."
-    )
-    cuda_graph: CudaGraph = Field(
-        (False,), description="Launch as one captured graph; [false, true] times both (TensorRT)."
-    )
-    transfers: Literal["none", "in", "out", "both"] = Field(
-        "none", description="Copies between host and GPU in the measured time (TensorRT)."
-    )
+    baselines: tuple[Baseline, ...] = ("torch",)
+    """Contenders timed in turns with the engine."""
+    baseline_precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """auto: the engine's on a GPU (fp16 for int8 and fp8), fp32 on a CPU."""
+    cuda_graph: CudaGraph = (False,)
+    """Launch as one captured graph; [false, true] times both (TensorRT)."""
+    transfers: Literal["none", "in", "out", "both"] = "none"
+    """Copies between host and GPU in the measured time (TensorRT)."""
     in_flight: int = Field(1, ge=1, le=64, description="Concurrent inferences (TensorRT).")
     wait: Literal["spin", "block"] = Field("spin", description="Host waits for the GPU (TensorRT).")
 
@@ -322,6 +301,5 @@ class BenchSpec(Spec):
 class ReportSpec(Spec):
     """Files of the report."""
 
-    formats: tuple[Literal["json", "markdown", "html"], ...] = Field(
-        ("json", "markdown", "html"), description="Files of the report besides report.json."
-    )
+    formats: tuple[Literal["json", "markdown", "html"], ...] = ("json", "markdown", "html")
+    """Files of the report besides report.json."""

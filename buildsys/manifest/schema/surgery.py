@@ -25,12 +25,10 @@ NodeType = Annotated[str, Field(pattern=NODE_PATTERN)]
 class TensorSpec(Spec):
     """A tensor to be an input or output."""
 
-    shape: tuple[Dim | None, ...] | None = Field(
-        None, description="Numbers, names of `dims`, or null; required if it was not an input."
-    )
-    dtype: DType | None = Field(
-        None, description="Type of the elements; default: float32 if it was not an input."
-    )
+    shape: tuple[Dim | None, ...] | None = None
+    """Numbers, names of `dims`, or null; required if it was not an input."""
+    dtype: DType | None = None
+    """Type of the elements; default: float32 if it was not an input."""
 
 
 class NewInput(Spec):
@@ -38,20 +36,17 @@ class NewInput(Spec):
 
     shape: tuple[Dim, ...] = Field(description="Numbers and names of `dims`.")
     dtype: DType = Field("float32", description="Type of the elements.")
-    data: InputData | None = Field(
-        None, description="As for `inputs`; default: the values of the input of this name."
-    )
+    data: InputData | None = None
+    """As for `inputs`; default: the values of the input of this name."""
 
 
 class Reference(Spec):
     """Expected outputs after a numeric change."""
 
-    npz: str | None = Field(
-        None, description="File with arrays CASE.OUTPUT, or OUTPUT if there is one case."
-    )
-    python: Callable | None = Field(
-        None, description="FILE.py:CALLABLE: f(inputs) or f(inputs, outputs) of a case."
-    )
+    npz: str | None = None
+    """File with arrays CASE.OUTPUT, or OUTPUT if there is one case."""
+    python: Callable | None = None
+    """FILE.py:CALLABLE: f(inputs) or f(inputs, outputs) of a case."""
 
     @model_validator(mode="after")
     def _check_one_of_both(self) -> "Reference":
@@ -61,15 +56,13 @@ class Reference(Spec):
 
 
 class _Step(Spec):
-    when: Literal["after_export", "after_simplify"] = Field(
-        "after_export", description="The graph to change."
-    )
+    when: Literal["after_export", "after_simplify"] = "after_export"
+    """The graph to change."""
 
 
 class _NumericStep(_Step):
-    changes: Literal["nothing", "numbers"] = Field(
-        "nothing", description="numbers: the outputs change, to those of `reference`."
-    )
+    changes: Literal["nothing", "numbers"] = "nothing"
+    """numbers: the outputs change, to those of `reference`."""
     reference: Reference | None = Field(None, description="With changes: numbers.")
 
     @model_validator(mode="after")
@@ -86,43 +79,36 @@ class _NumericStep(_Step):
 class FunctionStep(_NumericStep):
     """A hook of the project, called with the graph."""
 
-    function: Callable = Field(
-        description="FILE.py:CALLABLE, which takes the graph, may change it and returns a graph."
-    )
-    graph: Literal["onnx", "graphsurgeon"] = Field(
-        "onnx", description="onnx.ModelProto, or a graph of onnx-graphsurgeon."
-    )
-    inputs: dict[TensorName, NewInput] | None = Field(
-        None, description="The inputs, if the hook changes them; new ones need changes: numbers."
-    )
-    outputs: dict[TensorName, TensorSpec] | None = Field(
-        None, description="The outputs, if the hook changes them; new ones need changes: numbers."
-    )
+    function: Callable
+    """FILE.py:CALLABLE, which takes the graph, may change it and returns a graph."""
+    graph: Literal["onnx", "graphsurgeon"] = "onnx"
+    """onnx.ModelProto, or a graph of onnx-graphsurgeon."""
+    inputs: dict[TensorName, NewInput] | None = None
+    """The inputs, if the hook changes them; new ones need changes: numbers."""
+    outputs: dict[TensorName, TensorSpec] | None = None
+    """The outputs, if the hook changes them; new ones need changes: numbers."""
 
 
 class RenameStep(_Step):
     """Rename inputs and outputs."""
 
-    rename: dict[InnerName, TensorName] = Field(
-        min_length=1, description="Old name -> new name, of inputs and outputs."
-    )
+    rename: dict[InnerName, TensorName] = Field(min_length=1)
+    """Old name -> new name, of inputs and outputs."""
 
 
 class FixDimsStep(_Step):
     """Replace dynamic dimensions by values."""
 
-    fix_dims: dict[DimName, Annotated[int, Field(ge=1)]] = Field(
-        min_length=1, description="Dynamic dimension -> its only value, within its range in `dims`."
-    )
+    fix_dims: dict[DimName, Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    """Dynamic dimension -> its only value, within its range in `dims`."""
 
 
 class Cut(Spec):
     """The tensors to cut a graph at."""
 
     inputs: dict[InnerName, TensorSpec] | None = Field(None, description="Default: unchanged.")
-    outputs: tuple[InnerName, ...] | None = Field(
-        None, min_length=1, description="Default: unchanged."
-    )
+    outputs: tuple[InnerName, ...] | None = Field(None, min_length=1)
+    """Default: unchanged."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> "Cut":
@@ -141,9 +127,8 @@ class Replacement(Spec):
     """An operator and the local function replacing it."""
 
     op: NodeType = Field(description="Gelu, or with its domain ns::Op.")
-    function: Callable = Field(
-        description="FILE.py:NAME of an onnxscript function or of a factory of a FunctionProto."
-    )
+    function: Callable
+    """FILE.py:NAME of an onnxscript function or of a factory of a FunctionProto."""
     inline: bool = Field(True, description="Inline the function at each call.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildsys.manifest.precisions import base_precision, full_name, is_auto
+from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 
 NET = "configs/models/net.yaml"
 ORT = "backend: onnxruntime, precision: "
