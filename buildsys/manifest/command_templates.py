@@ -23,14 +23,14 @@ def references(argument: str) -> Iterator[str]:
 
 
 def fill_in(argument: str, value: Callable[[str], str]) -> str:
-    """Return an argument with the values of its references."""
-    return _REFERENCE.sub(lambda found: value(found[1]), argument)
+    """Fill in the values of an argument's references."""
+    return _REFERENCE.sub(lambda match: value(match[1]), argument)
 
 
 def reference_of(text: str) -> tuple[str, str] | None:
     """Split a reference: ``{engines.X}`` is (engines, X); None for a file."""
-    found = _REFERENCE.fullmatch(text)
-    if found is None:
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
         return None
-    kind, _, name = found[1].partition(".")
+    kind, _, name = match[1].partition(".")
     return kind, name

@@ -17,10 +17,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.backend_registry import our_backends
 from buildsys.system.files import MAX_RESULT_BYTES, Stamp, read_limited, replace_file, stamp
 
 SCHEMA = "buildsys/manifests/7"
+_CODE = (  # that decides what a manifest means
+    "errors.py",
+    "manifest/**/*.py",
+    "project/*.py",
+    "stages/*/fields.py",
+    "stages/*/checks.py",
+    "backends/*/description.py",
+    "backends/*/*options.py",
+)
 
 
 @dataclass(frozen=True)
@@ -89,13 +97,9 @@ def write_cache(file: Path, configs: str, cache: Cache) -> None:
 
 def _writer(configs: str) -> Any:
     """Identify this code and pydantic."""
-    here = Path(__file__).parent
-    code = sorted(here.rglob("*.py"))
-    for name in our_backends():  # their fields
-        modules = ("description", "options")
-        code += [here.parent / "backends" / name / f"{module}.py" for module in modules]
+    package = Path(__file__).parents[1]
+    code = sorted(file for pattern in _CODE for file in package.glob(pattern))
     spec = importlib.util.find_spec("pydantic")  # locates without importing
-    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else here
-    stamps = [stamp(path) for path in (*code, here.parent / "errors.py", version)]
-    writer = [SCHEMA, configs, sys.version_info[:3], stamps]
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else package
+    writer = [SCHEMA, configs, sys.version_info[:3], *map(stamp, (*code, version))]
     return json.loads(json.dumps(writer))

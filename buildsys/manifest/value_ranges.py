@@ -18,7 +18,7 @@ _UNUSED = {  # kind of random data -> ignored fields with their defaults
     "integers": {"mean": 0, "std": 1},
 }
 
-Found = tuple[str, str, str]  # field of `data` ("" for all of it), problem, hint
+DataProblem = tuple[tuple[str, ...], str, str]  # path below `data`, problem, hint
 
 
 def default_high(dtype: str) -> float:
@@ -28,45 +28,45 @@ def default_high(dtype: str) -> float:
     return float(min(_DEFAULT_INTEGERS, INTEGER_RANGES.get(dtype, (0, math.inf))[1] + 1))
 
 
-def data_problem(dtype: object, data: object) -> Found | None:
+def data_problem(dtype: object, data: object) -> DataProblem | None:
     """Return the problem with ``data`` for ``dtype``, or None."""
     if not isinstance(dtype, str):
         return None
     if data is None:
         text = "cannot draw random values of dtype string"
-        return ("", text, "give data: constant, npz or python") if dtype == "string" else None
+        return ((), text, "give data: constant, npz or python") if dtype == "string" else None
     if not isinstance(data, Mapping):
         return None
     if "random" in data:
         return _random_problem(dtype, data)
     if "images" in data and dtype not in IMAGE_DTYPES:
         text = f"cannot convert images to dtype {dtype}"
-        return "images", text, f"supported: {', '.join(IMAGE_DTYPES)}"
+        return ("images",), text, f"supported: {', '.join(IMAGE_DTYPES)}"
     value = data.get("constant")
     if not isinstance(value, (bool, int, float, str)):
         return None
     if isinstance(value, str) != (dtype == "string"):
         kind = "a string" if isinstance(value, str) else "a number or boolean"
-        return "constant", f"the constant is {kind}, but the input has dtype {dtype}", ""
+        return ("constant",), f"the constant is {kind}, but the input has dtype {dtype}", ""
     if dtype == "bool" and value not in (0, 1):
-        return "constant", f"expected true or false, found {value}", ""
+        return ("constant",), f"expected true or false, found {value}", ""
     if dtype in INTEGER_RANGES and isinstance(value, (int, float)):
         least, most = INTEGER_RANGES[dtype]
         if not least <= value <= most or value % 1:
-            return "constant", f"{value} is not a value of dtype {dtype} ({least} to {most})", ""
+            return ("constant",), f"{value} is not a value of dtype {dtype} ({least} to {most})", ""
     return None
 
 
-def _random_problem(dtype: str, data: Mapping[str, Any]) -> Found | None:
+def _random_problem(dtype: str, data: Mapping[str, Any]) -> DataProblem | None:
     kind = data["random"]
     if dtype == "string":
         text = "cannot draw random values of dtype string"
-        return "random", text, "use constant, npz or python"
+        return ("random",), text, "use constant, npz or python"
     if (dtype in INTEGER_RANGES or dtype == "bool") and kind in ("normal", "uniform"):
-        return "random", f"cannot draw {kind} values of dtype {dtype}", "use random: integers"
+        return ("random",), f"cannot draw {kind} values of dtype {dtype}", "use random: integers"
     for field, default in _UNUSED.get(str(kind), {}).items():
         if data.get(field, default) != default:
-            return field, f"ignored with random: {kind}", "remove it"
+            return (field,), f"ignored with random: {kind}", "remove it"
     if kind not in ("uniform", "integers"):
         return None
     integers = kind == "integers"
@@ -75,17 +75,21 @@ def _random_problem(dtype: str, data: Mapping[str, Any]) -> Found | None:
         return None
     if not low < high:
         field = "high" if "high" in data else "low"
-        return field, f"high {high:g} is not greater than low {low:g}", "swap or widen the bounds"
+        return (
+            (field,),
+            f"high {high:g} is not greater than low {low:g}",
+            "swap or widen the bounds",
+        )
     if not integers:
         return None
     if low % 1 or high % 1:
         field = "low" if low % 1 else "high"
-        return field, f"expected an integer, found {data[field]}", "use random: uniform"
+        return (field,), f"expected an integer, found {data[field]}", "use random: uniform"
     least, most = (0, 1) if dtype == "bool" else INTEGER_RANGES.get(dtype, (-math.inf, math.inf))
     if low < least or high > most + 1:
         field = "low" if low < least else "high"
         text = f"{data[field]:g} is outside the range of {dtype} ({least} to {most})"
-        return field, text, "high is exclusive"
+        return (field,), text, "high is exclusive"
     return None
 
 

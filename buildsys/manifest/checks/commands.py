@@ -58,10 +58,10 @@ def _network(view: ManifestView) -> Problems:
 def _inputs(view: ManifestView, path: FieldPath, earlier: dict[str, dict[str, Any]]) -> Problems:
     for name, text in view.map(*path, "inputs").items():
         at = (*path, "inputs", name)
-        found = reference_of(text) if isinstance(text, str) else None
-        if found is None:
+        reference = reference_of(text) if isinstance(text, str) else None
+        if reference is None:
             continue
-        kind, of = found
+        kind, of = reference
         if kind == "commands":
             other, _, output = of.rpartition(".")
             if other not in earlier:
@@ -72,9 +72,9 @@ def _inputs(view: ManifestView, path: FieldPath, earlier: dict[str, dict[str, An
                 yield view.problem(at, f'the command "{other}" has no output "{output}"', hint)
         elif kind == "engines" and of:
             engines = [engine.get("name") for _, engine in view.maps("engines", ...)]
-            known = [engine for engine in engines if isinstance(engine, str)]
-            if of not in known and len(known) == len(view.list("engines")):
-                hint = suggest(of, known, what="engines")
+            names = [engine for engine in engines if isinstance(engine, str)]
+            if of not in names and len(names) == len(view.list("engines")):
+                hint = suggest(of, names, what="engines")
                 yield view.problem(at, f'there is no engine "{of}" in this model', hint)
         elif (kind in _GRAPHS and not of) or (kind == "golden" and of):
             if view.get("source") is None:
@@ -109,7 +109,7 @@ def _outputs(view: ManifestView, path: FieldPath) -> Problems:
             yield view.problem(at, f"{parts[0]} is a name of buildsys", "choose another one")
         own = [place, *([place.with_name(f"{place.name}{LISTING}")] if text[-1] == "/" else [])]
         for other, owner in taken.items():
-            if any(each == other or each in other.parents or other in each.parents for each in own):
+            if any(path == other or path in other.parents or other in path.parents for path in own):
                 problem = f'{place} is also part of the output "{owner}"'
                 yield view.problem(at, problem, "choose another name")
                 break
@@ -124,13 +124,13 @@ def _run(view: ManifestView, path: FieldPath, command: dict[str, Any]) -> Proble
         arguments = run if isinstance(run, list) else []
     used = [(index, name) for index, text in enumerate(arguments) if isinstance(text, str)
             for name in references(text)]  # fmt: skip
-    known = [f"inputs.{name}" for name in view.map(*path, "inputs")]
-    known += [f"outputs.{name}" for name in view.map(*path, "outputs")] + [FIGURES]
+    names = [f"inputs.{name}" for name in view.map(*path, "inputs")]
+    names += [f"outputs.{name}" for name in view.map(*path, "outputs")] + [FIGURES]
     is_known = view.is_known(*path, "inputs") and view.is_known(*path, "outputs")
     for index, name in used:
-        if name not in known and is_known:
+        if name not in names and is_known:
             at = (*path, "run") if isinstance(run, str) else (*path, "run", index)
-            hint = suggest(name, known, what="declared")
+            hint = suggest(name, names, what="declared")
             yield view.problem(at, f"{{{name}}} is not declared", hint)
     if not arguments:
         return

@@ -39,11 +39,11 @@ def _other_engine(
     other, at = named.get(name), (*path, "engine")
     if other is None:
         if view.is_known("engines"):
-            known = [known for known in named if isinstance(known, str)]
-            hint = suggest(name, known, what="engines")
+            names = [other for other in named if isinstance(other, str)]
+            hint = suggest(name, names, what="engines")
             yield view.problem(at, f'there is no engine "{name}" in this model', hint)
         return
-    for engine in own or [one for one in engines if one is not other and not one.get("gates")]:
+    for engine in own or [e for e in engines if e is not other and not e.get("gates")]:
         if engine is other:
             text = f'the engine "{name}" is its own baseline'
             yield view.problem(at, text, "name another engine, or remove it")

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.manifest.checks.commands import command_problems
-from buildsys.manifest.checks.definition import definition_problems
 from buildsys.manifest.checks.engines import (
     auto_problems,
     bench_problems,
+    definition_problems,
     engine_problems,
-    profile_problems,
     program_problems,
-    quantization_problems,
 )
 from buildsys.manifest.checks.gates import gate_problems
 from buildsys.manifest.checks.operators import (
@@ -21,11 +19,12 @@ from buildsys.manifest.checks.operators import (
     opset_problems,
     registration_problems,
 )
-from buildsys.manifest.checks.run import run_problems
+from buildsys.manifest.checks.profiles import profile_problems
+from buildsys.manifest.checks.quantization import quantization_problems
 from buildsys.manifest.checks.surgery import dims_named_by_surgery, surgery_problems
-from buildsys.manifest.checks.view import ManifestView
+from buildsys.manifest.checks.view import ManifestView, contains_refused
 from buildsys.manifest.problem import Problems, suggest
-from buildsys.manifest.value_ranges import data_problem
+from buildsys.manifest.value_ranges import IMAGE_DTYPES, data_problem
 from buildsys.manifest.value_tree import FieldPath
 
 _IGNORED_BY = {  # exporter -> option -> what to do instead
@@ -46,6 +45,7 @@ _IGNORED_BY = {  # exporter -> option -> what to do instead
         "autograd_inlining": "remove it, or use exporter: torchscript",
     },
 }
+_CHANNEL_AXES = {"nchw": -3, "nhwc": -1}  # from the end: the batch is optional
 _OUTSIDE_THE_KEY = {  # kind of source -> arguments that load other weights or code
     "timm": ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"),
     "transformers": (
@@ -79,7 +79,8 @@ def check_model(view: ManifestView) -> Problems:
         surgery_problems,
         operator_problems,
         quantization_problems,
-        run_problems,
+        _preprocessing,
+        _labels,
         command_problems,
     )
     for check in checks:
@@ -159,9 +160,9 @@ def _dims(view: ManifestView) -> Problems:
     undeclared: list[Any] = []  # a misspelled name is reported where it is first used
     for section in ("inputs", "outputs"):
         for path, size in view.find(section, ..., "shape", ...):
-            if (found := view.undeclared(size)) and size not in undeclared:
+            if (problem := view.undeclared(size)) and size not in undeclared:
                 undeclared.append(size)
-                yield view.problem(path, *found)
+                yield view.problem(path, *problem)
     if undeclared or not (view.is_known("inputs") and view.is_known("surgery")):
         return  # a name that is not known may stand for an unused dimension
     for name in unused_dims(view):
@@ -183,9 +184,9 @@ def _tensors(view: ManifestView) -> Problems:
                 text = f'input "{keywords[keyword]}" already has the keyword "{keyword}"'
                 yield view.problem(path, text, "remove one of them")
             keywords.setdefault(keyword, str(name))
-        if found := data_problem(tensor.get("dtype") or "float32", tensor.get("data")):
-            field, text, hint = found
-            yield view.problem(("inputs", name, *(("data", field) if field else ())), text, hint)
+        if problem := data_problem(tensor.get("dtype") or "float32", tensor.get("data")):
+            field, text, hint = problem
+            yield view.problem(("inputs", name, *(("data", *field) if field else ())), text, hint)
     for name in view.map("outputs"):
         if name in view.map("inputs"):
             text = f'an input is already named "{name}"'
@@ -269,3 +270,41 @@ def _comparisons(view: ManifestView) -> Problems:
                 path = ("outputs", boxes, "compare", f"{role}_column")
                 text = f"{role}s already names the output with the {role}s"
                 yield view.problem(path, text, "remove one of them", of_key=True)
+
+
+def _preprocessing(view: ManifestView) -> Problems:
+    """Yield preprocessing for `run` unsuitable for its input."""
+    for path, fields in view.maps("inputs", ..., "preprocess"):
+        tensor = view.map(*path[:-1])
+        dtype, shape = tensor.get("dtype", "float32"), tensor.get("shape")
+        if isinstance(dtype, str) and dtype not in IMAGE_DTYPES:
+            text = f"cannot convert images to dtype {dtype}"
+            yield view.problem(path, text, f"supported: {', '.join(IMAGE_DTYPES)}")
+        color, layout = fields.get("color", "rgb"), fields.get("layout", "nchw")
+        channels = 1 if color == "gray" else 3
+        sizes = shape if isinstance(shape, list) else []
+        is_complete = isinstance(shape, list) and not contains_refused([*sizes, color, layout])
+        axis = _CHANNEL_AXES.get(layout) if is_complete else None
+        if axis and (len(sizes) not in (3, 4) or sizes[axis] != channels):
+            text = f"the shape [{', '.join(map(str, sizes))}] does not fit {color} images in"
+            letters = "channels, height, width" if axis == -3 else "height, width, channels"
+            hint = f"expected [batch, {letters}] or [{letters}] with {channels} channels"
+            yield view.problem(path, f"{text} layout {layout}", hint)
+        for field in ("mean", "std"):
+            values = fields.get(field)
+            if isinstance(values, list) and len(values) not in (0, 1, channels):
+                text = f"{len(values)} values for {channels} channels"
+                yield view.problem((*path, field), text, "give one value, or one per channel")
+        if fields.get("pad") is not None and fields.get("resize") is not None:
+            text = "an image is either padded or cropped"
+            yield view.problem((*path, "pad"), text, "remove pad or resize", of_key=True)
+
+
+def _labels(view: ManifestView) -> Problems:
+    """Yield labels for `run` that miss classes."""
+    for (_, name), tensor in view.maps("outputs", ...):
+        names, shape = view.list("outputs", name, "labels", "names"), tensor.get("shape")
+        size = shape[-1] if isinstance(shape, list) and shape else None
+        if names and isinstance(size, int) and len(names) != size:
+            text = f"{len(names)} names for the {size} classes of the output"
+            yield view.problem(("outputs", name, "labels", "names"), text, "name each class once")

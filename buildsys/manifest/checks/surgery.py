@@ -24,7 +24,7 @@ from buildsys.manifest.surgery_interface import (
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 
-Found = tuple[FieldPath, str, str]  # path below the step, problem, hint
+StepProblem = tuple[FieldPath, str, str]  # path below the step, problem, hint
 
 
 def surgery_problems(view: ManifestView) -> Problems:
@@ -57,16 +57,16 @@ def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]] | None:
 def dims_named_by_surgery(view: ManifestView) -> set[str]:
     """Return the dimensions named in steps."""
     patterns = ("inputs", ..., "shape", ...), ("cut", "inputs", ..., "shape", ...)
-    found = (dim for pattern in patterns for _, dim in view.find("surgery", ..., *pattern))
-    return {dim for dim in found if isinstance(dim, str)}
+    dims = (dim for pattern in patterns for _, dim in view.find("surgery", ..., *pattern))
+    return {dim for dim in dims if isinstance(dim, str)}
 
 
-def _tensor_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
+def _tensor_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[StepProblem]:
     for name, tensor in (step.get("inputs") or {}).items():
         yield from _undeclared(view, ("inputs", name), tensor["shape"])
-        if found := data_problem(tensor.get("dtype", "float32"), tensor.get("data")):
-            field, text, hint = found
-            yield ("inputs", name, *(("data", field) if field else ())), text, hint
+        if problem := data_problem(tensor.get("dtype", "float32"), tensor.get("data")):
+            field, text, hint = problem
+            yield ("inputs", name, *(("data", *field) if field else ())), text, hint
         if name not in interface.inputs and step.get("changes") != "numbers":
             text = f'input "{name}" is new, so its outputs cannot be compared with earlier ones'
             yield ("inputs", name), text, "set changes: numbers, with a reference for the outputs"
@@ -92,7 +92,7 @@ def _tensor_problems(view: ManifestView, interface: Interface, step: Step) -> It
             yield ("cast", name), f'input "{name}" is already {dtype}', "remove it"
 
 
-def _dim_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[Found]:
+def _dim_problems(view: ManifestView, interface: Interface, step: Step) -> Iterator[StepProblem]:
     dynamic = sorted(names_in_shapes(interface.inputs))
     for name, value in step.get("fix_dims", {}).items():
         path: FieldPath = ("fix_dims", name)
@@ -107,15 +107,15 @@ def _dim_problems(view: ManifestView, interface: Interface, step: Step) -> Itera
                 yield path, text, f"choose a value in this range, or widen dims.{name}"
 
 
-def _unknown_tensor(interface: Interface, path: FieldPath) -> Iterator[Found]:
+def _unknown_tensor(interface: Interface, path: FieldPath) -> Iterator[StepProblem]:
     name = str(path[-1])
-    known = (*interface.inputs, *(interface.outputs or ()))
-    if interface.outputs is not None and name not in known:
-        hint = suggest(name, known, what="known")
+    tensors = (*interface.inputs, *(interface.outputs or ()))
+    if interface.outputs is not None and name not in tensors:
+        hint = suggest(name, tensors)
         yield path, f'unknown input or output "{name}" at this step', hint
 
 
-def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterator[Found]:
+def _undeclared(view: ManifestView, path: FieldPath, shape: list[Any]) -> Iterator[StepProblem]:
     for size in shape:
-        if found := view.undeclared(size):
-            yield path, *found
+        if problem := view.undeclared(size):
+            yield path, *problem

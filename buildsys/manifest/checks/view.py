@@ -84,23 +84,23 @@ class ManifestView:
         """Return path and value of each match; ``...`` matches every member."""
         if pattern[0] is not ... and pattern[0] not in self.data:
             return []  # most sections of most manifests
-        found: Matches = [((), self.data)]
+        matches: Matches = [((), self.data)]
         for step in pattern:
-            parents, found = found, []
+            parents, matches = matches, []
             for path, value in parents:
                 if isinstance(value, dict):
                     if step is ...:
-                        found += [((*path, name), member) for name, member in value.items()]
+                        matches += [((*path, name), member) for name, member in value.items()]
                     elif step in value:
-                        found.append(((*path, step), value[step]))
+                        matches.append(((*path, step), value[step]))
                 elif isinstance(value, list):
                     chosen = (n for n in range(len(value)) if step is ... or step == n)
-                    found += [((*path, index), value[index]) for index in chosen]
-        return found
+                    matches += [((*path, index), value[index]) for index in chosen]
+        return matches
 
     def maps(self, *pattern: Step) -> Maps:
         """Return path and value of each matching map."""
-        return [found for found in self.find(*pattern) if isinstance(found[1], dict)]
+        return [match for match in self.find(*pattern) if isinstance(match[1], dict)]
 
     def is_known(self, *path: str | int) -> bool:
         """Return true if no part of ``path`` is refused."""
