@@ -45,69 +45,6 @@ def test_engines_of_tensorrt_need_neither_a_graph_nor_calibration(errors, engine
     assert errors(engine="{name: e, backend: tensorrt, precision: int8}") == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "expected"),
-    [
-        ("{name: e, backend: onnxruntime}",
-         ":5:30: engines.0.backend: ONNX Runtime cannot build a network defined with TensorRT's"
-         " API; use backend: tensorrt, or make the reference the source of another model"),
-        ("ort-cpu", ":5:11: engines.0: ONNX Runtime cannot build"),
-        ("{name: e, backend: executorch}", ":5:30: engines.0.backend: ExecuTorch cannot build"),
-        ("{name: e, backend: tensorrt, precision: auto}",
-         'engines.0.precision: "auto" searches nodes of an ONNX graph, and the network of'),
-        ("{name: e, backend: tensorrt, precision: int8, quantization: implicit}",
-         "engines.0.quantization: the quantize layers of a network defined by hand decide"),
-    ],
-)  # fmt: skip
-def test_other_engines_are_refused(errors, engine: str, expected: str) -> None:
-    (found,) = errors(engine=engine)
-    assert expected in found
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("{tensorrt: plugins/net.py:define}", "source.reference: required field is missing"),
-        ("{tensorrt: plugins/net.py:defin, reference: {numpy: plugins/net.py:compute}}",
-         "source.tensorrt: plugins/net.py does not define defin; did you mean define?"),
-        ("{tensorrt: plugins/nett.py:define, reference: {numpy: plugins/net.py:compute}}",
-         "source.tensorrt: file plugins/nett.py does not exist; did you mean net.py?"),
-        ("{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:comput}}",
-         "source.reference.numpy: plugins/net.py does not define comput"),
-        ("{tensorrt: plugins/net.py:define, reference: {onnx: net.onnx}}",
-         "source.reference.onnx: file net.onnx does not exist"),
-        ("{tensorrt: plugins/net.py:define, reference: plugins/net.py:compute}",
-         "source.reference: expected a map"),
-        ("{tensorrt: plugins/net.py:define, reference: {tensorrt: plugins/net.py:define}}",
-         "source.reference: expected one of the fields torchvision, timm"),
-        ("{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute}, seed: 1}",
-         "source.seed: unknown field"),
-        ("{tensorrt: plugins/net.py:define, reference: {numpy: plugins/net.py:compute},"
-         " weights: {file: plugins/net.py}}",
-         "source.weights.file: the weights of a network defined by hand are an .npz file"),
-        ("{numpy: plugins/net.py:compute}", "source: expected one of the fields torchvision"),
-    ],
-)  # fmt: skip
-def test_a_wrong_source_is_located(errors, source: str, expected: str) -> None:
-    found = errors(source=source)
-    assert len(found) == 1, found
-    assert expected in found[0]
-
-
-@pytest.mark.parametrize(
-    ("section", "expected"),
-    [
-        ("export: {opset: 18}", "export: changes or makes an ONNX graph, and the network of"),
-        ("surgery: [{rename: {x: y}}]", "surgery: changes or makes an ONNX graph"),
-        ("calibration: {batches: 2}", "calibration: changes or makes an ONNX graph"),
-        ("call: {args: [x]}", "call: a numpy reference takes the inputs as they are; remove it"),
-    ],
-)
-def test_a_section_without_effect_is_refused(errors, section: str, expected: str) -> None:
-    (found,) = errors(section=section)
-    assert expected in found
-
-
 def test_sections_of_shared_defaults_have_no_effect(project, errors) -> None:
     assert errors() == []
     alone = project.load().models["net"].data

@@ -16,32 +16,6 @@ inputs: {{x: {{shape: [1]}}}}
 
 
 @pytest.mark.parametrize(
-    ("callable_", "expected"),
-    [
-        ("plugins/nte.py:make", "file plugins/nte.py does not exist; did you mean net.py?"),
-        ("plugins/net.py:maek", "plugins/net.py does not define maek; did you mean make?"),
-        ("plugins/broken.py:make", "plugins/broken.py:2: "),
-        ("plugins/net.py", "expected a file and a callable such as"),
-        ("../../x.py:make", '"../../x.py" leaves the project'),
-        ("/etc/x.py:make", '"/etc/x.py" is absolute; paths are relative to the project'),
-        ("link.py:make", '"link.py" leaves the project'),
-        ("plugins/folder.py:make", "plugins/folder.py is not a regular file"),
-    ],
-)
-def test_an_invalid_python_source(project, tmp_path_factory, callable_, expected):
-    outside = tmp_path_factory.mktemp("outside") / "x.py"
-    outside.write_text("def make(): ...\n")
-    (project.root / "link.py").symlink_to(outside)
-    (project.root / "plugins/folder.py").mkdir(parents=True)
-    project.write("plugins/net.py", "def make():\n    inner = 1\n")
-    project.write("plugins/broken.py", "x = 1\ndef make(:\n")
-    project.write(NET, PYTHON.format(callable=callable_))
-    [error] = project.errors()
-    assert error.startswith(f"{NET}:2:18: source.python: ")
-    assert expected in error
-
-
-@pytest.mark.parametrize(
     "source",
     [
         "def make(): ...",

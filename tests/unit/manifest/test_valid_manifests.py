@@ -1,0 +1,263 @@
+"""Manifests that are accepted, and what they resolve to."""
+
+from __future__ import annotations
+
+import pytest
+from manifest_files import ProjectFolder
+
+from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
+from buildsys.manifest.resolved_yaml import resolved_text
+from buildsys.project.plan import ProjectPlan
+
+NET = "configs/models/net.yaml"
+DATA = "data: {x: {random: normal}}"
+SYMBOLIC = '{op: "aten::asinh", function: "plugins/s.py:f", opset: 9}'
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        f"export: {{opset: 8}}\nsymbolics: [{SYMBOLIC}]",  # such exports use later symbolics
+        f"symbolics: [{SYMBOLIC}, {SYMBOLIC.replace('9', '12')}]",
+        "surgery: [{rename: {whatever: z}}]",  # undeclared outputs are not checked
+    ],
+)
+def test_a_section_is_accepted(project, section):
+    project.write("plugins/s.py", "def f(g, x): ...\n")
+    project.model(section)
+    assert list(project.load().models) == ["net"]
+
+
+def test_a_valid_engine_with_every_field_is_accepted(project):
+    project.write("dodo.py", "def tweak(network, config): ...\n")
+    project.write(NET, """\
+        model: net
+        source: {torchvision: resnet18}
+        inputs: {x: {shape: [batch, 4]}, s: {shape: [2], dtype: int64}}
+        outputs: {y: {shape: [batch, 4]}}
+        dims: {batch: {min: 1, opt: 2, max: 4}}
+        engines:
+          - backend: tensorrt
+            name: e
+            precision: fp16
+            typing: weak
+            tf32: false
+            profiles:
+              - x: {min: [1, 4], opt: [2, 4], max: [4, 4]}
+                s: {values: {min: [1, 4], opt: [2, 4], max: [4, 4]}}
+            io: {x: {format: linear, dtype: float16}, y: {format: linear}}
+            layer_precisions: [{layers: "/head/*", precision: fp32}]
+            precision_constraints: prefer
+            precision_share: 0.5
+            network: dodo.py:tweak
+            workspace: 4GiB
+            tactic_dram: 2GiB
+            tactic_shared_memory: 64KiB
+            tiling_optimization_level: full
+            l2_limit_for_tiling: 1MiB
+            max_aux_streams: 2
+            avg_timing_iterations: 4
+            tactic_sources: [cublas, jit_convolutions]
+            sparsity: true
+            refit: true
+            version_compatible: true
+            exclude_lean_runtime: true
+            hardware_compatibility: ampere_plus
+            dla_core: 0
+            gpu_fallback: true
+            dla_managed_sram: 1MiB
+            dla_local_dram: 1GiB
+            dla_global_dram: 512MiB
+            direct_io: true
+            max_threads: 4
+            profiling_verbosity: none
+            flags: {debug: true}
+        """)  # fmt: skip
+    engine = project.load().models["net"].data["engines"][0]
+    assert (engine["workspace"], engine["tactic_shared_memory"], engine["dla_global_dram"]) == (
+        4 << 30,
+        65536,
+        1 << 29,
+    )
+    assert engine["profiles"][0]["s"] == {"values": {"min": [1, 4], "opt": [2, 4], "max": [4, 4]}}
+    assert engine["io"]["x"] == {"format": "linear", "dtype": "float16"}
+
+
+def test_the_name_of_a_policy_stands_for_its_defaults(project: ProjectFolder) -> None:
+    project.model("outputs: {y: {compare: top_k}, z: {}}\n")
+    outputs = project.load().models["net"].data["outputs"]
+    assert outputs["y"]["compare"] == {
+        "policy": "top_k", "k": 5, "axis": -1, "agreement": 1.0, "rtol": None, "allow_zero": False,
+    }  # fmt: skip
+    assert outputs["z"]["compare"] is None
+
+
+def test_preprocessing_and_labels_have_defaults(project: ProjectFolder) -> None:
+    project.write("labels.txt", "cat\ndog\n")
+    file = project.model("outputs: {y: {labels: {file: labels.txt}}}\n")
+    file.write_text(file.read_text().replace("32, 32]}", "32, 32], preprocess: {resize: 40}}"))
+    data = project.load().models["net"].data
+    assert data["inputs"]["x"]["preprocess"] == {
+        "resize": 40, "pad": None, "interpolation": "bilinear", "color": "rgb", "layout": "nchw",
+        "divide": 255.0, "mean": [0.0], "std": [1.0],
+    }  # fmt: skip
+    assert data["outputs"]["y"]["labels"] == {"file": "labels.txt", "activation": "softmax"}
+
+
+COMMIT = "0123456789" * 4
+MANIFEST = "model: net\nsource: {{{source}}}\ninputs: {{x: {{shape: [1]}}}}\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'timm: resnet18, weights: {{file: "hf://timm/resnet18.a1_in1k@{COMMIT}/model.pth"}}',
+        f'transformers: AutoModel, checkpoint: "hf://a/b@{COMMIT}"',
+    ],
+)
+def test_a_commit_of_the_hub_is_accepted(project, source):
+    project.write(NET, MANIFEST.format(source=source))
+    assert project.load().models["net"].data["source"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "base", "full"),
+    [
+        ({"backend": "onnxruntime", "precision": "auto"}, "int8", "auto-int8"),
+        ({"backend": "onnxruntime", "provider": "cuda", "precision": "auto"}, "fp16", "auto-fp16"),
+        ({"backend": "tensorrt", "precision": "auto"}, "fp16", "auto-fp16"),
+        ({"backend": "openvino", "precision": "auto"}, "bf16", "auto-bf16"),
+        ({"backend": "openvino", "precision": "auto-int8"}, "int8", "auto-int8"),
+        ({"backend": "tensorrt", "precision": "fp16"}, "fp16", "fp16"),
+        ({"backend": "tensorrt"}, "fp32", "fp32"),
+    ],
+)
+def test_auto_alone_is_the_first_choice_of_the_backend(engine, base, full):
+    assert (base_precision(engine), full_name(engine)) == (base, full)
+    assert is_auto(engine) == (base != full)
+
+
+@pytest.mark.parametrize(
+    "fields", ["quantization: explicit, typing: weak", "quantization: explicit", "typing: strong"]
+)
+def test_explicit_quantizers_support_every_algorithm(project, fields):
+    project.model(
+        f"engines: [{{backend: tensorrt, name: e, precision: int8, {fields}}}]\n"
+        f"calibration: {{{DATA}, algorithm: percentile}}"
+    )
+    assert project.load().models["net"].data["calibration"]["algorithm"] == "percentile"
+
+
+def test_unused_calibration_is_accepted(project):
+    project.model(f"calibration: {{{DATA}}}")
+    assert project.load().models["net"].data["calibration"]["batches"] == 8
+
+
+def test_right_gates_are_read_in_si_units(project):
+    project.model(
+        "engines: [{name: a, backend: onnxruntime}, {name: b, backend: onnxruntime}]\n"
+        "gates: {engine: a, latency: {tolerance: 5%, limit: 2ms}, size: {limit: 50MB}}\n"
+    )
+    gates = project.load().models["net"].data["gates"]
+    assert gates["latency"] == {"tolerance": 0.05, "limit": 0.002}
+    assert gates["size"] == {"tolerance": None, "limit": 50_000_000}
+
+
+def test_the_limits_of_a_resolved_manifest_have_units(project):
+    gates = "{latency: {limit: 2us}, build_time: {limit: 3min}, size: {limit: 50kB}}"
+    project.model(f"engines: [{{name: a, backend: onnxruntime, gates: {gates}}}]\n")
+    model = project.load().models["net"]
+    text = resolved_text(model)
+    for limit in ('"0.000002s"', '"180s"', '"50000B"'):
+        assert f"limit: {limit}" in text
+    (project.root / "configs/models/net.yaml").write_text(text)
+    assert project.load().models["net"].data == model.data
+
+
+def test_a_dimension_named_only_by_surgery_is_used(project):
+    project.model("""\
+        surgery:
+          - {cut: {inputs: {feat: {shape: [batch, 8, half]}}}}
+        """)
+    file = project.root / NET
+    file.write_text(
+        file.read_text().replace("max: 4}}", "max: 4}, half: {min: 8, opt: 8, max: 16}}")
+    )
+    assert set(project.load().models["net"].data["dims"]) == {"batch", "half"}
+    file.write_text(file.read_text().replace("half]", "8]"))
+    assert "is not used by any input" in project.errors()[0]
+
+
+def test_profiles_are_checked_against_the_inputs_after_surgery(project):
+    project.model("""\
+        surgery:
+          - {rename: {x: image}}
+        engines:
+          - backend: tensorrt_rtx
+            name: rtx
+            profiles: [{x: {min: [1, 3, 32, 32], opt: [2, 3, 32, 32], max: [4, 3, 32, 32]}}]
+        """)
+    errors = project.errors()
+    assert any('profiles.0.x: unknown input "x"; inputs: image' in error for error in errors)
+    file = project.root / NET
+    file.write_text(file.read_text().replace("[{x:", "[{image:"))
+    assert list(project.load().models) == ["net"]
+
+
+NET = "configs/models/net.yaml"
+FIRST = "{name: first, run: make, outputs: {model: model/}}"
+
+
+def write(project, *commands: str, more: str = "") -> None:
+    lines = "".join(f"  - {command}\n" for command in commands)
+    project.write(NET, f"model: net\ncommands:\n{lines}{more}")
+
+
+def test_probes_are_lists_or_lines(project):
+    write(project, "{name: a, run: x, outputs: {m: m}, probes: [[x, --version], x -v]}")
+    (command,) = project.load().models["net"].data["commands"]
+    assert command["probes"] == [["x", "--version"], ["x", "-v"]]
+
+
+def test_one_line_is_split_without_a_shell(project):
+    write(project, "{name: a, run: \"x 'a b' $HOME {outputs.m}\", outputs: {m: m}}")
+    (command,) = project.load().models["net"].data["commands"]
+    assert command["run"] == ["x", "a b", "$HOME", "{outputs.m}"]
+
+
+SHARED = """\
+inputs: {x: {shape: [batch, 4]}}
+outputs: {y: {shape: [batch, 2]}}
+dims: {batch: {min: 1, opt: 2, max: 8}}
+dynamic_axes: {z: {0: batch}}
+ops: [{op: "my::op", functions: plugins/no.py:make}]
+surgery: [{rename: {x: z}}]
+calibration: {batches: 2, data: {x: {random: normal}}}
+export: {opset: 17}
+engines: [ort-cpu, {use: rtx-fp16, precision: fp8}, unheard-of]
+verify: {cases: [min]}
+bench: {duration: 1s}
+gates: {latency: 5%}
+"""
+
+
+@pytest.mark.parametrize("how", ["defaults", "extends"])
+def test_shared_sections_of_networks_do_not_matter_to_commands(project, how):
+    write(project, FIRST)
+    alone = project.load().models["net"].data
+    if how == "defaults":
+        shared = "".join(f"  {line}\n" for line in SHARED.splitlines())
+        project.write("configs/project.yaml", f"defaults:\n{shared}")
+    else:
+        project.write("configs/shared.yaml", SHARED)
+        write(project, FIRST, more="extends: ../shared.yaml\n")
+    loaded = project.load()
+    assert loaded.models["net"].data == alone
+    assert list(ProjectPlan(loaded.models)) == ["command:net:first", "report:net"]
+
+
+def test_a_command_cannot_read_an_engine_of_the_defaults(project):
+    project.write("configs/project.yaml", "defaults: {engines: [ort-cpu]}")
+    write(project, "{name: a, run: x, outputs: {m: m}, inputs: {i: '{engines.ort-cpu}'}}")
+    (error,) = project.errors()
+    assert 'there is no engine "ort-cpu" in this model' in error
