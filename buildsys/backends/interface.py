@@ -7,6 +7,7 @@ them can run it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -28,6 +29,7 @@ DTYPE_OF_PRECISION = {
     "int4": "int4",
 }  # fmt: skip
 _SLOWEST = 20  # layers in a result file
+_MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
 
 
 def _raise(error: StageError) -> NoReturn:
@@ -321,6 +323,15 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
     """Return each part of the total, by name; {} without a total."""
     total = sum(amounts.values())
     return {name: part / total for name, part in sorted(amounts.items())} if total else {}
+
+
+def profiled_runs() -> Iterator[int]:
+    """Yield the numbers of the runs of a profile: up to 20 in half a second, at least two."""
+    began = time.monotonic()
+    for number in range(_MOST_PROFILED_RUNS):
+        yield number
+        if number and time.monotonic() - began > _PROFILE_S:
+            return
 
 
 def slowest(times_ms: Mapping[str, float]) -> Iterator[tuple[str, Figures]]:

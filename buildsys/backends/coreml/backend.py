@@ -26,7 +26,7 @@ from buildsys.system.cpu import cpu_model
 
 if TYPE_CHECKING:
     from buildsys.backends.coreml import backend as _this_module
-    from buildsys.backends.coreml.session import CoreMlSession
+    from buildsys.backends.coreml.package import CoreMlSession
     from buildsys.backends.interface import Backend
 
     _CONFORMS: Backend = _this_module
@@ -118,7 +118,7 @@ def load(
     if (units := options["compute_units"]) not in COMPUTE_UNITS:
         text = f"there are no compute units {units!r:.100}"
         raise StageError(text, f"use one of {', '.join(COMPUTE_UNITS)}")
-    from buildsys.backends.coreml.session import CoreMlSession
+    from buildsys.backends.coreml.package import CoreMlSession
 
     return CoreMlSession(engine, units)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import statistics
-import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 from buildsys.backends.captured_program import check_inputs
-from buildsys.backends.interface import Figures, Port, Run, slowest
+from buildsys.backends.interface import Figures, Port, Run, profiled_runs, slowest
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -165,7 +164,6 @@ def _from_torch(value: torch.Tensor, dtype: str) -> Tensor:
     return tensor_of(value.numpy(), dtype)
 
 
-_MOST_RUNS, _PROFILE_S = 20, 0.5
 _KERNEL = "native_call_"
 _RUN = "Execute"
 _TYPES = {  # in XNNPACK's names of operators: Convolution (NHWC, QS8, QC8W) IGEMM #1
@@ -179,11 +177,9 @@ def layers_by_time(engine: Path, threads: int, inputs: Mapping[str, Tensor]) -> 
     from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc
 
     session = ExecuTorchSession(engine, threads, traced=True)
-    run, began = session.bind(inputs), time.monotonic()
-    for _ in range(_MOST_RUNS):
+    run = session.bind(inputs)
+    for _ in profiled_runs():
         run()
-        if time.monotonic() - began > _PROFILE_S:
-            break
     with TemporaryDirectory() as folder:
         file = Path(folder) / "trace"
         session.write_trace(file)

@@ -8,7 +8,6 @@ hides an overflow, which the stage convert checks for.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -23,6 +22,7 @@ from buildsys.backends.interface import (
     OperatorUse,
     Options,
     UnsupportedNode,
+    profiled_runs,
     raise_refused,
 )
 from buildsys.backends.onnxruntime.description import DESCRIPTION
@@ -63,7 +63,6 @@ RUN_OPTIONS: Options = {
     "intra_op_threads": 0, "inter_op_threads": 1, "spinning": True, "session_config": {},
 }  # fmt: skip
 _INLINE_LIMIT_BYTES = 1_800_000_000  # an ONNX file is one protobuf message, limited to 2 GiB
-_MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
 
 
 def prepare(options: Options) -> None:
@@ -216,7 +215,7 @@ def slowest_layers(
     inputs: Mapping[str, Tensor],
 ) -> list[Figures]:
     """Return the slowest nodes, [] on a GPU: its profiler sees launches."""
-    from buildsys.backends.onnxruntime.layer_times import read_layers
+    from buildsys.backends.onnxruntime.placement import read_layers
 
     if any(wanted.provider.needs_nvidia for wanted in wanted_providers(options)):
         return []
@@ -225,11 +224,8 @@ def slowest_layers(
         session.enable_profiling = True
         session.profile_file_prefix = str(Path(folder) / "profile")
         graph = open_engine(engine, session, options, operators)
-        began = time.monotonic()
-        for number in range(_MOST_PROFILED_RUNS):
+        for _ in profiled_runs():
             graph.run(inputs)
-            if number and time.monotonic() - began > _PROFILE_S:
-                break
         profile = Path(graph.session.end_profiling())
         try:
             return read_layers(profile, with_providers=not runs_on_cpu_only(options))

@@ -12,13 +12,11 @@ from buildsys.system.compatibility.engine_files import Header, Reason, Record
 from buildsys.system.compatibility.rules import needs_gpu, older_library
 from buildsys.system.cpu import engine_instructions, overflows_in_int8
 from buildsys.system.engine_environment import version_numbers, visible_gpus, why_no_gpu
-from buildsys.system.protobuf import Content, varint
+from buildsys.system.protobuf import Content
 
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
-_WIRE_BYTES = {1: 8, 5: 4}  # protobuf: fixed64, fixed32
-_VARINT, _LENGTH = 0, 2
-_MAX_FIELDS = 100_000  # of an ONNX file, besides its graph
-_ONNX_FIELDS, _GRAPH = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}, 7  # of ModelProto
+_IR_VERSION = 0x08  # tags of ModelProto's fields: number << 3 | wire type
+_NEXT = (5 << 3, *(number << 3 | 2 for number in (2, 3, 4, 6, 7, 8)))
 
 
 def reasons(record: Record, here: str) -> Iterator[Reason]:
@@ -89,32 +87,7 @@ def _check_processor(record: Record) -> Iterator[Reason]:
 
 
 def read_header(content: Content) -> Header | None:
-    """Return the facts in an ONNX file.
-
-    A whole one ends with its last field.
-    """
-    seen, place, size, count = set[int](), 0, len(content), 0
-    truncated = Header("onnxruntime", truncated=True)
-    while place < size:
-        count += 1
-        if count > _MAX_FIELDS:
-            return None
-        try:
-            tag, place = varint(content, place)
-        except (IndexError, ValueError):
-            tag = 0
-        kind, wire = tag >> 3, tag & 7
-        if kind not in _ONNX_FIELDS or wire not in (_VARINT, _LENGTH, *_WIRE_BYTES):
-            return truncated if _GRAPH in seen else None
-        seen.add(kind)
-        try:
-            if wire in _WIRE_BYTES:
-                place += _WIRE_BYTES[wire]
-            else:
-                length, place = varint(content, place)
-                place += length if wire == _LENGTH else 0
-        except (IndexError, ValueError):
-            return truncated
-        if place > size:
-            return truncated
-    return Header("onnxruntime", truncated=_GRAPH not in seen) if seen else None
+    """Recognize an ONNX file by its first fields: an IR version, and one that follows it."""
+    start = content[:3]
+    is_onnx = len(start) == 3 and start[0] == _IR_VERSION and start[1] < 128
+    return Header("onnxruntime") if is_onnx and start[2] in _NEXT else None

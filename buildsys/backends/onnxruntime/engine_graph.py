@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,110 +120,57 @@ def check_kernels(engine: Path, options: Options) -> None:
 _CAST = "InsertedPrecisionFreeCast_"  # prefix of the fp32 copy of a tensor
 _BLOCKED = "_nchwc"  # suffix of a blocked convolution's name
 _REORDERS = ("ReorderInput", "ReorderOutput")  # of memory; they compute nothing
-_ADDITIONS = ("Add", "Sum")
-_SUM = 3  # the input of a blocked convolution that is added to its result
 _MOST_NODES = 50  # of one node
-_FARTHEST = 8  # inserted nodes in a row
 
 
 def source_nodes(source: Any, engine: Any) -> dict[str, list[str]]:
-    """Return engine node -> nodes of ``source``, without unchanged nodes.
+    """Find the nodes of ``source`` that each changed node of ``engine`` computes.
 
-    Both are ONNX graphs; nodes inside of their subgraphs are left out.
+    ONNX Runtime keeps the names of nodes that it does not change, and of the tensors that a fused
+    node returns; a convolution for a blocked layout (NCHWc) is named after its tensor. Nodes whose
+    tensors are not in the engine belong to the nodes next to them. Inserted nodes have those of
+    their reader. Seen in ONNX Runtime 1.31; nodes inside of subgraphs are left out.
     """
     nodes = list(source.node)
-    matches = _Matches(nodes, engine)
-    names = [node.name or next(iter(node.output), "") for node in nodes]
-    found = {
-        node.name: [names[one] for one in sorted(own)][:_MOST_NODES]
-        for node, own in zip(engine.node, matches.found(), strict=True)
+    numbers = {node.name: n for n, node in enumerate(nodes) if node.name}
+    producers = {name: n for n, node in enumerate(nodes) for name in node.output if name}
+    readers: dict[str, list[int]] = {}
+    for n, node in enumerate(nodes):
+        for name in node.input:
+            readers.setdefault(name, []).append(n)
+    tensors = {name.removeprefix(_CAST) for node in engine.node for name in node.output}
+    tensors |= {value.name for value in (*engine.input, *engine.initializer)}
+    owners = {  # of nodes with the same name: number in the source -> in the engine
+        n: place
+        for place, node in enumerate(engine.node)
+        if (n := numbers.get(node.name, -1)) >= 0 and nodes[n].op_type == node.op_type
     }
-    return {name: own for name, own in found.items() if name and own != [name]}
-
-
-def _tensor(name: str) -> str:
-    """Return the source tensor that a node computes, of fp16 on a CPU in fp32."""
-    return name.removeprefix(_CAST)
-
-
-class _Matches:
-    """Matching nodes of two graphs; source nodes by their index."""
-
-    def __init__(self, source: Sequence[Any], engine: Any) -> None:
-        self._source = source
-        self._engine = list(engine.node)
-        self._named = {node.name: n for n, node in enumerate(source) if node.name}
-        self._producers = {o: n for n, node in enumerate(source) for o in node.output if o}
-        self._readers: dict[str, list[int]] = {}
-        for n, node in enumerate(source):
-            for name in node.input:
-                self._readers.setdefault(name, []).append(n)
-        self._kept = {_tensor(name) for node in self._engine for name in node.output}
-        self._kept |= {one.name for one in (*engine.input, *engine.initializer)}
-        self._owned: set[int] = set()
-
-    def found(self) -> list[list[int]]:
-        """Return the source nodes of each node of the engine."""
-        own = [self._same(node) for node in self._engine]
-        for node, mine in zip(self._engine, own, strict=True):
-            if node.op_type not in _REORDERS:
-                outputs = map(_tensor, node.output)
-                ends = (self._producers[name] for name in outputs if name in self._producers)
-                self._take_before([*mine, *ends], mine)
-        readers = {name: n for n, node in enumerate(self._engine) for name in node.input}
-        return [
-            [] if node.op_type in _REORDERS else self._of_next(n, own, readers)
-            for n, node in enumerate(self._engine)
-        ]
-
-    def _same(self, node: Any) -> list[int]:
-        """Return the source node of this name, or a blocked convolution's nodes."""
-        n = self._named.get(node.name)
-        if n is not None and self._source[n].op_type == node.op_type:
-            return self._take(n)
-        tensor = node.name.removesuffix(_BLOCKED)
-        if tensor == node.name or tensor not in self._producers:
-            return []
-        current = self._producers[tensor]
-        mine = self._take(current)
-        activation = next((a.s.decode() for a in node.attribute if a.name == "activation"), "")
-        steps: list[tuple[str, ...]] = (
-            [_ADDITIONS] if len(node.input) > _SUM and node.input[_SUM] else []
-        )
-        if activation and (steps or self._source[current].op_type != activation):
-            steps.append((activation,))
-        for operators in steps:  # in the same kernel
-            following = (r for o in self._source[current].output for r in self._readers.get(o, ()))
-            free = (r for r in following if self._source[r].op_type in operators)
-            current = next((r for r in free if r not in self._owned), -1)
-            if current < 0:
-                break
-            mine += self._take(current)
-        return mine
-
-    def _take(self, n: int) -> list[int]:
-        if n in self._owned:
-            return []
-        self._owned.add(n)
-        return [n]
-
-    def _take_before(self, starts: Sequence[int], mine: list[int]) -> None:
-        """Add the nodes before ``starts`` up to tensors of the engine."""
-        waiting, seen = list(starts), set()
+    for place, node in enumerate(engine.node):
+        if node.op_type in _REORDERS:
+            continue
+        outputs = [name.removeprefix(_CAST) for name in node.output]
+        ends = (*outputs, node.name.removesuffix(_BLOCKED))
+        waiting = [n for n, owner in owners.items() if owner == place]
+        waiting += [producers[name] for name in ends if name in producers]
+        seen: set[int] = set()
         while waiting:
             n = waiting.pop()
-            if n in seen or (n in self._owned and n not in mine):
+            if n in seen or owners.setdefault(n, place) != place:
                 continue
             seen.add(n)
-            mine += self._take(n)
-            names = (name for name in self._source[n].input if name not in self._kept)
-            waiting += [self._producers[name] for name in names if name in self._producers]
-
-    def _of_next(self, n: int, own: Sequence[list[int]], readers: Mapping[str, int]) -> list[int]:
-        """Return the source nodes of a node or its nearest successor."""
-        for _ in range(_FARTHEST):
-            if own[n]:
-                break
-            following = (readers[name] for name in self._engine[n].output if name in readers)
-            n = next(following, n)
-        return own[n]
+            waiting += [
+                producers[name] for name in nodes[n].input if name in producers.keys() - tensors
+            ]
+            for name in set(nodes[n].output) - tensors:
+                waiting += readers[name] if len(readers.get(name, ())) == 1 else ()
+    names = [node.name or next(iter(node.output), "") for node in nodes]
+    origins: list[list[str]] = [[] for _ in engine.node]
+    for n, place in sorted(owners.items()):
+        origins[place].append(names[n])
+    reading = {name: place for place, node in enumerate(engine.node) for name in node.input}
+    for place, node in reversed(list(enumerate(engine.node))):
+        following = next((reading[name] for name in node.output if name in reading), None)
+        if following is not None and not origins[place] and node.op_type not in _REORDERS:
+            origins[place] = origins[following]
+    found = zip(engine.node, origins, strict=True)
+    return {node.name: own[:_MOST_NODES] for node, own in found if node.name and own != [node.name]}

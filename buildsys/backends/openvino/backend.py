@@ -8,10 +8,11 @@ of every engine file, and the precision is set again.
 
 from __future__ import annotations
 
+import os
 import re
-import time
-from collections.abc import Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
+from buildsys.backends.calibration_batches import read_finite_batches
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -26,6 +28,7 @@ from buildsys.backends.interface import (
     Options,
     UnsupportedNode,
     precision_problem,
+    profiled_runs,
     raise_refused,
 )
 from buildsys.backends.openvino.description import BLOB
@@ -51,11 +54,11 @@ if TYPE_CHECKING:
 
     _CONFORMS: Backend = _this_module
 
+
 RUN_OPTIONS: Options = {"threads": 0, "streams": 0, "pin_threads": False, "config": {}}
 _CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8"}
 _UNSUPPORTED = re.compile(r"(?:No conversion rule found for|following ONNX) operations: (.+)")
 _OPSET = re.compile(r"-\d+$")
-_MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
 
 
 def prepare(options: Options) -> None:
@@ -113,7 +116,7 @@ def build(request: BuildRequest) -> Figures:
         shapes = {name: _bounded_shape(request, name) for name in request.inputs}
         call("cannot take the shapes of the inputs", lambda: model.reshape(shapes))
         if options["precision"] == "int8" and not options.get("auto"):  # else it has quantizers
-            from buildsys.backends.openvino.quantization import quantize
+            from buildsys.backends.openvino.backend import quantize
 
             model = quantize(model, request)
         # weights of an fp16 engine are rounded anyway; after a search, the graph has their types
@@ -174,13 +177,10 @@ def slowest_layers(
     session = OpenVinoSession(compiled)
     run = session.bind(inputs)
     times_ms: dict[str, list[float]] = {}
-    began = time.monotonic()
-    for number in range(_MOST_PROFILED_RUNS):
+    for _ in profiled_runs():
         run()
         for layer in session.timings():
             times_ms.setdefault(layer.node_name, []).append(layer.real_time.total_seconds() * 1000)
-        if number and time.monotonic() - began > _PROFILE_S:
-            break
     return layers_by_time(compiled, times_ms)
 
 
@@ -250,3 +250,64 @@ def _bounded_shape(request: BuildRequest, name: str) -> ov.PartialShape:
         span = request.dims[size] if isinstance(size, str) else None
         sizes.append(ov.Dimension(span["min"], span["max"]) if span else ov.Dimension(size))
     return ov.PartialShape(sizes)
+
+
+_PRESETS = {"performance": "PERFORMANCE", "mixed": "MIXED"}
+
+
+def quantize(model: ov.Model, request: BuildRequest) -> ov.Model:
+    """Return ``model`` with int8 quantizers, from the calibration data of the manifest.
+
+    Raises: Unavailable: NNCF is not installed. StageError: the data or the model do not fit.
+    """
+    assert request.calibration is not None
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry
+    try:
+        with _without_torch():
+            import nncf
+    except ImportError as error:
+        raise Unavailable(
+            f"int8 engines of OpenVINO need NNCF: {error}", "pip install 'buildsys[openvino]'"
+        ) from error
+    shapes = {
+        port.get_any_name(): [size.get_length() if size.is_static else -1 for size in shape]
+        for port in model.inputs
+        for shape in (port.get_partial_shape(),)
+    }
+    batches = read_finite_batches(request.calibration.batches, shapes)
+    options = request.options
+    kind = nncf.ModelType.TRANSFORMER if options["model_type"] == "transformer" else None
+    request.progress(f"quantizing with {len(batches)} batches")
+    nncf.set_log_level("ERROR")
+    preset = getattr(nncf.QuantizationPreset, _PRESETS[options["quantization_preset"]])
+    # weights of 7 bits: the engine runs on all processors, and those without VNNI overflow at 8
+    advanced = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
+    data = nncf.Dataset(batches)
+    try:
+        with _without_torch():
+            quantized: ov.Model = nncf.quantize(
+                model,
+                data,
+                preset=preset,
+                subset_size=len(batches),
+                model_type=kind,
+                advanced_parameters=advanced,
+            )
+            return quantized
+    except (RuntimeError, ValueError, nncf.ValidationError) as error:
+        cause = " ".join(str(error).split())[:400]
+        problem = f"model {request.model}: NNCF cannot quantize it: {cause}"
+        hint = "set quantization_preset: mixed, or use another precision"
+        raise StageError(problem, hint) from error
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hide torch from NNCF, which would import it for 3 s."""
+    hidden: dict[str, Any] = {} if "torch" in sys.modules else {"torch": None}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

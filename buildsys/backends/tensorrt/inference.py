@@ -13,10 +13,14 @@ import numpy as np
 
 from buildsys.backends.cuda.device import Buffer, CudaGraph, Device, Event, Stream
 from buildsys.backends.interface import Allocate, DeviceTensor, Port, Run
-from buildsys.backends.tensorrt.engine_tensors import EngineTensors, packed_shape
+from buildsys.backends.tensorrt.engine_tensors import (
+    EngineTensors,
+    Output,
+    ValueShapedOutput,
+    packed_shape,
+)
 from buildsys.backends.tensorrt.library import Library
 from buildsys.backends.tensorrt.log import Log, Messages, Scope, log_of
-from buildsys.backends.tensorrt.outputs import Output, ValueShapedOutput
 from buildsys.backends.tensorrt.profiles import Profile, Shape, choose_profile, read_profiles
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,6 @@ class Log:
     def __init__(self, library: Library) -> None:
         self.messages = Messages()  # of the block entered last
         self.of_thread = _OfThread()
-        self.on_detail: Callable[[str], None] | None = None  # gets all less severe messages
         log, trt = self, library.trt
 
         class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
@@ -104,8 +103,6 @@ class Log:
                     messages.warnings.append(clean_message(msg))
                 else:
                     _LOG.debug("%s", msg)
-                    if log.on_detail is not None:
-                        log.on_detail(msg)
 
         self.logger = Logger()
 

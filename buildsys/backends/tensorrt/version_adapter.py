@@ -8,9 +8,8 @@ libraries.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,6 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array
 from buildsys.onnx_graphs.weight_files import Weight
 from buildsys.system.files import replace_file
-
-_TIMED_LAYER = re.compile(r"(?:-+ )?Timing Runner: (?P<layer>.+?)(?: \([^()]*\))?$")
-_TIMED_TACTIC = re.compile(r"Tactic\b.*\bTime: ", re.I)
 
 
 def create_network(library: Library, builder: Any, *, strong: bool) -> Any:
@@ -118,41 +114,11 @@ def register_bundled_plugins(library: Library) -> None:
         library.trt.init_libnvinfer_plugins(log_of(library).logger, "")
 
 
-@contextmanager
-def progress_reported(library: Library, config: Any, request: BuildRequest) -> Iterator[None]:
-    """Report the progress of a build inside the block."""
-    log = log_of(library)
-    monitor = _set_monitor(library, config, request)
-    if monitor is None:
-        log.on_detail = _TacticCounter(request)
-    try:
-        yield
-    finally:
-        log.on_detail = None
-        del monitor  # the configuration does not keep it alive
+def report_progress(library: Library, config: Any, request: BuildRequest) -> Any:
+    """Let a builder report its progress; keep the result until the build ends.
 
-
-class _TacticCounter:
-    """Progress of a TensorRT 8.6 build, from tactics in its log."""
-
-    def __init__(self, request: BuildRequest) -> None:
-        self._request = request
-        self._tactics = 0
-        self._layer = ""
-
-    def __call__(self, message: str) -> None:
-        with suppress(OSError):  # the orchestrator is gone; nothing may be raised into C++
-            if found := _TIMED_LAYER.match(message):
-                if found["layer"] != self._layer:
-                    self._layer = found["layer"]
-                    self._request.progress(f"timing {self._layer}")
-            elif _TIMED_TACTIC.match(message):
-                self._tactics += 1
-                self._request.count(self._tactics, 0, "tactics")
-
-
-def _set_monitor(library: Library, config: Any, request: BuildRequest) -> Any:
-    """Return a build's progress monitor, None if TensorRT has no monitors."""
+    TensorRT 8.6 has no monitors.
+    """
     if library.generation == TRT_8:
         return None
     steps_of: dict[str, int] = {}

@@ -252,12 +252,9 @@ def test_a_network_hook_changes_the_engine(toolchain: Toolchain, tmp_path: Path)
 
 def test_a_build_reports_its_progress(toolchain: Toolchain, tmp_path: Path) -> None:
     built = build(toolchain, tmp_path)
-    ((done, total, unit),) = built["counted"]
-    assert done > 0, built["said"]
-    if toolchain.version.startswith("8."):
-        assert (total, unit) == (0, "tactics")
-        assert any("conv0" in message for message in built["said"])
-    else:
+    if not toolchain.version.startswith("8."):  # it has no monitors
+        ((done, _, unit),) = built["counted"]
+        assert done > 0, built["said"]
         assert unit.startswith("steps of ")
 
 

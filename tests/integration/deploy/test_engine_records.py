@@ -86,7 +86,8 @@ def test_an_engine_without_its_record(
     assert expected in result.reasons[0].problem
     assert result.reasons[0].remedy == "copy the engine's whole folder"
     whole = alone.read_bytes()
-    for cut in (30, len(whole) // 2, len(whole) - 1):
+    cuts = (30, len(whole) // 2, len(whole) - 1) if kind == "rtx_built" else ()
+    for cut in cuts:  # the header has its size
         alone.write_bytes(whole[:cut])
         assert "truncated" in kinds(can_run(alone)), f"at {cut} of {len(whole)}"
     alone.write_bytes(b"MZ this is no engine")

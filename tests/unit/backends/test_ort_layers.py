@@ -10,7 +10,7 @@ import pytest
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from buildsys.backends.onnxruntime.engine_graph import source_nodes
-from buildsys.backends.onnxruntime.layer_times import read_layers
+from buildsys.backends.onnxruntime.placement import read_layers
 
 
 def event(name: str, ts: int, dur: int, operator: str = "", **types: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from buildsys.backends.interface import Calibration
 from buildsys.backends.tensorrt import calibrator
 from buildsys.backends.tensorrt.build import build_engine
 from buildsys.backends.tensorrt.library import GENERATIONS, RTX, TRT_8, TRT_10, TRT_11
-from buildsys.backends.tensorrt.version_adapter import progress_reported
+from buildsys.backends.tensorrt.version_adapter import report_progress
 from buildsys.errors import StageError
 
 HALF = [{"layers": "l", "precision": "fp16"}]
@@ -187,34 +187,6 @@ def test_the_double_refuses_names_of_other_versions() -> None:
         config.set_calibration_profile(None)
 
 
-def test_8_6_counts_tactics_and_names_layers_from_its_log(tmp_path: Path) -> None:
-    made = RecordingTensorRt(TRT_8)
-    said: list[str] = []
-    counted: list[tuple[int, int, str]] = []
-    more = {"progress": said.append, "count": lambda *found: counted.append(found)}
-    request = made.request(tmp_path, planned(TRT_8), **more)
-
-    def log(*messages: str) -> None:
-        for message in messages:
-            made.logger.log(made.module.ILogger.VERBOSE, message)
-
-    with progress_reported(made.library, made.config, request):
-        log(
-            "*************** Autotuning format combination: Float(64,1) -> Half(64,1) ***",
-            "--------------- Timing Runner: conv1 + relu (CudnnConvolution[0x80000000])",
-            "Tactic: 0x0000000000000001 Time: 0.0262451",
-            "Tactic Name: sm80_xmma_fprop Tactic: 0x017a89ce2d82b850 Time: 0.00878863",
-            "Fastest Tactic: 0x017a89ce2d82b850 Time: 0.00878863",
-            "Timing Runner: conv1 + relu (CaskConvolution[0x80000009])",
-            "Skipping tactic 0x0000000000000002 due to insufficient memory on requested size of 9",
-            "Timing Runner: {ForeignNode[a.../Cast]} (Myelin[0x80000023])",
-            "Tactic: 0x0000000000000000 Time: 17.8375",
-        )
-    log("Tactic: 0x0000000000000000 Time: 17.8375")
-    assert said == ["timing conv1 + relu", "timing {ForeignNode[a.../Cast]}"]
-    assert counted == [(number, 0, "tactics") for number in (1, 2, 3)]
-
-
 def test_later_versions_report_their_steps(tmp_path: Path) -> None:
     made = RecordingTensorRt(TRT_10)
     said: list[str] = []
@@ -222,11 +194,11 @@ def test_later_versions_report_their_steps(tmp_path: Path) -> None:
     more = {"progress": said.append, "count": lambda *found: counted.append(found)}
     request = made.request(tmp_path, planned(TRT_10), **more)
     config = SimpleNamespace()
-    with progress_reported(made.library, config, request):
-        monitor = config.progress_monitor
-        monitor.phase_start("Building Engine", None, 4)
-        assert monitor.step_complete("Building Engine", 1)
-        monitor.phase_finish("Building Engine")
+    monitor = report_progress(made.library, config, request)
+    assert config.progress_monitor is monitor
+    monitor.phase_start("Building Engine", None, 4)
+    assert monitor.step_complete("Building Engine", 1)
+    monitor.phase_finish("Building Engine")
     assert said == ["Building Engine"]
     assert counted == [(2, 4, "steps of Building Engine")]
 
@@ -235,13 +207,8 @@ def test_a_closed_pipe_raises_nothing_into_the_builder(tmp_path: Path) -> None:
     def gone(*_: object) -> None:
         raise BrokenPipeError
 
-    for generation in (TRT_8, TRT_10):
-        made = RecordingTensorRt(generation)
-        request = made.request(tmp_path, planned(generation), progress=gone, count=gone)
-        config = SimpleNamespace()
-        with progress_reported(made.library, config, request):
-            if generation == TRT_8:
-                made.logger.log(made.module.ILogger.VERBOSE, "Timing Runner: a (Cask)")
-                continue
-            config.progress_monitor.phase_start("Building Engine", None, 4)
-            assert not config.progress_monitor.step_complete("Building Engine", 1)
+    made = RecordingTensorRt(TRT_10)
+    request = made.request(tmp_path, planned(TRT_10), progress=gone, count=gone)
+    monitor = report_progress(made.library, SimpleNamespace(), request)
+    monitor.phase_start("Building Engine", None, 4)
+    assert not monitor.step_complete("Building Engine", 1)
