@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ _EXTERNAL_FROM = 1024  # bytes; shape inference needs shapes and other small con
 _COPY_BYTES = 1 << 20  # at a time
 _ALIGNMENT = 4096  # bytes; a page, so that tensors can be mapped
 _INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
-WeightsOf = Path | Mapping[str, bytes]
 _DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -54,39 +53,36 @@ def save_model(
     path: Path,
     *,
     inline_limit: int = INLINE_LIMIT,
-    weights_of: WeightsOf | None = None,
+    weights_of: Path | None = None,
 ) -> None:
     """Write a model deterministically, with weights above ``inline_limit`` as external data.
 
-    External weights leave ``model``. Weights already outside it come from ``weights_of``: the ONNX
-    file with their external data, or their contents by name. Without it they are in the external
-    data of ``path`` and stay there.
+    External weights leave ``model``. Weights already outside it are in the external data of the
+    ONNX file ``weights_of``; without it they are in that of ``path`` and stay there.
     """
     if weights_of is not None or not any(
         tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model)
     ):
-        contents = {} if weights_of is None else weights_of
         data_path(path).unlink(missing_ok=True)
         # raw_data copies the bytes at every access
         sizes = [
-            (tensor, outside_bytes(tensor, contents) or len(tensor.raw_data))
-            for tensor in tensors_of(model)
+            (tensor, outside_bytes(tensor) or len(tensor.raw_data)) for tensor in tensors_of(model)
         ]
         limit = _EXTERNAL_FROM if sum(size for _, size in sizes) > inline_limit else math.inf
         for tensor, size in sizes:
             if size < limit and tensor.data_location == TensorProto.EXTERNAL:
-                tensor.raw_data = b"".join(_pieces(tensor, contents))
+                tensor.raw_data = b"".join(_pieces(tensor, weights_of or path))
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
         apart = [tensor for tensor, size in sizes if size >= limit]
         if apart:
-            _write_apart(apart, data_path(path), contents)
+            _write_apart(apart, data_path(path), weights_of or path)
             start_writeback(data_path(path))
     path.write_bytes(model.SerializeToString(deterministic=True))
     start_writeback(path)
 
 
-def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: WeightsOf) -> None:
+def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Path) -> None:
     with data.open("wb") as stream:
         for tensor in tensors:
             stream.seek(-stream.tell() % _ALIGNMENT, os.SEEK_CUR)
@@ -100,13 +96,10 @@ def _write_apart(tensors: Iterable[TensorProto], data: Path, weights_of: Weights
                 tensor.external_data.add(key=key, value=str(value))
 
 
-def _pieces(tensor: TensorProto, weights_of: WeightsOf) -> Iterator[bytes]:
+def _pieces(tensor: TensorProto, weights_of: Path) -> Iterator[bytes]:
     """Yield the contents of an inline or external tensor."""
     if tensor.data_location != TensorProto.EXTERNAL:
         yield tensor.raw_data
-        return
-    if isinstance(weights_of, Mapping):
-        yield weights_of[tensor.name]
         return
     place = ExternalDataInfo(tensor)
     if place.location in ("", "..") or "/" in place.location:  # not by us: it may be any file
@@ -286,12 +279,10 @@ def file_bytes(path: Path) -> int:
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
-def outside_bytes(tensor: TensorProto, weights_of: WeightsOf | None = None) -> int:
+def outside_bytes(tensor: TensorProto) -> int:
     """Return the size of a tensor outside the model, 0 if inline."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return 0
-    if isinstance(weights_of, Mapping):
-        return len(weights_of[tensor.name])
     return ExternalDataInfo(tensor).length or 0
 
 

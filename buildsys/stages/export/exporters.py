@@ -52,38 +52,30 @@ _MISMATCHES = (
     "has a large relative difference",
     "fails ONNX checker",
 )
-# positions among the arguments of torch._C.Graph._export_onnx
-_DEFERS_WEIGHTS, _STRIPS_DOC_STRINGS = 3, 5
+_STRIPS_DOC_STRINGS = 5  # position among the arguments of torch._C.Graph._export_onnx
 _TRAINING_MODES = {"eval": "EVAL", "preserve": "PRESERVE", "train": "TRAINING"}
 
 
-def export_torchscript(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, bytes]]:
-    """Return the exported model and the contents of initializers outside it."""
-    weights: dict[str, bytes] = {}
+def export_torchscript(request: ExportRequest) -> onnx.ModelProto:
+    """Export by tracing."""
     if request.weight_bytes < ONE_MESSAGE_LIMIT:
         stream = io.BytesIO()
-        _export(request, stream, weights)
+        _export(request, stream)
         model = onnx.load_model_from_string(stream.getvalue())
-        for tensor in model.graph.initializer:
-            if tensor.name in weights:
-                tensor.ClearField("raw_data")
-                tensor.data_location = onnx.TensorProto.EXTERNAL
     else:  # above 2 GB the exporter writes one file per tensor next to the model
         with tempfile.TemporaryDirectory(dir=request.path.parent) as folder:
             file = Path(folder) / request.path.name
-            _export(request, str(file), None)
+            _export(request, str(file))
             model = load_model(file)
     if request.options["export_modules_as_functions"]:
         normalize_functions(model)
         _restore_output_names(model, request)
-    return model, weights
+    return model
 
 
-def _export(
-    request: ExportRequest, file: str | io.BytesIO, weights: dict[str, bytes] | None
-) -> None:
+def _export(request: ExportRequest, file: str | io.BytesIO) -> None:
     dynamic = {**request.dynamic_inputs, **request.dynamic_outputs}
-    with _patched_serialization(weights):
+    with _doc_strings_kept():
         torch.onnx.export(
             request.module,
             request.arguments,
@@ -100,12 +92,11 @@ def _export(
 
 
 @contextmanager
-def _patched_serialization(weights: dict[str, bytes] | None) -> Iterator[None]:
-    """Change two hidden settings of torch's serialization of a graph.
+def _doc_strings_kept() -> Iterator[None]:
+    """Keep the doc strings of nodes, which hold their origins.
 
-    Doc strings hold each node's origin, as with ``verbose``, which would also print the graph. And
-    weights go to ``weights``: inside the graph they would be copied four times. If a torch does not
-    have this function, origins are unknown and weights stay in the graph.
+    ``verbose`` would also print the graph. In a torch without this internal function origins are
+    unknown.
     """
     kind: Any = torch._C.Graph
     original = getattr(kind, "_export_onnx", None)
@@ -117,13 +108,7 @@ def _patched_serialization(weights: dict[str, bytes] | None) -> Iterator[None]:
         arguments = list(given)
         if arguments[_STRIPS_DOC_STRINGS : _STRIPS_DOC_STRINGS + 1] == [True]:
             arguments[_STRIPS_DOC_STRINGS] = False
-        keeps_weights = arguments[_DEFERS_WEIGHTS : _DEFERS_WEIGHTS + 1] != [False]
-        if weights is None or keeps_weights:
-            return original(graph, *arguments)
-        arguments[_DEFERS_WEIGHTS] = True
-        proto, contents, *rest = original(graph, *arguments)
-        weights.update(contents)
-        return proto, {}, *rest
+        return original(graph, *arguments)
 
     kind._export_onnx = export_onnx
     try:
@@ -231,8 +216,8 @@ def _rename_graph(graph: onnx.GraphProto, names: dict[str, str], prefix: str) ->
         value.name = names.get(value.name, value.name)
 
 
-def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, bytes]]:
-    """Return the exported model; no weights are outside it.
+def export_dynamo(request: ExportRequest) -> onnx.ModelProto:
+    """Export by torch.export.
 
     The exporter's reports are moved to the model's folder.
     Raises: CheckFailed: ``verify`` is set and found a difference, or the program is wrong at sizes
@@ -273,7 +258,7 @@ def export_dynamo(request: ExportRequest) -> tuple[onnx.ModelProto, dict[str, by
             check_guards(exported.exported_program, guards, request)
         for message in messages:  # collected to find mismatches; the caller reports them
             warnings.warn(message, stacklevel=2)
-        return load_model(file), {}
+        return load_model(file)
 
 
 _LIMIT_S = 60.0
@@ -316,13 +301,12 @@ def _problem(request: ExportRequest, changes: Mapping[str, Any], project: Path) 
     with TemporaryDirectory(dir=request.path.parent) as folder:
         changed = replace(request, options=options, path=Path(folder) / "model.onnx")
         try:
-            model, weights = export(changed)
+            model = export(changed)
             if opsets(model).get("ai.onnx") != options["opset"]:
                 return f"it writes opset {opsets(model).get('ai.onnx')}"
-            if not weights:
-                onnx.checker.check_model(model, full_check=True)
+            onnx.checker.check_model(model, full_check=True)
             if export is export_torchscript:  # dynamo refuses sizes that forward fixes
-                save_model(model, changed.path, weights_of=weights)
+                save_model(model, changed.path)
                 return _size_problem(changed)
         except BuildsysError as error:
             return str(error).splitlines()[0]

@@ -57,7 +57,6 @@ def run(job: Job) -> StageResult:
     """
     warnings: list[str] = []
     if "onnx" in job.options["source"]:
-        weights: dict[str, bytes] = {}
         shown = job.options["source"]["onnx"]
         model = load_onnx(job.options["source"], job.project)
         if not model.graph.output:
@@ -71,7 +70,7 @@ def run(job: Job) -> StageResult:
         _check_signature(model, job.options["inputs"], job.options["outputs"])
         figures = ExportResult(exporter="none", weights=f"from {shown}")
     else:
-        model, weights, figures = _export_network(job, warnings)
+        model, figures = _export_network(job, warnings)
     if "functions" in job.inputs:
         warnings += add_functions(model, load_model(job.inputs["functions"]))
     if "origins" in job.outputs:
@@ -83,7 +82,7 @@ def run(job: Job) -> StageResult:
     figures["inputs"], figures["outputs"] = ports(model)
     figures["stripped"] = strip_traces(model)
     path, external = job.outputs["model"], job.options["export"]["external_data"]
-    save_model(model, path, inline_limit=_INLINE_LIMITS[external], weights_of=weights)
+    save_model(model, path, inline_limit=_INLINE_LIMITS[external])
     job.progress("checking the file")
     with ThreadPoolExecutor(max_workers=1) as pool:
         digest = pool.submit(sha256_of, path)
@@ -97,10 +96,8 @@ def run(job: Job) -> StageResult:
     return StageResult(figures={**figures, **file_facts(model, path)})
 
 
-def _export_network(
-    job: Job, warnings: list[str]
-) -> tuple[onnx.ModelProto, dict[str, bytes], ExportResult]:
-    """Return the model, the contents of initializers outside it, and figures."""
+def _export_network(job: Job, warnings: list[str]) -> tuple[onnx.ModelProto, ExportResult]:
+    """Build and export the network; return the model with figures."""
     import torch
 
     from buildsys.models.torch_model import make_network
@@ -130,7 +127,7 @@ def _export_network(
         request = replace(request, translations=table)
     job.progress(f"exporting with {exporter}")
     with collect_warnings(warnings, job.project):
-        model, weights = _export(request, job)
+        model = _export(request, job)
     absent = "the exporter found no such operator in the network"
     warnings += [
         f"{one.described} was never used: {one.why_unused or absent}"
@@ -152,10 +149,10 @@ def _export_network(
         parameters=sum(parameter.numel() for parameter in network.module.parameters()),
         modules=dict(classes.most_common()),
     )
-    return model, weights, figures
+    return model, figures
 
 
-def _export(request: ExportRequest, job: Job) -> tuple[onnx.ModelProto, dict[str, bytes]]:
+def _export(request: ExportRequest, job: Job) -> onnx.ModelProto:
     exporter, opset = request.options["exporter"], request.options["opset"]
     try:
         if exporter == "dynamo":

@@ -11,13 +11,12 @@ import torch
 from export_jobs import IMAGE, NETWORKS, dynamo, line_of
 from export_jobs import export_network as run
 from sample_networks import FixedSizes
-from stage_jobs import ROOT, manifest, stage_job
+from stage_jobs import ROOT
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import tensor_of
 from buildsys.stages.export import exporters
-from buildsys.stages.export import stage as export
 from buildsys.stages.export.failures import export_failure
 
 
@@ -252,50 +251,6 @@ def test_a_model_too_large_for_one_file_is_gathered(
         "model.onnx.data",
         "origins.json",
     ]
-
-
-class OfManyTypes(torch.nn.Module):
-    """Weights of several types and sizes: small, folded, sliced from others, none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.wide = torch.nn.Linear(4, 600)
-        self.narrow = torch.nn.Linear(600, 500).half()
-        self.register_buffer("kept", torch.tensor([True, False] * 250))
-        self.register_buffer("order", torch.randperm(500))
-        self.empty = torch.nn.Parameter(torch.zeros(1, 0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.narrow(self.wide(x).half()).float()[:, self.order] * self.kept
-        return torch.cat([y, self.empty.expand(x.shape[0], -1)], 1)
-
-
-@pytest.mark.parametrize("external", [True, False])
-def test_separately_exported_weights_belong_to_the_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, external: bool
-) -> None:
-    """Without this function of torch the files are the same."""
-    (tmp_path / "net.py").write_text("from test_export import OfManyTypes as Net\n")
-    written, handed = [], []
-    real = exporters.export_torchscript
-    monkeypatch.setattr(
-        exporters,
-        "export_torchscript",
-        lambda request: handed.append(real(request)) or handed[-1],
-    )
-    for name, place in (("over", exporters._DEFERS_WEIGHTS), ("not", 99)):
-        monkeypatch.setattr(exporters, "_DEFERS_WEIGHTS", place)
-        folder = tmp_path / name
-        resolved = manifest(source={"python": "net.py:Net"}, export={"external_data": external})
-        assert export.run(stage_job("export", resolved, folder, tmp_path)).status == "passed"
-        written.append(
-            {path.name: path.read_bytes() for path in (folder / "m/export").glob("model.onnx*")}
-        )
-    assert written[0] == written[1]
-    assert len(written[0]) == (2 if external else 1)
-    assert "narrow.weight" in handed[0][1]
-    assert handed[1][1] == {}
 
 
 # --- what is refused ---
