@@ -26,7 +26,7 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
     """Return a model with only the functions of ``references``: operator -> ``FILE.py:NAME``.
 
     Its metadata hold their origins. Equal functions give equal bytes, whatever their doc strings.
-    Raises: StageError: a function fails, is invalid, calls itself, or differs from its namesake.
+    Raises: StageError: a function fails, is invalid, or differs from its namesake.
     """
     model = ModelProto(ir_version=_IR_VERSION)
     functions: dict[str, FunctionProto] = {}
@@ -51,7 +51,6 @@ def function_model(references: Mapping[str, str], project: Path) -> ModelProto:
                     f"{origins[name]} and {reference} define {name} differently",
                     "rename one of the functions",
                 )
-    _refuse_cycles(functions, origins)
     model.functions.extend(functions.values())
     for op, reference in origins.items():
         model.metadata_props.add(key=op, value=reference)
@@ -109,28 +108,6 @@ def _normalized(proto: FunctionProto) -> FunctionProto:
     return result
 
 
-def _refuse_cycles(functions: Mapping[str, FunctionProto], origins: Mapping[str, str]) -> None:
-    calls = {
-        op: [operator_of(node) for node in nodes_of(function)] for op, function in functions.items()
-    }
-    done: set[str] = set()
-
-    def visit(op: str, callers: tuple[str, ...]) -> None:
-        if op in callers:
-            path = " → ".join((*callers[callers.index(op) :], op))
-            raise StageError(
-                f"local functions call each other in a cycle: {path} ({origins[op]})",
-                "break the cycle",
-            )
-        for called in calls[op] if op not in done else ():
-            if called in calls:
-                visit(called, (*callers, op))
-        done.add(op)
-
-    for op in calls:
-        visit(op, ())
-
-
 _FUNCTIONS_IR_VERSION = 8  # the first with local functions
 _ONNX = ("", "ai.onnx")
 
@@ -174,13 +151,13 @@ def add_functions(model: ModelProto, functions: ModelProto) -> list[str]:
     remove_functions(model, origins)
     model.functions.extend(functions.functions)
     for function in functions.functions:
-        _merge_opsets(model, function, origins[operator_of(function)])
+        merge_opsets(model, function, origins[operator_of(function)])
     model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
     nodes = list(nodes_of(model))
     for function in functions.functions:
         op = operator_of(function)
         for node in nodes:
-            if operator_of(node) == op and (problem := _call_problem(node, function)):
+            if operator_of(node) == op and (problem := call_problem(node, function)):
                 raise StageError(
                     f"the local function {op} ({origins[op]}) does not fit the node"
                     f" {node.name or node.output[0]}: {problem}",
@@ -209,7 +186,11 @@ def remove_functions(model: ModelProto, operators: Collection[str]) -> bool:
     return True
 
 
-def _merge_opsets(model: ModelProto, function: FunctionProto, origin: str) -> None:
+def merge_opsets(model: ModelProto, function: FunctionProto, origin: str) -> None:
+    """Add the domains that a function imports to a model.
+
+    Raises: StageError: the model imports another version, with other operators.
+    """
     versions = {_domain(entry.domain): entry for entry in model.opset_import}
     op = operator_of(function)
     for entry in function.opset_import:
@@ -255,7 +236,8 @@ def _since(node: NodeProto, version: int) -> int | None:
         return None
 
 
-def _call_problem(node: NodeProto, function: FunctionProto) -> str:
+def call_problem(node: NodeProto, function: FunctionProto) -> str:
+    """Compare a node with the function that it calls; return what does not fit, or ""."""
     for side, found, parameters in (
         ("input", node.input, function.input),
         ("output", node.output, function.output),

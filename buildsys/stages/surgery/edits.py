@@ -37,6 +37,7 @@ from buildsys.onnx_graphs.onnx_file import (
     subgraphs,
 )
 from buildsys.onnx_graphs.tensor_types import rename_uses
+from buildsys.stages.operators.local_functions import call_problem, merge_opsets, operator_of
 
 Step = Mapping[str, Any]
 Inputs = Mapping[str, Mapping[str, Any]]
@@ -286,9 +287,22 @@ def replace(model: ModelProto, step: Step, project: Path) -> ModelProto:
             f"the graph has no {op}", suggest(op, operator_counts(model), what="it has")
         )
     function = _load_function(reference, project)
-    _add_function(model, function, reference)
+    if operator_of(function) in map(operator_of, model.functions):
+        problem = f"the graph already has a local function {operator_of(function)}"
+        raise StageError(problem, "rename the replacement")
+    merge_opsets(model, function, reference)
+    for entry in function.opset_import:  # with the same operators; the inliner compares numbers
+        entry.version = opsets(model)[entry.domain or "ai.onnx"]
+    model.functions.append(function)
+    if function.domain not in opsets(model):
+        model.opset_import.append(helper.make_opsetid(function.domain, 1))
+    model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
     for node in nodes:
-        _check_call(node, function, reference)
+        if problem := call_problem(node, function):
+            raise StageError(
+                f"{reference} does not fit the node {node.name or node.output[0]}: {problem}",
+                "give the function the inputs, outputs and attributes of the node",
+            )
         node.domain, node.op_type = function.domain, function.name
     if not step["replace"]["inline"]:
         return model
@@ -313,51 +327,6 @@ def _load_function(reference: str, project: Path) -> FunctionProto:
             "name an onnxscript function, or a callable that returns an onnx.FunctionProto",
         )
     return made
-
-
-def _add_function(model: ModelProto, function: FunctionProto, reference: str) -> None:
-    present = opsets(model)
-    imports = {entry.domain: entry.version for entry in function.opset_import}
-    for domain, version in imports.items():
-        own = present.get(domain or "ai.onnx")
-        if own not in (None, version):
-            raise StageError(
-                f"{reference} is written for opset {version} of {domain or 'ai.onnx'}, the graph"
-                f" has {own}",
-                f"write the function for opset {own}, or export to opset {version}",
-            )
-    name = (function.domain, function.name)
-    if name in {(other.domain, other.name) for other in model.functions}:
-        raise StageError(
-            f"the graph already has a local function {'::'.join(name)}", "rename the replacement"
-        )
-    model.functions.append(function)
-    for domain, version in {function.domain: 1, **imports}.items():
-        if (domain or "ai.onnx") not in present:
-            model.opset_import.append(helper.make_opsetid(domain, version))
-    model.ir_version = max(model.ir_version, _FUNCTIONS_IR_VERSION)
-
-
-def _check_call(node: NodeProto, function: FunctionProto, reference: str) -> None:
-    what = f"{operator_name(node)} {node.name}".strip()
-    for side, found, parameters in (
-        ("input", node.input, function.input),
-        ("output", node.output, function.output),
-    ):
-        if len(found) > len(parameters):
-            own, others = (
-                f"{count} {side}{'s' * (count != 1)}" for count in (len(found), len(parameters))
-            )
-            problem = f"{what} has {own}, and {reference} {others}"
-            raise StageError(problem, "give the function as many parameters and results")
-    known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
-    for attribute in node.attribute:
-        if attribute.name not in known:
-            raise StageError(
-                f"{what} has the attribute {attribute.name}, which {reference} does not take",
-                suggest(attribute.name, known, what="its attributes")
-                or f"give it a parameter {attribute.name}: …",
-            )
 
 
 def call_hook(model: ModelProto, step: Mapping[str, Any], project: Path) -> ModelProto:

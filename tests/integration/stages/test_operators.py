@@ -202,29 +202,6 @@ def test_an_invalid_function(project: OperatorProject, source: str, expected: st
     assert expected in refused(project, FUNCTION)
 
 
-CYCLE = """
-from onnx import helper
-
-
-def call(name, callee):
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("custom_domain", 1)]
-    node = helper.make_node(callee, ["x"], ["y"], domain="custom_domain")
-    return helper.make_function("custom_domain", name, ["x"], ["y"], [node], imports)
-
-
-SWISH = [call("customOp2", "inner"), call("inner", "customOp2")]
-"""
-
-
-def test_functions_that_call_each_other(project: OperatorProject) -> None:
-    project.write("plugins/ops/cycle.py", CYCLE)
-    said = refused(project, {"op": OP, "function": "plugins/ops/cycle.py:SWISH"})
-    assert (
-        f"local functions call each other in a cycle: {OP} → custom_domain::inner → {OP}"
-        f" (plugins/ops/cycle.py:SWISH)" in said
-    )
-
-
 def test_a_function_of_an_opset_that_does_not_fit(project: OperatorProject) -> None:
     project.write(
         "plugins/ops/swish.py",
@@ -236,13 +213,6 @@ def test_a_function_of_an_opset_that_does_not_fit(project: OperatorProject) -> N
         f" model has opset 17,"
         " which does not have it; write the function for opset 17" in said
     )
-
-
-def test_a_function_whose_operators_are_the_same_in_both_opsets_fits(
-    project: OperatorProject,
-) -> None:
-    project.write("plugins/ops/swish.py", SWISH.replace('"", 17', '"", 20'))
-    project.run_all(GRAPHS, [FUNCTION])
 
 
 def test_a_function_that_does_not_fit_its_node(project: OperatorProject) -> None:

@@ -242,7 +242,7 @@ GELU = """\
 
     def older():
         return helper.make_function(
-            "plain", "Old", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])],
+            "plain", "Old", ["x"], ["y"], [helper.make_node("CastLike", ["x", "x"], ["y"])],
             [helper.make_opsetid("", 17)]
         )
 
@@ -280,10 +280,10 @@ def test_an_operator_is_replaced_by_a_local_function(
         ("Gulu", "gelu", "the graph has no Gulu; did you mean Gelu?"),
         ("ns::Gelu", "gelu", "the graph has no ns::Gelu; did you mean Gelu?"),
         ("Gelu", "older",
-         "hook.py:older is written for opset 17 of ai.onnx, the graph has 20; write the function"
-         " for o"),
+         "plain::Old (plugins/hooks/hook.py:older) is of opset 17 and uses CastLike; the model has"
+         " opset 20, which has another version of it; write the function for opset 20"),
         ("Gelu", "none_at_all",
-         "Gelu g has 1 input, and plugins/hooks/hook.py:none_at_all 0 inputs"),
+         "hook.py:none_at_all does not fit the node g: the node has 1 inputs, the function 0"),
         ("Gelu", "text",
          "hook.py:text returned a str; name an onnxscript function, or a callable"),
         ("Gelu", "glu", "plugins/hooks/hook.py has no glu; did you mean gelu?"),
