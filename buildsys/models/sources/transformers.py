@@ -248,11 +248,7 @@ def checkpoint_digest(folder: str, project: Path) -> str:
 
 
 def _pretrained(
-    outline: Any,
-    config: Any,
-    weights: Mapping[str, Any],
-    project: Path,
-    kwargs: Mapping[str, Any],
+    outline: Any, config: Any, weights: Mapping[str, Any], project: Path, kwargs: Mapping[str, Any]
 ) -> tuple[nn.Module, str]:
     """Return a model with weights, and their origin. transformers renames old tensors.
 

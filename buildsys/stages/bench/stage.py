@@ -134,11 +134,7 @@ def _measure(
 
 
 def _measure_case(
-    job: Job,
-    case: str,
-    engine: TimedEngine,
-    contenders: Mapping[str, Contender],
-    pace: Pace,
+    job: Job, case: str, engine: TimedEngine, contenders: Mapping[str, Contender], pace: Pace
 ) -> BenchCase:
     facts = engine.facts()
     pci_bus_id = facts.pop("pci_bus_id", "")
@@ -154,11 +150,7 @@ def _measure_case(
     figures[next(iter(figures))].update(cast(ContenderResult, facts))
     limits = job.options["bench"]["noise"]
     mark_noisy(figures, limits)
-    measured: BenchCase = {
-        "batch": batch,
-        "contenders": figures,
-        "others_share": others_share,
-    }
+    measured: BenchCase = {"batch": batch, "contenders": figures, "others_share": others_share}
     if readings is not None:
         measured["gpu"] = cast(GpuReadings, readings.figures())
     measured["noisy"] = list(noise(case, measured, limits)) if limits else []

@@ -9,12 +9,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
 from buildsys.onnx_graphs.onnx_file import all_nodes, opsets, subgraphs
-from buildsys.onnx_graphs.tensor_types import (
-    NOT_A_TENSOR,
-    element_types,
-    schema_of,
-    types_at,
-)
+from buildsys.onnx_graphs.tensor_types import NOT_A_TENSOR, element_types, schema_of, types_at
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
 
 # Their results leave float16's range or lose important digits (indices, sums of squares,

@@ -92,8 +92,7 @@ def explain(
     options, precision = job.options["quantize"], job.options["precision"]
     # the smallest failed case, as all its tensors are compared
     worst = min(
-        failed,
-        key=lambda check: sum(t.array.nbytes for t in golden[check.case].inputs.values()),
+        failed, key=lambda check: sum(t.array.nbytes for t in golden[check.case].inputs.values())
     )
     remedies = list(_uncovered_inputs(job, golden))
     figures["with_minmax"] = None

@@ -125,8 +125,7 @@ def export_failure(
             return _untranslated_failure(operators, exporter, opset, project, declared, attempt)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             return StageError(
-                f"the {exporter} exporter needs the package {cause.name}",
-                install_hint(cause),
+                f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
             )
         if cause.__cause__ is None:
             break

@@ -10,12 +10,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, checker, defs
 
 from buildsys.errors import StageError
-from buildsys.models.user_code import (
-    find_object,
-    load_module,
-    reraise_as_stage_error,
-    with_article,
-)
+from buildsys.models.user_code import find_object, load_module, reraise_as_stage_error, with_article
 from buildsys.onnx_graphs.onnx_file import all_nodes, first_line, subgraphs
 
 _IR_VERSION = 10

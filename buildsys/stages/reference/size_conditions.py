@@ -147,10 +147,7 @@ def _assigned(function: ast.FunctionDef) -> Assigned:
 
 
 def _conditions(
-    expression: ast.expr,
-    assigned: Assigned,
-    names: Mapping[str, Any],
-    layers: Sequence[nn.Module],
+    expression: ast.expr, assigned: Assigned, names: Mapping[str, Any], layers: Sequence[nn.Module]
 ) -> Iterator[tuple[str, Condition]]:
     """Yield the conditions of an expression as text and function."""
     compared: list[ast.expr] = [expression]

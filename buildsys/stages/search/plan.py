@@ -22,10 +22,7 @@ def plan_search(model: ModelPlan) -> Iterator[Action]:
         yield Action(
             **model.fields("search", conversion.variant),
             **fields,
-            outputs={
-                "nodes": conversion.nodes,
-                "result": FileRef(f"{folder}/search.json"),
-            },
+            outputs={"nodes": conversion.nodes, "result": FileRef(f"{folder}/search.json")},
             code=("buildsys.stages.search.stage",),
             doc=f"find the nodes of {model.name} to keep in fp32 for {conversion.precision}",
         )

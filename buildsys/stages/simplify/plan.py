@@ -31,11 +31,7 @@ def plan_simplify(model: ModelPlan) -> Iterator[Action]:
             **(point.compare if compares else {}),
             **operators.options,
         },
-        inputs={
-            **point.graph.files(),
-            **point.golden(cases),
-            **operators.inputs,
-        },
+        inputs={**point.graph.files(), **point.golden(cases), **operators.inputs},
         outputs={
             **model.final.source.files(),
             "assembled": model.assembled,

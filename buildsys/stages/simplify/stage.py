@@ -67,8 +67,7 @@ def run(job: Job) -> StageResult:
         changed += ["tensor_size_threshold"] if spec["tensor_size_threshold"] is not None else []
         if changed:
             raise StageError(
-                f"simplify.{changed[0]} has no effect with tool: none",
-                "remove it or choose a tool",
+                f"simplify.{changed[0]} has no effect with tool: none", "remove it or choose a tool"
             )
         copy_model(source, target)
         return StageResult(figures=_figures(tool, before, before))

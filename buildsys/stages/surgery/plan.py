@@ -64,11 +64,7 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
         **model.fields("surgery", when),
         options={**options, **operators.options},
         inputs={**point.source.files(), **read, **operators.inputs},
-        outputs={
-            **point.graph.files(),
-            **written,
-            "result": FileRef(f"{folder}/surgery.json"),
-        },
+        outputs={**point.graph.files(), **written, "result": FileRef(f"{folder}/surgery.json")},
         sources=tuple(dict.fromkeys(files)),
         after=(point.source.target, before.golden_target, *operators.after),
         code=("buildsys.stages.surgery.stage",),

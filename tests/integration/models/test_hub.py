@@ -125,7 +125,6 @@ def test_a_checkpoint_of_a_commit_is_loaded(tmp_path: Path, served: dict[str, by
     shutil.rmtree(tmp_path / "saved")
     made = network({"transformers": "fill-mask", "checkpoint": NAME}, tmp_path)
     assert torch.equal(
-        made.module.state_dict()["cls.predictions.bias"],
-        model.state_dict()["cls.predictions.bias"],
+        made.module.state_dict()["cls.predictions.bias"], model.state_dict()["cls.predictions.bias"]
     )
     assert made.weights == f"from {NAME}/model.safetensors.index.json"

@@ -15,11 +15,7 @@ from stage_jobs import ROOT, manifest
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.random_weights import (
-    SkipInitialization,
-    draw_parameters,
-    measuring_layers,
-)
+from buildsys.models.random_weights import SkipInitialization, draw_parameters, measuring_layers
 from buildsys.models.sources.source_module import make_module
 from buildsys.models.torch_model import example_inputs, make_network
 from buildsys.project.plan import plan_model
@@ -170,12 +166,7 @@ SWIN = {
 @pytest.mark.parametrize(
     ("name", "sizes"),
     # they call kaiming_normal_, normal_ (linear layers), trunc_normal_ and kaiming_uniform_
-    [
-        ("resnet18", {}),
-        ("mobilenet_v2", {}),
-        ("SwinTransformer", SWIN),
-        ("squeezenet1_0", {}),
-    ],
+    [("resnet18", {}), ("mobilenet_v2", {}), ("SwinTransformer", SWIN), ("squeezenet1_0", {})],
 )
 def test_all_default_values_are_overwritten(name: str, sizes: dict[str, Any]) -> None:
     """Their initialization is skipped, so any other value would be uninitialized memory."""

@@ -124,9 +124,7 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) 
     assert "ONNX Runtime cannot load the graph" in figures["left_out"]["onnxruntime"]
 
 
-def test_pytorch_gets_the_inputs_from_before_surgery(
-    tmp_path: Path,
-) -> None:
+def test_pytorch_gets_the_inputs_from_before_surgery(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     renamed = rename(conv_bn(), {"rename": {"x": "image"}})
     spec = resolved(

@@ -200,10 +200,7 @@ def test_little_is_not_worth_it(tmp_path: Path) -> None:
     nodes[1] = node("Gemm", ["g", "m"], ["y"], name="second")
     assert offloaded(
         tmp_path / "all", network(nodes, {"w": weights(512, 512), "m": weights(512, 2048)}, y=wide)
-    ) == [
-        "w",
-        "m",
-    ]
+    ) == ["w", "m"]
 
 
 def test_convolutions_and_tables_too(tmp_path: Path) -> None:

@@ -189,10 +189,7 @@ FUNCTIONS = {
         SWISH.replace('("Mul", ["z"', '("Mul", ["nothing"'),
         "is invalid: Nodes in a function must be topologically sorted",
     ),
-    "two of one name": (
-        SWISH + TWO,
-        f"and plugins/ops/swish.py:swish define {OP} differently",
-    ),
+    "two of one name": (SWISH + TWO, f"and plugins/ops/swish.py:swish define {OP} differently"),
 }
 
 

@@ -421,15 +421,9 @@ BAD_DATA: dict[str, tuple[BadData, str]] = {
         "x, an input of the graph, is zero in all calibration batches, so Conv (node /first) has"
         " no scale",
     ),
-    "empty folder": (
-        images(0),
-        "calib has no images for the input x; image files end in .bmp",
-    ),
+    "empty folder": (images(0), "calib has no images for the input x; image files end in .bmp"),
     "few images": (images(4), "calib has 4 images for the input x, 6 are required; add images"),
-    "unreadable": (
-        images(6, broken="0000.png"),
-        "calib/0000.png is not an image (BMP, JPEG,",
-    ),
+    "unreadable": (images(6, broken="0000.png"), "calib/0000.png is not an image (BMP, JPEG,"),
     "small crop": (images(6, resize=7), "resized to 8 x 7, it is smaller than the crop of 8 x 8"),
     "channels": (
         images(6, mean=(0.1, 0.2)),
@@ -517,10 +511,7 @@ def test_an_exclude_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
 
 
 def test_tensorrt_has_no_calibrator_for_percentiles(tmp_path: Path) -> None:
-    options = {
-        "calibration": {"algorithm": "percentile"},
-        "engine": {"backend": "tensorrt"},
-    }
+    options = {"calibration": {"algorithm": "percentile"}, "engine": {"backend": "tensorrt"}}
     job = Job("engine:m:e", "engine", "m", "e", options, {}, {}, tmp_path)
     with pytest.raises(
         StageError, match="engine e: TensorRT's calibrators are entropy and minmax, not percentile"

@@ -170,10 +170,7 @@ HEADS = {"scale": 3.0}
             lambda a, b: 2 * a + b,
         ),
         (
-            {
-                "args": [["a", "b"]],
-                "kwargs": {"heads": HEADS, "reduction": {"text": "mean"}},
-            },
+            {"args": [["a", "b"]], "kwargs": {"heads": HEADS, "reduction": {"text": "mean"}}},
             lambda a, b: 1.5 * (a + b),
         ),
     ],

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
-from quantize_jobs import (
-    FLOAT,
-    Chain,
-    images_net,
-    overflowing_net,
-    replace_weights,
-    uneven_net,
-)
+from quantize_jobs import FLOAT, Chain, images_net, overflowing_net, replace_weights, uneven_net
 from small_graphs import make_model, weights
 
 from buildsys.backends.openvino.options import OpenVinoEngine

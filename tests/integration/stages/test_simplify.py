@@ -12,15 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_graphs import (
-    INPUTS,
-    conv_bn,
-    make_model,
-    one_node,
-    simplify_job,
-    typed_network,
-    weights,
-)
+from small_graphs import INPUTS, conv_bn, make_model, one_node, simplify_job, typed_network, weights
 
 from buildsys.errors import CheckFailed, StageError
 from buildsys.onnx_graphs.onnx_file import (

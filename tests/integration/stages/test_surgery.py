@@ -111,9 +111,7 @@ def test_assembled_outputs_follow_the_steps(tmp_path: Path) -> None:
     before.write_text('{"outputs": ["y"]}')
     job = surgery.job
     surgery.job = replace(
-        job,
-        inputs={**job.inputs, "assembled": before},
-        outputs={**job.outputs, "assembled": after},
+        job, inputs={**job.inputs, "assembled": before}, outputs={**job.outputs, "assembled": after}
     )
     assert surgery.run().status == "passed"
     assert load_assembled(after) == ["rows"]

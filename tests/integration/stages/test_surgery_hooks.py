@@ -48,9 +48,7 @@ GRAPHSURGEON = """\
 """
 
 
-def test_a_hook_gets_a_graphsurgeon_graph_and_its_result_is_cleaned_up(
-    tmp_path: Path,
-) -> None:
+def test_a_hook_gets_a_graphsurgeon_graph_and_its_result_is_cleaned_up(tmp_path: Path) -> None:
     hook(tmp_path, GRAPHSURGEON)
     model = conv_bn()
     surgery = Surgery(tmp_path, model, [{"function": HOOK, "graph": "graphsurgeon"}])

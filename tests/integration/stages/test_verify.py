@@ -154,9 +154,7 @@ def first_item_for_all() -> onnx.ModelProto:
     return model
 
 
-def test_an_engine_correct_only_at_batch_1_fails_with_the_wrong_cases(
-    tmp_path: Path,
-) -> None:
+def test_an_engine_correct_only_at_batch_1_fails_with_the_wrong_cases(tmp_path: Path) -> None:
     result = verified(tmp_path, first_item_for_all(), golden(conv_bn()))
     assert result.status == "failed"
     start = "the engine e of m is wrong in 3 of 4 cases: output 'y', case opt (batch 2): at [1, "

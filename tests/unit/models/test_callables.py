@@ -39,9 +39,7 @@ def test_a_callable_imports_neighbours_and_modules_of_the_project(project: Path)
     assert load_callable("plugins/models/net.py:Net.make", project)() == 12
 
 
-def test_an_edit_of_equal_size_and_time_is_noticed_in_a_file_and_its_imports(
-    project: Path,
-) -> None:
+def test_an_edit_of_equal_size_and_time_is_noticed_in_a_file_and_its_imports(project: Path) -> None:
     """Python's bytecode cache notices neither edit."""
     for number in ("1", "2"):
         local = write(project, "same_second.py", f"NUMBER = {number}")
