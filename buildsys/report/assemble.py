@@ -16,10 +16,10 @@ from buildsys.report.benchmarks import bench_notes, gpu_states, gpu_timings, tim
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.commands import command_lines
 from buildsys.report.engines import engine_lines, engine_provenance, layer_lines
-from buildsys.report.formatting import first_names
+from buildsys.report.formatting import error_text, first_names
 from buildsys.report.gates import gate_lines
 from buildsys.report.graphs import conversion_line, graph_history, surgery_lines
-from buildsys.report.key_figures import error_text, key_figure
+from buildsys.report.key_figures import key_figure, read_results
 from buildsys.report.mixed_precision import search_lines
 from buildsys.report.ranking import rank_engines
 from buildsys.report.recommendation import recommend
@@ -33,7 +33,6 @@ from buildsys.report.results.reader import (
     AnyResult,
     Result,
     of_type,
-    read_results,
 )
 from buildsys.report.results.report import (
     BuildVerdict,

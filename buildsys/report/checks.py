@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from buildsys.manifest.default_limits import AGREEMENT_LIMITS
 from buildsys.manifest.shape_cases import format_case, format_dims
 from buildsys.onnx_graphs.result_types import CheckFailure, ComparedCases
 from buildsys.report.formatting import case_order
+from buildsys.report.key_figures import stage_report
 from buildsys.report.results.reader import FAILED, PASSED, AnyResult
 from buildsys.report.results.report import Check, ComparisonLine, FailureLine
+from buildsys.stages.table import SIMPLIFY
 
-_COMPARING = ("surgery", "simplify", "convert", "validate", "verify")  # stages
 _LIMITS = ("rtol", "cosine", "atol", "top1", *AGREEMENT_LIMITS["int8"])
+
+
+class Compared(NamedTuple):
+    """The comparisons of one target."""
+
+    subject: str
+    cases: Sequence[tuple[str, ComparedCases]]  # graph, step, precision or profile
+    dims: Mapping[str, Mapping[str, int]] = {}  # of each case
+    idle: tuple[str, ...] = ()  # optimization profiles without a comparison
 
 
 def checks_of(results: Iterable[AnyResult]) -> tuple[Check, ...]:
     """Return one check per comparing target, in the order of the results."""
-    return tuple(_check_of(result) for result in results if result.stage in _COMPARING)
+    return tuple(
+        _check_of(result, compared(result))
+        for result in results
+        if (compared := stage_report(result.stage, "compared"))
+    )
 
 
 def contradictions(checks: Iterable[Check]) -> Iterator[str]:
@@ -29,50 +44,25 @@ def contradictions(checks: Iterable[Check]) -> Iterator[str]:
         if wrong:
             output = f"output {wrong.output} in case {wrong.case}"
             yield f"{check.target} has passed, although {output} is not within the limits"
-        elif not check.comparisons and not check.target.startswith("simplify:"):
+        elif not check.comparisons and not check.target.startswith(f"{SIMPLIFY}:"):
             yield f"{check.target} has passed without comparing anything"
         for profile in check.idle:
             yield f"{check.target} has passed without comparing anything in {profile}"
 
 
-def _check_of(result: AnyResult) -> Check:
-    content, variant = result.content, result.variant
-    dims: Mapping[str, Mapping[str, int]] = {}
-    idle: tuple[str, ...] = ()
-    if result.stage == "verify":
-        subject = f"golden outputs against engine {variant}"
-        dims, profiles = content.get("dims", {}), content.get("profiles", [])
-        compared = [(variant, content.get("cases", {}))]
-        if len(profiles) > 1:
-            names = [f"profile {entry.get('profile')}" for entry in profiles]
-            cases = [entry.get("cases", {}) for entry in profiles]
-            compared = [(f"{variant}, {n}", one) for n, one in zip(names, cases, strict=True)]
-            idle = tuple(n for n, one in zip(names, cases, strict=True) if not one)
-    elif result.stage == "simplify":
-        subject = "exported graph against simplified graph"
-        compared = [("simplified against exported", content.get("equal", {}))]
-    elif result.stage == "surgery":
-        subject = "graph before each step, or its reference, against the graph after it"
-        steps = content.get("steps", [])
-        compared = [(step.get("step", ""), step.get("cases", {})) for step in steps]
-    elif result.stage == "convert":
-        subject = f"golden outputs against the rounded {variant} graph"
-        compared = [(variant, content.get("cases", {}))]
-    else:
-        subject = "golden outputs against the graphs in ONNX Runtime"
-        dims = content.get("dims", {})
-        compared = list(content.get("graphs", {}).items())
+def _check_of(result: AnyResult, compared: Compared) -> Check:
+    content = result.content
     tolerance = content.get("tolerance", {})
-    lines = [line for one in compared for line in _lines(*one, dims)]
+    lines = [line for one in compared.cases for line in _lines(*one, compared.dims)]
     return Check(
         target=result.target,
-        subject=subject,
+        subject=compared.subject,
         status=result.status,
         limits={name: tolerance[name] for name in _LIMITS if tolerance.get(name) is not None},
         comparisons=tuple(lines) if result.status in (PASSED, FAILED) else (),
         agreement=content.get("agreement", {}),
         failures=tuple(_failure(result, entry) for entry in content.get("failures", [])),
-        idle=idle,
+        idle=compared.idle,
     )
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from buildsys.report import formatting as q
 from buildsys.report.results.reader import AnyResult, of_type
 from buildsys.report.results.report import CommandLine
-from buildsys.stages.command.result import CommandFigure, CommandResult
+from buildsys.stages.command.result import CommandResult
 
 COLUMNS = ("command", "figure", "value>", "interval>", "limit>", "within the limit")
-_SHOWN = 3  # in one line
 
 
 def command_lines(results: Iterable[AnyResult]) -> tuple[CommandLine, ...]:
@@ -44,27 +43,6 @@ def command_cells(line: CommandLine) -> tuple[str, ...]:
         " and ".join(limits) or q.NOTHING,
         q.within_limit(line.passed),
     )
-
-
-def command_figure(result: CommandResult) -> str:
-    """Return a command's first figures, else its outputs' size."""
-    figures = [*result.get("figures", {}).items()]
-    if figures:
-        texts = [_figure_text(name, figure) for name, figure in figures[:_SHOWN]]
-        more = [f"and {len(figures) - _SHOWN} more"] if len(figures) > _SHOWN else []
-        return ", ".join((*texts, *more))
-    outputs = result.get("outputs", {}).values()
-    files = sum(each.get("files", 0) for each in outputs)
-    return f"{q.plural(files, 'file')}, {q.size(sum(each.get('bytes', 0) for each in outputs))}"
-
-
-def _figure_text(name: str, figure: CommandFigure) -> str:
-    value = figure.get("value")
-    half = 0.0
-    if value is not None and len(ends := figure.get("interval", [])) == 2:
-        half = max(ends[1] - value, value - ends[0])
-    unit = f" {figure['unit']}" if figure.get("unit") else ""
-    return f"{name} {q.number(value)}{f' ±{q.significant(half, 2)}' if half else ''}{unit}"
 
 
 def _with_unit(value: float | None, unit: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from buildsys.manifest.schema.engine_base import engine_spec
 from buildsys.report import formatting
-from buildsys.report.key_figures import executed_precision, refit_origin
 from buildsys.report.results.engine_lines import EngineLine, EngineProvenance, LayerLine
 from buildsys.report.results.reader import ABSENT, AnyResult, Result, of_type
 from buildsys.stages.bench.result import BenchResult
@@ -24,6 +23,7 @@ from buildsys.stages.table import BENCH, VERIFY
 from buildsys.system.backend_registry import describe_backend, find_package, our_backends
 
 _SHOWN_DIGITS = 16
+_SHOWN_TYPES = 2  # of the layers of an engine
 # fields reported elsewhere, or without influence on the engine
 _NOT_SETTINGS = (
     "name", "backend", "precision", "required", "tolerance", "profiles", "toolchain", "needs",
@@ -259,3 +259,22 @@ def _plain(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_plain, value)) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def executed_precision(engine: EngineResult) -> str:
+    """Return the recorded types of an engine's layers, or ""."""
+    found = engine.get("precision_shares", {}).get("layers", {})
+    of = "network" if engine.get("precision_of") == "network" else "layers"
+    return f"{of} {formatting.shares(found, _SHOWN_TYPES)}" if found else ""
+
+
+def refit_origin(engine: EngineResult) -> str:
+    """Return the earlier build of a refitted engine, "" if it was built."""
+    origin = engine.get("refitted_from", {})
+    digest, started = origin.get("engine_sha256", ""), origin.get("started", "")
+    if not digest or not started:
+        return ""
+    took = (
+        f" in {formatting.duration(origin['build_seconds'])}" if "build_seconds" in origin else ""
+    )
+    return f"the engine {digest[:_SHOWN_DIGITS]}…, built {started}{took}"

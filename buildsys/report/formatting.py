@@ -8,6 +8,7 @@ from typing import Any
 from unicodedata import east_asian_width
 
 from buildsys.onnx_graphs.error_text import format_error
+from buildsys.onnx_graphs.result_types import ComparedCases
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -202,3 +203,32 @@ def display_width(text: str) -> int:
 def case_order(case: str) -> tuple[int, str]:
     """Return a sort key with min, opt, max and odd first."""
     return (_CASES.index(case) if case in _CASES else len(_CASES), case)
+
+
+def node_change(result: Mapping[str, Any]) -> str:
+    """Format the nodes of a graph before and after a change. Raises: KeyError: one is unknown."""
+    return f"{count(result['before']['nodes'])} → {nodes(result['after']['nodes'])}"
+
+
+def worst_comparison(graphs: Mapping[str, ComparedCases]) -> tuple[float, str] | None:
+    """Find the largest relative error of compared graphs with its place. NaN is the worst."""
+    errors = [
+        (math.nan if error is None else error, " ".join(filter(None, (graph, case, output))))
+        for graph, cases in graphs.items()
+        for case, outputs in cases.items()
+        for output, comparison in outputs.items()
+        if (error := comparison.get("relative")) is not None or comparison.get("passed") is False
+    ]
+    return max(errors, key=lambda error: (math.isnan(error[0]), error[0]), default=None)
+
+
+def error_text(worst: tuple[float, str] | None) -> str:
+    """Describe the largest relative error, "" without any."""
+    return f"worst relative error {error(worst[0])} ({worst[1]})" if worst else ""
+
+
+def recorded_error(worst: tuple[float, str] | None) -> dict[str, Any]:
+    """Describe the largest relative error for the history, None if not finite."""
+    if worst is None:
+        return {}
+    return {"relative": worst[0] if math.isfinite(worst[0]) else None, "relative_at": worst[1]}

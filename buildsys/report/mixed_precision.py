@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.report import formatting as q
-from buildsys.report.key_figures import graph_error
 from buildsys.report.results.engine_lines import TimingLine
 from buildsys.report.results.mixed_precision import ComparedEngine, SearchLine
 from buildsys.report.results.reader import AnyResult, of_type
@@ -87,3 +87,9 @@ def _compared(spec: Mapping[str, Any], bench: Sequence[TimingLine]) -> ComparedE
     best = lines[0] if lines else None
     p50 = best.p50_ms if best else None
     return ComparedEngine(spec["name"], full_name(spec), p50, bool(best and best.noisy))
+
+
+def graph_error(graph: SearchedGraph) -> float | None:
+    """Return the error of a searched graph; NaN if it is not finite."""
+    error = graph.get("relative")
+    return math.nan if error is None and graph.get("passed") is False else error

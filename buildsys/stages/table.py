@@ -1,7 +1,7 @@
 """The table of stages: one row per stage, in the order of the pipeline.
 
-A stage is a folder of this package with `plan.py`, `stage.py` and `result.py`, and a row here.
-Everything may import this module, so it imports nothing of the project.
+A stage is a folder of this package with `plan.py`, `stage.py`, `result.py` and `report.py`, and a
+row here. Everything may import this module, so it imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class StageInfo:
 
     name: str  # of its folder, in targets and in manifests
     doc: str  # what `buildsys list` says about all its targets
+    result: str = ""  # type of its result file, in `result.py`; "": the common fields
     of: Literal["model", "engine", "actions"] = "model"
     usual_s: float = 10.0  # of an image classifier on two cores, unless its plan knows better
     has_artifacts: bool = True  # else it writes numbers about artifacts
@@ -43,30 +44,45 @@ STAGES = (
     StageInfo(
         OPERATORS,
         "build functions and libraries of custom operators",
+        "OperatorsResult",
         usual_s=20,
         needs_graph=False,
     ),
-    StageInfo(EXPORT, "export to ONNX", usual_s=6, has_graph=True, compared=("bytes", "nodes")),
-    StageInfo(PROGRAM, "capture the networks with torch.export", usual_s=5),
+    StageInfo(
+        EXPORT,
+        "export to ONNX",
+        "ExportResult",
+        usual_s=6,
+        has_graph=True,
+        compared=("bytes", "nodes"),
+    ),
+    StageInfo(PROGRAM, "capture the networks with torch.export", "ProgramResult", usual_s=5),
     StageInfo(
         REFERENCE,
         "record golden inputs and outputs of the original model",
+        "ReferenceResult",
         usual_s=5,
         needs_graph=False,
     ),
-    StageInfo(SURGERY, "edit graphs as their manifests say", usual_s=2, has_graph=True),
+    StageInfo(
+        SURGERY, "edit graphs as their manifests say", "SurgeryResult", usual_s=2, has_graph=True
+    ),
     StageInfo(
         SIMPLIFY,
         "simplify the exported graphs",
+        "SimplifyResult",
         usual_s=2,
         has_graph=True,
         compared=("bytes", "nodes"),
     ),
-    StageInfo(CALIBRATE, "measure the ranges for int8 and fp8", usual_s=30),
-    StageInfo(SEARCH, "find the nodes to keep in fp32 (precision: auto)", usual_s=60),
+    StageInfo(CALIBRATE, "measure the ranges for int8 and fp8", "CalibrateResult", usual_s=30),
+    StageInfo(
+        SEARCH, "find the nodes to keep in fp32 (precision: auto)", "SearchResult", usual_s=60
+    ),
     StageInfo(
         CONVERT,
         "convert graphs to other precisions",
+        "ConvertResult",
         usual_s=4,
         has_graph=True,
         compared=("bytes",),
@@ -74,6 +90,7 @@ STAGES = (
     StageInfo(
         VALIDATE,
         "compare the graphs in ONNX Runtime with the original model",
+        "ValidateResult",
         usual_s=4,
         has_artifacts=False,
         is_required_check=True,
@@ -82,12 +99,14 @@ STAGES = (
     StageInfo(
         ENGINE,
         "build the engines",
+        "EngineResult",
         of="engine",
         compared=("bytes", "device_memory_bytes", "build_seconds"),
     ),
     StageInfo(
         VERIFY,
         "compare the engines with the golden outputs",
+        "VerifyResult",
         of="engine",
         usual_s=2,
         has_artifacts=False,
@@ -95,17 +114,25 @@ STAGES = (
         compared=("relative",),
     ),
     StageInfo(
-        BENCH, "benchmark the engines", of="engine", has_artifacts=False, in_own_interpreter=True
+        BENCH,
+        "benchmark the engines",
+        "BenchResult",
+        of="engine",
+        has_artifacts=False,
+        in_own_interpreter=True,
     ),
     StageInfo(
         GATE,
         "compare the engines with earlier builds",
+        "GateResult",
         of="engine",
         has_artifacts=False,
         is_required_check=True,
         in_own_interpreter=True,
     ),
-    StageInfo(COMMAND, "run other programs", of="actions", in_own_interpreter=True),
+    StageInfo(
+        COMMAND, "run other programs", "CommandResult", of="actions", in_own_interpreter=True
+    ),
     StageInfo(REPORT, "write the reports", of="actions", usual_s=0.5, has_artifacts=False),
 )
 STAGE_INFO = {stage.name: stage for stage in STAGES}

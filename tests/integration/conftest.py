@@ -10,7 +10,9 @@ import pytest
 from torchlib_once import parse_torchlib_once
 
 from buildsys.onnx_graphs.result_types import ResultHeader
-from buildsys.report.results.reader import RESULT_TYPES, parse
+from buildsys.report.key_figures import result_type
+from buildsys.report.results.reader import parse
+from buildsys.stages.table import STAGES
 from buildsys.workers.job import Job, StageResult
 from buildsys.workers.result_file import format_figures
 
@@ -36,10 +38,10 @@ def _torchlib_parsed_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _typed_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stage, kind in RESULT_TYPES.items():
-        module = sys.modules.get(f"buildsys.stages.{stage}.stage")
-        if module is not None:
-            monkeypatch.setattr(module, "run", _checked(module.run, kind))
+    for stage in STAGES:
+        module = sys.modules.get(f"{stage.package}.stage")
+        if module is not None and stage.result:
+            monkeypatch.setattr(module, "run", _checked(module.run, result_type(stage.name)))
 
 
 def _checked(run: Run, kind: type[ResultHeader]) -> Run:

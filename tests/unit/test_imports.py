@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "stages.plan": {"manifest", "plan", "system", "table"},
     "stages.result": {"manifest", "onnx_graphs", "system"},
     "report": {"manifest", "onnx_graphs", "stages.result", "system", "table"},
-    "history": {"onnx_graphs", "report", "stages.result", "store", "table"},
+    "stages.report": {"report", "stages.result"},
+    "history": {"report", "stages.result", "store", "table"},
     "models": {"manifest", "onnx_graphs", "system"},
     "backends": {"manifest", "models", "onnx_graphs", "system"},
     "deploy": {"backends", "onnx_graphs", "store", "system"},
@@ -62,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 # files of a stage's folder that are not only for its worker
-ROOM_FILES = {"plan", "result"}
+ROOM_FILES = {"plan", "report", "result"}
 LOOSE = {"", "__main__", "doctor", "errors"}
 ORCHESTRATOR = (
     "system",

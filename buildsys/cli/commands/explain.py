@@ -19,10 +19,12 @@ from buildsys.execution.stale_reasons import (
     format_reasons,
     summarize_reasons,
 )
+from buildsys.report.engines import refit_origin
 from buildsys.report.formatting import duration, first_names
-from buildsys.report.key_figures import key_figure, refit_origin
+from buildsys.report.key_figures import key_figure
 from buildsys.report.results.reader import PASSED, AnyResult, parse, read_result
 from buildsys.stages.engine.result import EngineResult
+from buildsys.stages.search.result import SearchResult
 from buildsys.stages.table import CONVERT, ENGINE, SEARCH
 from buildsys.store.ledger import NOISY, UNAVAILABLE
 
@@ -171,7 +173,7 @@ def _search_of(session: Session, target: str) -> AnyResult | None:
     path = session.project.build / actions[search].outputs["result"].path
     root = session.project.root
     shown = path.relative_to(root) if path.is_relative_to(root) else path
-    found = read_result(search, path, str(shown))
+    found = read_result(search, path, str(shown), SearchResult)
     return found if found.status == PASSED else None
 
 

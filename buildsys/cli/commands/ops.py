@@ -21,6 +21,8 @@ from buildsys.cli.session import Session
 from buildsys.errors import ManifestErrors, StageError, UsageError
 from buildsys.manifest.project import STATE_FOLDER, Project, empty_project, load_project
 from buildsys.report.results.reader import read_result
+from buildsys.stages.export.result import ExportResult
+from buildsys.stages.simplify.result import SimplifyResult
 from buildsys.stages.table import EXPORT, SIMPLIFY
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited, replace_file
 from buildsys.system.processes import run_python
@@ -178,8 +180,11 @@ def _matching(name: str, rows: Rows) -> dict[str, Row]:
 def _operators_of(project: Project, model: str) -> tuple[int, dict[str, int]]:
     """Return opset and operators of a model's simplified or exported graph."""
     exported, simplified = (
-        read_result(f"{stage}:{model}", project.build / model / file, file).content
-        for stage, file in ((EXPORT, "export/export.json"), (SIMPLIFY, "simplify/graph.json"))
+        read_result(f"{stage}:{model}", project.build / model / file, file, kind).content
+        for stage, file, kind in (
+            (EXPORT, "export/export.json", ExportResult),
+            (SIMPLIFY, "simplify/graph.json", SimplifyResult),
+        )
     )
     if not exported:
         require_graph(project, model)

@@ -6,7 +6,6 @@ left out.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,22 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from buildsys.onnx_graphs.result_types import ResultHeader
 from buildsys.report.results.report import Report
-from buildsys.stages.bench.result import BenchResult
-from buildsys.stages.calibrate.result import CalibrateResult
-from buildsys.stages.command.result import CommandResult
-from buildsys.stages.convert.result import ConvertResult
-from buildsys.stages.engine.result import EngineResult
-from buildsys.stages.export.result import ExportResult
-from buildsys.stages.gate.result import GateResult
-from buildsys.stages.operators.result import OperatorsResult
-from buildsys.stages.program.result import ProgramResult
-from buildsys.stages.reference.result import ReferenceResult
-from buildsys.stages.search.result import SearchResult
-from buildsys.stages.simplify.result import SimplifyResult
-from buildsys.stages.surgery.result import SurgeryResult
-from buildsys.stages.table import COMMAND
-from buildsys.stages.validate.result import ValidateResult
-from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
 
 if TYPE_CHECKING:
@@ -39,23 +22,6 @@ if TYPE_CHECKING:
 PASSED, FAILED, UNAVAILABLE, ABSENT = "passed", "failed", "unavailable", "absent"
 NOISY = "noisy"  # measured, but no figure of it can be relied on
 STALE = "stale"  # passed in an earlier run, but no longer up to date
-RESULT_TYPES: Mapping[str, type[ResultHeader]] = {
-    "bench": BenchResult,
-    "calibrate": CalibrateResult,
-    "command": CommandResult,
-    "convert": ConvertResult,
-    "engine": EngineResult,
-    "export": ExportResult,
-    "gate": GateResult,
-    "operators": OperatorsResult,
-    "program": ProgramResult,
-    "reference": ReferenceResult,
-    "search": SearchResult,
-    "simplify": SimplifyResult,
-    "surgery": SurgeryResult,
-    "validate": ValidateResult,
-    "verify": VerifyResult,
-}
 Content = TypeVar("Content", bound=ResultHeader)
 
 
@@ -89,30 +55,15 @@ class Result(Generic[Content]):
 AnyResult = Result[Any]
 
 
-def read_results(inputs: Mapping[str, Path]) -> tuple[AnyResult, ...]:
-    """Return the results of ``inputs`` (target -> file), in their order."""
-    folders = [str(path.parent) for path in inputs.values()]
-    folder = os.path.commonpath(folders) if folders else ""
-    for target, path in inputs.items():
-        stage, _, name = (*target.split(":", 2), "", "")[:3]
-        if stage == COMMAND:  # of a model that may have no other results
-            own = [str(each) for each in path.parents if f"{each}/".endswith(f"/{stage}/{name}/")]
-            folder = str(Path(own[0]).parents[1]) if own else folder
-            break
-    return tuple(
-        read_result(target, path, os.path.relpath(path, folder)) for target, path in inputs.items()
-    )
-
-
-def read_result(target: str, path: Path, file: str) -> AnyResult:
-    """Return the result of one target. A damaged file counts as failed."""
+def read_result(target: str, path: Path, file: str, kind: type[ResultHeader]) -> AnyResult:
+    """Read the result of one target. A damaged file counts as failed."""
 
     def unusable(status: str, reason: str) -> AnyResult:
         hint = f"`buildsys build {target}` writes it again" if status == FAILED else ""
         return Result(target, status, {}, reason, hint, file)
 
     try:
-        content = read_content(path, RESULT_TYPES.get(target.partition(":")[0], ResultHeader))
+        content = read_content(path, kind)
     except FileNotFoundError:
         return unusable(ABSENT, "there is no result file")
     except OSError as error:
@@ -153,7 +104,8 @@ def read_content(path: Path, kind: type[Content]) -> Content:
 
 def of_type(results: Iterable[AnyResult], kind: type[Content]) -> list[Result[Content]]:
     """Return the results of one stage, given its result type."""
-    return [result for result in results if RESULT_TYPES.get(result.stage) is kind]
+    folder = kind.__module__.split(".")[-2]  # of the stage
+    return [result for result in results if result.stage == folder]
 
 
 def parse(value: Mapping[str, object], kind: type[Content]) -> Content:

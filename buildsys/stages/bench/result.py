@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -128,3 +129,12 @@ def engine_contender(contenders: Container[str]) -> str:
     """Return the engine's contender, without CUDA graph if possible."""
     only_graph = ENGINE not in contenders and ENGINE_CUDA_GRAPH in contenders
     return ENGINE_CUDA_GRAPH if only_graph else ENGINE
+
+
+def recorded_interval(latencies: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Read the interval of a median, None if it was not measured."""
+    match latencies.get("p50_interval_ms"):
+        case [float(low), float(high)] if math.isfinite(low) and math.isfinite(high):
+            return low, high
+        case _:
+            return None

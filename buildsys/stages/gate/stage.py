@@ -22,12 +22,14 @@ from buildsys.history.gates import LOOKS, Change, compare_rounds, compare_values
 from buildsys.history.statistics import CONFIDENCE, median
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.report import formatting as q
+from buildsys.report.formatting import worst_comparison
 from buildsys.report.gates import SHOWN
-from buildsys.report.key_figures import worst_comparison
 from buildsys.report.results.reader import FAILED, NOISY, PASSED, read_result
 from buildsys.stages.bench.remote_engine import RemoteEngine
+from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.gate.result import INCOMPARABLE, GateCheck
 from buildsys.stages.operators.implementation import implementation_of
+from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.cpu import OtherLoad, load_average
 from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job, StageResult
@@ -147,11 +149,11 @@ def _figures_of_files(job: Job, prefix: str) -> dict[str, float]:
         figures["size"] = float(sum(path.stat().st_size for path in files if path is not None))
     name = job.options["baseline"]["name"] if prefix and "baseline" in job.options else job.variant
     if path := job.inputs.get(f"{prefix}built"):
-        built = read_result(f"engine:{job.model}:{name}", path, "").content
+        built = read_result(f"engine:{job.model}:{name}", path, "", EngineResult).content
         if (seconds := built.get("build_seconds")) is not None:
             figures["build_time"] = seconds
     if path := job.inputs.get(f"{prefix}verified"):
-        verified = read_result(f"verify:{job.model}:{name}", path, "").content
+        verified = read_result(f"verify:{job.model}:{name}", path, "", VerifyResult).content
         if worst := worst_comparison({"": verified.get("cases", {})}):
             figures["error"] = worst[0]
     return figures

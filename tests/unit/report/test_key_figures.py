@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from buildsys.report.engines import refit_origin
 from buildsys.report.formatting import TIMES
-from buildsys.report.key_figures import key_figure, refit_origin
+from buildsys.report.key_figures import key_figure
 from buildsys.report.results.reader import parse
 from buildsys.stages.engine.result import EngineResult
 

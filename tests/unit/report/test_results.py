@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tiny_results import PASSING
 
-from buildsys.report.results.reader import RESULT_TYPES, of_type, parse, read_result
+from buildsys.report.key_figures import result_type
+from buildsys.report.results.reader import of_type, parse, read_result
 from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.verify.result import VerifyResult
@@ -18,14 +19,14 @@ from buildsys.stages.verify.result import VerifyResult
 @pytest.mark.parametrize("target", PASSING)
 def test_a_result_without_faults_is_read_unchanged(target: str) -> None:
     content = PASSING[target]
-    assert parse(content, RESULT_TYPES[target.partition(":")[0]]) == content
+    assert parse(content, result_type(target.partition(":")[0])) == content
 
 
 def test_a_value_of_a_wrong_type_damages_a_result(tmp_path: Path) -> None:
     file = tmp_path / "export.json"
     content = {"target": "export:net", "status": "passed", "operators": {"Conv": 2, "Relu": None}}
     file.write_text(json.dumps(content))
-    result = read_result("export:net", file, "export.json")
+    result = read_result("export:net", file, "export.json", ExportResult)
     assert (result.status, result.content) == ("failed", {})
     assert result.reason.startswith("the result file is damaged: operators.Relu: ")
     assert result.hint == "`buildsys build export:net` writes it again"
@@ -62,7 +63,7 @@ def test_layers_of_older_versions_are_read(layers: object) -> None:
 def test_a_damaged_file_counts_as_failed(tmp_path: Path, content: str) -> None:
     file = tmp_path / "export.json"
     file.write_text(content)
-    result = read_result("export:net", file, "export.json")
+    result = read_result("export:net", file, "export.json", ExportResult)
     assert (result.status, result.content, result.log) == ("failed", {}, "export.log")
 
 
@@ -71,7 +72,8 @@ def test_results_are_chosen_by_their_type(tmp_path: Path) -> None:
     for index, target in enumerate(targets):
         (tmp_path / f"{index}.json").write_text(json.dumps({"target": target, "status": "passed"}))
     results = [
-        read_result(target, tmp_path / f"{index}.json", "") for index, target in enumerate(targets)
+        read_result(target, tmp_path / f"{index}.json", "", EngineResult)
+        for index, target in enumerate(targets)
     ]
     assert [result.variant for result in of_type(results, EngineResult)] == ["a", "b"]
     assert {result.status for result in results} == {"passed"}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from buildsys.errors import StageError
-from buildsys.report.commands import command_cells, command_figure, command_lines
-from buildsys.report.results.reader import read_results
+from buildsys.report.commands import command_cells, command_lines
+from buildsys.report.key_figures import read_results
 from buildsys.stages.command.outputs import check_limits, read_figures
+from buildsys.stages.command.report import key_figure
 from buildsys.workers.job import Job
 
 JOB = Job("command:m:c", "command", "m", "c", {}, {}, {}, Path())
@@ -98,6 +99,6 @@ def test_report_and_console_have_the_same_figures(tmp_path: Path) -> None:
     assert command_cells(lines[0]) == ("c", "time", "1.25 ms", "1.20 to 1.35", "—", "—")
     assert command_cells(lines[1]) == ("c", "wrong", "0", "—", "≥ 0 and ≤ 0", "yes")
     text = "time 1.25 ±0.10 ms, wrong 0, rate 12,346 tokens/s, and 1 more"
-    assert command_figure(result) == text  # type: ignore[arg-type]
+    assert key_figure(result) == text  # type: ignore[arg-type]
     outputs = {"outputs": {"m": {"path": "m/", "files": 3, "bytes": 2000}}}
-    assert command_figure(outputs) == "3 files, 2.00 kB"  # type: ignore[arg-type]
+    assert key_figure(outputs) == "3 files, 2.00 kB"  # type: ignore[arg-type]

@@ -1,0 +1,22 @@
+"""What the report says about a search for nodes to keep in fp32."""
+
+from __future__ import annotations
+
+from buildsys.report import formatting as q
+from buildsys.report.mixed_precision import graph_error
+from buildsys.stages.search.result import SearchResult
+
+
+def key_figure(result: SearchResult) -> str:
+    """Return the nodes in fp32, the errors without and with them, and the share of work left."""
+    precision, kept = result["precision"], len(result["nodes"])
+    before = graph_error(result["without"])
+    if result["is_fp32"]:
+        return f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"
+    low = result.get("macs_low")
+    work = "" if low is None else f", {q.percent(low)} of the MACs in {precision}"
+    if not kept:
+        return f"all nodes in {precision}: relative error {q.error(before)}{work}"
+    after = graph_error(result["with"])
+    nodes = f"{kept} of {q.nodes(result['candidates'])} in fp32"
+    return f"{nodes}: relative error {q.error(before)} → {q.error(after)}{work}"
