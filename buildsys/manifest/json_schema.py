@@ -45,7 +45,7 @@ _ALONE = ("model", "extends", "matrix")  # not allowed in project defaults
 
 
 def write_schemas(folder: Path) -> list[Path]:
-    """Write the JSON Schemas and return their paths."""
+    """Write the JSON Schemas; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in schema_texts().items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -112,11 +112,11 @@ def _partial(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     dropped = ("required", "discriminator", "title", "minProperties")
-    kept = {
+    partial = {
         name: _partial(member)
         for name, member in schema.items()
         if name not in dropped or isinstance(member, dict)  # a field may have one of these names
     }
-    if "oneOf" in kept:
-        kept["anyOf"] = kept.pop("oneOf")
-    return kept
+    if "oneOf" in partial:
+        partial["anyOf"] = partial.pop("oneOf")
+    return partial

@@ -243,7 +243,7 @@ class _Load:
         }
         if self._remember and settled != cache.entries:
             digests = {
-                path: known for path, known in cache.digests.items() if self._is_settled(known[0])
+                path: entry for path, entry in cache.digests.items() if self._is_settled(entry[0])
             }
             write_cache(cache_file, str(configs), Cache(settled, digests))
         models: dict[str, ResolvedModel] = {}

@@ -9,15 +9,15 @@ Dims = dict[str, int]
 
 
 def case_values(dims: Mapping[str, DimRange]) -> dict[str, Dims]:
-    """Return the dimension values of all four cases."""
+    """Choose the dimension values of all four cases."""
     cases = {
         case: {name: _value(span, case) for name, span in dims.items()}
         for case in ("min", "opt", "max")
     }
     odd: Dims = {}
     for name, span in dims.items():
-        given = span.get("odd")
-        odd[name] = _choose_odd(span, taken=set(odd.values())) if given is None else given
+        declared = span.get("odd")
+        odd[name] = _choose_odd(span, set(odd.values())) if declared is None else declared
     return {**cases, "odd": odd}
 
 
@@ -31,7 +31,7 @@ def representatives(every: Mapping[str, Dims]) -> dict[str, str]:
 
 
 def example_dims(dims: Mapping[str, DimRange]) -> Dims:
-    """Return the dimension values for tracing an export.
+    """Choose the dimension values for tracing an export.
 
     As small as the ranges allow, but at least 2 (a size of 1 broadcasts, and a tracer may bake that
     in) and different from each other (a tracer may take equal sizes for one dimension). They depend
@@ -46,14 +46,14 @@ def example_dims(dims: Mapping[str, DimRange]) -> Dims:
 
 
 def concrete_shape(shape: Iterable[int | str], dims: Mapping[str, int]) -> tuple[int, ...]:
-    """Return ``shape`` with every named dimension replaced by its value."""
+    """Replace every named dimension of a shape by its value."""
     return tuple(dims[size] if isinstance(size, str) else size for size in shape)
 
 
 def dims_of_shapes(
     declared: Mapping[str, Sequence[int | str]], shapes: Mapping[str, Sequence[int]]
 ) -> Dims:
-    """Return the sizes of the named dimensions, from the shapes of all inputs."""
+    """Read the sizes of the named dimensions from the shapes of all inputs."""
     return {
         name: size
         for tensor, shape in declared.items()
@@ -63,12 +63,12 @@ def dims_of_shapes(
 
 
 def format_dims(dims: Mapping[str, int]) -> str:
-    """Return sizes as ``batch 8, length 128``."""
+    """Format sizes as ``batch 8, length 128``."""
     return ", ".join(f"{name} {size}" for name, size in dims.items())
 
 
 def format_case(case: str, dims: Mapping[str, int]) -> str:
-    """Return a case with its sizes: ``odd (batch 3)``. ``batch=12`` has them already."""
+    """Format a case with its sizes: ``odd (batch 3)``. ``batch=12`` has them already."""
     return f"{case} ({format_dims(dims)})" if dims and "=" not in case else case
 
 

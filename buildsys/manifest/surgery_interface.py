@@ -28,20 +28,20 @@ def kind_of(step: Step) -> str:
 
 
 def steps_of(manifest: Mapping[str, Any], when: str) -> list[Step]:
-    """Return the steps of one graph in order."""
+    """Select the steps of one graph in order."""
     steps = manifest.get("surgery") or ()
     return [step for step in steps if step.get("when", AFTER_EXPORT) == when]
 
 
 def exported_interface(manifest: Mapping[str, Any]) -> Interface:
-    """Return the interface of the exported graph, before surgery."""
+    """Read the interface of the exported graph, before surgery."""
     declared = manifest.get("inputs") or {}  # none of a model that has commands only
     inputs = {name: _tensor(tensor, {}) for name, tensor in declared.items()}
     return Interface(inputs, tuple(manifest.get("outputs") or ()) or None)
 
 
 def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
-    """Return the interface after some steps."""
+    """Follow some steps from an interface to the next one."""
     inputs, outputs = dict(interface.inputs), interface.outputs
     for step in steps:
         names, values = step.get("rename") or {}, step.get("fix_dims") or {}
@@ -59,9 +59,9 @@ def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
         cut = step.get("cut")
         declared = step if cut is None else cut  # a function's step declares them itself
         if declared.get("inputs") is not None:
-            known = {} if cut is None else inputs  # for the fields that a cut omits
+            earlier = {} if cut is None else inputs  # for the fields that a cut omits
             inputs = {
-                name: _tensor(tensor or {}, known.get(name, {}))
+                name: _tensor(tensor or {}, earlier.get(name, {}))
                 for name, tensor in declared["inputs"].items()
             }
         if declared.get("outputs") is not None:
@@ -69,18 +69,18 @@ def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
     return Interface(inputs, outputs)
 
 
-def _tensor(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    set_fields = {field: value for field, value in given.items() if value is not None}
-    merged = {"shape": (), "dtype": "float32", **known, **set_fields}
+def _tensor(declared: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    set_fields = {field: value for field, value in declared.items() if value is not None}
+    merged = {"shape": (), "dtype": "float32", **earlier, **set_fields}
     return {"shape": list(merged["shape"]), "dtype": merged["dtype"]}
 
 
 def fixed_dims(manifest: Mapping[str, Any]) -> dict[str, int]:
-    """Return the dimensions fixed by surgery, with their values."""
+    """List the dimensions fixed by surgery, with their values."""
     steps = manifest.get("surgery") or ()
     return {name: value for step in steps for name, value in (step.get("fix_dims") or {}).items()}
 
 
 def names_in_shapes(inputs: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the dimensions named in shapes."""
+    """List the dimensions named in shapes."""
     return {size for tensor in inputs.values() for size in tensor["shape"] if isinstance(size, str)}

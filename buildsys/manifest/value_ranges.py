@@ -29,7 +29,7 @@ def default_high(dtype: str) -> float:
 
 
 def data_problem(dtype: object, data: object) -> DataProblem | None:
-    """Return the problem with ``data`` for ``dtype``, or None."""
+    """Check ``data`` of an input of ``dtype``; return the problem, or None."""
     if not isinstance(dtype, str):
         return None
     if data is None:

@@ -89,7 +89,7 @@ def _inputs(view: ManifestView, path: FieldPath, earlier: dict[str, dict[str, An
 
 
 def _outputs_of(command: dict[str, Any]) -> dict[str, Any]:
-    """Return the outputs of a command, {} if they are refused."""
+    """Read the outputs of a command, {} if they are refused."""
     outputs = command.get("outputs")
     return outputs if isinstance(outputs, dict) else {}
 

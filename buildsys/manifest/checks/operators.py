@@ -95,8 +95,8 @@ def _symbolic_problems(view: ManifestView, path: FieldPath, entry: dict[str, Any
     yield from opset_problems(view, (*path, "opset"), "torchscript")
     opset: Any = entry.get("opset")
     exported: Any = view.map("export").get("opset", 17)
-    known = isinstance(exported, int) and isinstance(opset, int)
-    if known and opset in _OPSETS["torchscript"] and not reaches(exported, opset):
+    are_valid = isinstance(exported, int) and isinstance(opset, int)
+    if are_valid and opset in _OPSETS["torchscript"] and not reaches(exported, opset):
         text = f"an export to opset {exported} cannot use a symbolic of opset {opset}"
         hint = f"set it to {exported} or lower, remove it, or raise export.opset"
         yield view.problem((*path, "opset"), text, hint)
@@ -135,14 +135,15 @@ def operator_problems(view: ManifestView) -> Problems:
             yield view.problem((*path, "op"), text, hint)
         first.setdefault(op, path)
         names = backend_names()
-        given = {backend: implementations(entry, backend) for backend in names}
+        kinds_given = {backend: [*implementations(entry, backend)] for backend in names}
         kinds = {backend: describe_backend(backend).operator_kinds for backend in names}
-        if not any(given.values()):
+        if not any(kinds_given.values()):
             hint = "add function, library (ONNX Runtime) or plugin (TensorRT)"
             yield view.problem(path, f"operator {op} has no implementation", hint)
             continue
         for backend, kind in view.map(*path, "use").items():
-            if kind in kinds.get(backend, ()) and kind not in given[backend]:
-                hint = f"given: {', '.join(given[backend])}" if given[backend] else f"add {kind}: …"
+            if kind in kinds.get(backend, ()) and kind not in kinds_given[backend]:
+                given = ", ".join(kinds_given[backend])
+                hint = f"given: {given}" if given else f"add {kind}: …"
                 text = f"{backend} has no implementation of the kind {kind}"
                 yield view.problem((*path, "use", backend), text, hint)

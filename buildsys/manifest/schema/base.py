@@ -80,7 +80,7 @@ Digest = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 
 def form(words: str, accepts: Function[[Any], bool]) -> BeforeValidator:
-    """Return a validator with the error "expected ``words``"."""
+    """Make a validator with the error "expected ``words``"."""
 
     def check(value: object) -> object:
         if accepts(value):
@@ -196,8 +196,8 @@ class OneOf:
             if self.choose:
                 return tags[self.choose(value)]
             fields = fields_of(value)
-            given = (fields.get(self.field),) if self.field else fields
-            return next((tag for kind, tag in tags.items() if kind in given), None)
+            names = (fields.get(self.field),) if self.field else fields
+            return next((tag for kind, tag in tags.items() if kind in names), None)
 
         return core_schema.tagged_union_schema(
             {tags[kind]: handler.generate_schema(spec) for kind, spec in members.items()},
