@@ -8,8 +8,7 @@ from typing import Any
 
 from buildsys.manifest.backend_choices import base_precision, full_name, is_auto
 from buildsys.report import formatting as q
-from buildsys.report.results.engine_lines import TimingLine
-from buildsys.report.results.mixed_precision import ComparedEngine, SearchLine
+from buildsys.report.results.engine_lines import ComparedEngine, SearchLine, TimingLine
 from buildsys.report.results.reader import AnyResult, of_type
 from buildsys.stages.search.result import SearchedGraph, SearchResult
 

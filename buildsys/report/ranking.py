@@ -14,14 +14,15 @@ from dataclasses import replace
 from buildsys.report import formatting as q
 from buildsys.report.benchmarks import contender_title
 from buildsys.report.formatting import case_order
-from buildsys.report.results.engine_lines import EngineLine, TimingLine
-from buildsys.report.results.ranking import (
+from buildsys.report.results.engine_lines import (
     ERROR,
     LATENCY,
     SIZE,
     THROUGHPUT,
+    EngineLine,
     RankedEngine,
     Ranking,
+    TimingLine,
     UnrankedEngine,
 )
 from buildsys.report.results.reader import ABSENT, FAILED, NOISY, PASSED, UNAVAILABLE

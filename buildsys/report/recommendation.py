@@ -13,8 +13,16 @@ from buildsys.report.ranking import (
     smallest_verified,
     timed_cases,
 )
-from buildsys.report.results.engine_lines import ErrorMargin, Recommendation, TimingLine
-from buildsys.report.results.ranking import ERROR, LATENCY, SIZE, THROUGHPUT, Ranking
+from buildsys.report.results.engine_lines import (
+    ERROR,
+    LATENCY,
+    SIZE,
+    THROUGHPUT,
+    ErrorMargin,
+    Ranking,
+    Recommendation,
+    TimingLine,
+)
 from buildsys.report.results.reader import PASSED
 from buildsys.report.results.report import Check, ComparisonLine, Report
 from buildsys.stages.bench.result import ENGINE_CONTENDERS

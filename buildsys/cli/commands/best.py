@@ -19,7 +19,7 @@ from buildsys.report.ranking import (
     timed_cases,
 )
 from buildsys.report.recommendation import headline, recommend
-from buildsys.report.results.ranking import LATENCY, MEASURES
+from buildsys.report.results.engine_lines import LATENCY, MEASURES
 from buildsys.report.results.report import plain_values
 
 SCHEMA = "buildsys/best/1"

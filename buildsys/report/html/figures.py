@@ -14,8 +14,7 @@ from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, Mark, Series, draw
 from buildsys.report.html.tables import Table
 from buildsys.report.ranking import unique_names
-from buildsys.report.results.engine_lines import TimingLine
-from buildsys.report.results.ranking import Ranking
+from buildsys.report.results.engine_lines import Ranking, TimingLine
 from buildsys.report.results.reader import FAILED, NOISY
 from buildsys.report.results.report import Check, Report
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, ENGINE_CUDA_GRAPH

@@ -24,8 +24,7 @@ from buildsys.report.markdown.elements import (
 from buildsys.report.mixed_precision import timed_engines
 from buildsys.report.ranking import contender_name, rank_text
 from buildsys.report.recommendation import error_margin
-from buildsys.report.results.engine_lines import ErrorMargin
-from buildsys.report.results.ranking import LATENCY, Ranking
+from buildsys.report.results.engine_lines import LATENCY, ErrorMargin, Ranking
 from buildsys.report.results.report import Report, TargetLine
 from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable

@@ -19,11 +19,11 @@ from buildsys.report.results.engine_lines import (
     GpuState,
     GpuTimingLine,
     LayerLine,
+    Ranking,
     Recommendation,
+    SearchLine,
     TimingLine,
 )
-from buildsys.report.results.mixed_precision import SearchLine
-from buildsys.report.results.ranking import Ranking
 
 
 @dataclass(frozen=True)

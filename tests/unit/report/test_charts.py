@@ -12,7 +12,7 @@ from markupsafe import Markup
 from buildsys.report.html import figures
 from buildsys.report.html.changes import PastBuild
 from buildsys.report.html.charts import Axis, Mark, Series, bar, draw, sparkline, tick_text
-from buildsys.report.results.ranking import RankedEngine, Ranking
+from buildsys.report.results.engine_lines import RankedEngine, Ranking
 from buildsys.report.results.report import Check, ComparisonLine
 
 NAN, INF = math.nan, math.inf

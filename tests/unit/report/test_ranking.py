@@ -13,8 +13,7 @@ from buildsys.report.assemble import assemble
 from buildsys.report.html.figures import pareto
 from buildsys.report.ranking import rank_engines, ranking_cells, ranking_notes, timed_cases
 from buildsys.report.recommendation import headline, recommend
-from buildsys.report.results.engine_lines import EngineLine, TimingLine
-from buildsys.report.results.ranking import MEASURES, Ranking
+from buildsys.report.results.engine_lines import MEASURES, EngineLine, Ranking, TimingLine
 from buildsys.report.results.reader import PASSED, read_report
 from buildsys.report.results.report import Check, ComparisonLine, Report, TargetLine, as_json
 
