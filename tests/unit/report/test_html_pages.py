@@ -116,12 +116,6 @@ def test_history_without_figures_is_ignored(results: Results) -> None:
     assert "There is no earlier build" in shown(page(results, history=(history,))).text
 
 
-def test_the_time_in_the_builder_is_not_that_of_the_target(results: Results) -> None:
-    text = shown(page(results)).text
-    assert "123 ms in the builder" in text
-    assert "built in" not in text
-
-
 def test_commands_in_reasons_and_hints_are_code(results: Results) -> None:
     results.failed(
         "validate:tiny",
@@ -329,12 +323,3 @@ def test_every_layer_of_an_engine_is_listed_with_its_nodes(results: Results) -> 
     found = [row[0] for row in shown(page(results)).rows if row[-1].startswith("/node")]
     assert found == [f"layer {n}" for n in reversed(range(30))]
     assert "10 more layers" in shown(page(results)).text
-
-
-def test_a_refitted_engine_names_the_one_it_came_from(results: Results) -> None:
-    origin = {"engine_sha256": "ab" * 32, "started": "2026-11-03T10:00:00Z", "build_seconds": 35.5}
-    results.passed("engine:tiny:rtx-fp16", refitted_from=origin)
-    text = "refitted from the engine abababababababab…, built 2026-11-03T10:00:00Z in 35.5 s"
-    assert text in shown(page(results)).text
-    results.passed("engine:tiny:rtx-fp16", not_refitted="the graph has changed")
-    assert "not refitted the graph has changed" in shown(page(results)).text

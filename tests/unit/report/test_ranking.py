@@ -1,21 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from typing import Any
 
 import pytest
-from test_charts import parsed
 from tiny_results import Results
 
 from buildsys.report.assemble import assemble
-from buildsys.report.html.figures import pareto
 from buildsys.report.ranking import rank_engines, ranking_cells, ranking_notes, timed_cases
 from buildsys.report.recommendation import headline, recommend
 from buildsys.report.results.engine_lines import MEASURES, EngineLine, Ranking, TimingLine
-from buildsys.report.results.reader import PASSED, read_report
-from buildsys.report.results.report import Check, ComparisonLine, Report, TargetLine, as_json
+from buildsys.report.results.reader import PASSED
+from buildsys.report.results.report import Check, ComparisonLine, Report, TargetLine
 
 
 @pytest.fixture
@@ -189,33 +185,6 @@ def test_the_report_and_a_second_ranking_of_it_agree(results: Results) -> None:
     assert report.recommendation is not None
     assert report.ranking is not None
     assert report.recommendation.engine == report.ranking.ranked[0].engine
-
-
-def test_a_ranking_survives_the_result_file(results: Results) -> None:
-    report = assemble("tiny", results.manifest, results.inputs, {})
-    text: dict[str, Any] = {"model": "tiny", **as_json(report)}
-    path = results.build / "report.json"
-    path.write_text(json.dumps(text))
-    found = read_report(path)
-    assert found is not None
-    assert found.ranking == report.ranking
-
-
-def test_the_plot_has_a_circle_per_engine_and_its_interval(report: Report) -> None:
-    report = with_engine(report, "exact", 4.0, 0.0, 400)
-    report = with_engine(report, "a" * 60, 2.0, 1e-3, 100)
-    report = with_engine(report, "<worse>", 4.5, 1e-3, 300)
-    chart = pareto(rank_engines(report))
-    assert chart is not None
-    root = parsed(chart.svg)
-    worse, *optimal = (float(circle.attrib["r"]) for circle in root.iter("circle"))
-    assert optimal == [pytest.approx(16 * math.sqrt(1 / 4), abs=0.1), 16]
-    assert worse == pytest.approx(16 * math.sqrt(3 / 4), abs=0.1)
-
-
-def test_one_engine_has_no_plot(report: Report) -> None:
-    assert pareto(rank_engines(with_engine(report, "only"))) is None
-    assert pareto(rank_engines(report)) is None
 
 
 @pytest.mark.parametrize("by", MEASURES)

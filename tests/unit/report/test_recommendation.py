@@ -66,23 +66,6 @@ def test_an_engine_without_verification_is_not_recommended(results: Results) -> 
     assert recommendation(results).why == "No engine has been built."
 
 
-@pytest.mark.parametrize("status", ["failed", "noisy"])
-def test_a_benchmark_that_has_not_passed_decides_nothing(results: Results, status: str) -> None:
-    results.write(
-        "bench:tiny:rtx-fp16",
-        {"status": status, "cases": {"opt": {"contenders": {"engine": contender(0.1)}}}},
-    )
-    assert recommendation(results).engine == "ort-cpu"
-
-
-def test_without_benchmarks_the_smallest_engine_is_recommended(results: Results) -> None:
-    for engine in ("ort-cpu", "rtx-fp16"):
-        results.unavailable(f"bench:tiny:{engine}")
-    found = recommendation(results)
-    assert (found.engine, found.timing) == ("ort-cpu", None)
-    assert found.why == "It is the smallest verified engine; no benchmark has passed."
-
-
 def test_the_margin_is_that_of_the_output_closest_to_its_limit(results: Results) -> None:
     results.without_gpu()
     margin = recommendation(results).margin

@@ -10,7 +10,7 @@ import pytest
 from tiny_results import PASSING
 
 from buildsys.report.key_figures import result_type
-from buildsys.report.results.reader import of_type, parse, read_result
+from buildsys.report.results.reader import parse, read_result
 from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.verify.result import VerifyResult
@@ -57,23 +57,3 @@ def test_a_value_of_any_listed_type_is_unchanged(value: Any) -> None:
 @pytest.mark.parametrize("layers", [7, {"convolution": 2}, [{"name": "a"}]])
 def test_layers_of_older_versions_are_read(layers: object) -> None:
     assert parse({"layers": layers}, EngineResult) == {"layers": layers}
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"target": "export:other"}', "[" * 100_000])
-def test_a_damaged_file_counts_as_failed(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "export.json"
-    file.write_text(content)
-    result = read_result("export:net", file, "export.json", ExportResult)
-    assert (result.status, result.content, result.log) == ("failed", {}, "export.log")
-
-
-def test_results_are_chosen_by_their_type(tmp_path: Path) -> None:
-    targets = ["engine:net:a", "export:net", "engine:net:b", "unknown:net"]
-    for index, target in enumerate(targets):
-        (tmp_path / f"{index}.json").write_text(json.dumps({"target": target, "status": "passed"}))
-    results = [
-        read_result(target, tmp_path / f"{index}.json", "", EngineResult)
-        for index, target in enumerate(targets)
-    ]
-    assert [result.variant for result in of_type(results, EngineResult)] == ["a", "b"]
-    assert {result.status for result in results} == {"passed"}

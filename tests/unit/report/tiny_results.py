@@ -7,89 +7,51 @@ import json
 from pathlib import Path
 from typing import Any
 
-TOOLS = {
-    "python": "3.12.7",
-    "torch": "2.14.1",
-    "onnx": "1.23.2",
-    "onnxruntime": "1.31.1",
-    "numpy": "2.4.0",
-}
+TOOLS = {"python": "3.12.7", "torch": "2.14.1", "onnx": "1.23.2", "onnxruntime": "1.31.1"}
 LIMITS = {"rtol": 1e-4, "cosine": 0.9999, "atol": None, "top1": None}
-SETTINGS = {
-    "threads": 2,
-    "device": {"kind": "cpu"},
-    "inputs": "on the device before the clock starts",
-}
+SETTINGS = {"threads": 2, "device": {"kind": "cpu"}, "inputs": "on the device before the start"}
 
 
-def compared(relative: float, **more: Any) -> dict[str, Any]:
-    return {
-        "max_abs": relative * 3,
-        "relative": relative,
-        "cosine": 1 - relative,
-        "top1": 1.0,
-        "passed": True,
-        **more,
-    }
+def compared(relative: float) -> dict[str, Any]:
+    figures = {"max_abs": relative * 3, "relative": relative, "cosine": 1 - relative}
+    return {**figures, "top1": 1.0, "passed": True}
 
 
 def case_figures(*errors: float) -> dict[str, Any]:
-    return {
-        case: {"scores": compared(value)}
-        for case, value in zip(("min", "opt", "max", "odd"), errors, strict=False)
-    }
+    cases = zip(("min", "opt", "max", "odd"), errors, strict=False)
+    return {case: {"scores": compared(error)} for case, error in cases}
+
+
+def checked(*errors: float) -> dict[str, Any]:
+    return {"cases": case_figures(*errors), "tolerance": LIMITS, "failures": []}
 
 
 def contender(p50_ms: float, count: int = 150) -> dict[str, Any]:
+    factors = {"mean": 1.02, "p50": 1, "p90": 1.1, "p95": 1.2, "p99": 1.4, "min": 0.9, "max": 1.5}
     return {
+        **{f"{name}_ms": p50_ms * factor for name, factor in factors.items()},
         "samples_ms": [p50_ms] * count,
         "count": count,
-        "mean_ms": p50_ms * 1.02,
-        "p50_ms": p50_ms,
-        "p90_ms": p50_ms * 1.1,
-        "p95_ms": p50_ms * 1.2,
-        "p99_ms": p50_ms * 1.4,
-        "min_ms": p50_ms * 0.9,
-        "max_ms": p50_ms * 1.5,
         "throughput_per_s": 8000 / p50_ms,
     }
 
 
-EXPORT_OPERATORS = {
-    "Conv": 2,
-    "Relu": 2,
-    "Shape": 2,
-    "Slice": 2,
-    "Concat": 1,
-    "Reshape": 2,
-    "GlobalAveragePool": 1,
-    "Gemm": 1,
-}
-SIMPLE_OPERATORS = {
-    "Conv": 2,
-    "Relu": 2,
-    "Shape": 1,
-    "Concat": 1,
-    "Reshape": 2,
-    "GlobalAveragePool": 1,
-    "Gemm": 1,
-}
+def bench(speedup: float | None, **p50_ms: float) -> dict[str, Any]:
+    contenders = {name: contender(value) for name, value in p50_ms.items()}
+    case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": speedup}
+    return {"cases": {"opt": case}, "settings": SETTINGS}
+
+
+EXPORTED = {"Conv": 2, "Relu": 2, "Shape": 2, "Slice": 2, "Concat": 1, "Reshape": 2, "Gemm": 2}
+SIMPLIFIED = {"Conv": 2, "Relu": 2, "Shape": 1, "Concat": 1, "Reshape": 2, "Gemm": 2}
 
 MANIFEST: dict[str, Any] = {
     "model": "tiny",
     "description": "Two convolutions | with batch norm",
-    "source": {
-        "python": "plugins/models/tiny.py:make",
-        "seed": 0,
-        "weights": None,
-        "randomize": True,
-        "kwargs": {},
-    },
-    "inputs": {
-        "image": {"shape": ["batch", 3, 64, 64], "dtype": "float32", "data": None, "keyword": None}
-    },
-    "outputs": {"scores": {"shape": ["batch", 10], "dtype": None, "key": None}},
-    "dims": {"batch": {"min": 1, "opt": 8, "max": 16, "odd": None, "multiple_of": 1}},
+    "source": {"python": "plugins/models/tiny.py:make", "seed": 0},
+    "inputs": {"image": {"shape": ["batch", 3, 64, 64], "dtype": "float32"}},
+    "outputs": {"scores": {"shape": ["batch", 10], "dtype": None}},
+    "dims": {"batch": {"min": 1, "opt": 8, "max": 16, "multiple_of": 1}},
     "engines": [
         {"name": "ort-cpu", "backend": "onnxruntime", "precision": "fp32", "required": False},
         {
@@ -106,13 +68,14 @@ MANIFEST: dict[str, Any] = {
     ],
 }
 
+SWISH = {"file": "plugins/swish_plugin.py", "file_sha256": "f" * 64}
 PASSING: dict[str, dict[str, Any]] = {
     "export:tiny": {
         "exporter": "torchscript",
         "opset": 17,
         "ir_version": 8,
         "nodes": 13,
-        "operators": EXPORT_OPERATORS,
+        "operators": EXPORTED,
         "modules": {"Conv2d": 2, "BatchNorm2d": 2, "ReLU": 2, "Linear": 1, "AdaptiveAvgPool1d": 1},
         "parameters": 27_690,
         "bytes": 112_345,
@@ -131,8 +94,8 @@ PASSING: dict[str, dict[str, Any]] = {
     },
     "simplify:tiny": {
         "tool": "onnxsim",
-        "before": {"nodes": 13, "operators": EXPORT_OPERATORS, "bytes": 112_345},
-        "after": {"nodes": 10, "operators": SIMPLE_OPERATORS, "bytes": 111_900},
+        "before": {"nodes": 13, "operators": EXPORTED, "bytes": 112_345},
+        "after": {"nodes": 10, "operators": SIMPLIFIED, "bytes": 111_900},
         "removed": {"Slice": 2, "Shape": 1},
         "added": {},
         "equal": {"opt": {"scores": compared(0.0)}},
@@ -145,9 +108,7 @@ PASSING: dict[str, dict[str, Any]] = {
         "bytes_before": 111_900,
         "bytes_after": 57_000,
         "kept_fp32": ["/Resize"],
-        "cases": case_figures(2e-3, 3e-3, 2.5e-3, 2e-3),
-        "tolerance": LIMITS,
-        "failures": [],
+        **checked(2e-3, 3e-3, 2.5e-3, 2e-3),
     },
     "validate:tiny": {
         "graphs": {
@@ -166,21 +127,9 @@ PASSING: dict[str, dict[str, Any]] = {
         "messages": [],
         "device": {"kind": "cpu", "name": "AMD EPYC", "cores": 2},
     },
-    "verify:tiny:ort-cpu": {
-        "cases": case_figures(1e-6, 2e-6, 3e-6, 1e-6),
-        "tolerance": LIMITS,
-        "failures": [],
-    },
+    "verify:tiny:ort-cpu": checked(1e-6, 2e-6, 3e-6, 1e-6),
     "bench:tiny:ort-cpu": {
-        "cases": {
-            "opt": {
-                "dims": {"batch": 8},
-                "batch": 8,
-                "contenders": {"torch": contender(4.2), "engine": contender(2.1)},
-                "speedup": 2.0,
-            }
-        },
-        "settings": SETTINGS,
+        **bench(2.0, torch=4.2, engine=2.1),
         "interleaving": "blocks of the engine and of torch in turn",
         "cpu": "AMD EPYC, 2 cores",
     },
@@ -192,11 +141,7 @@ PASSING: dict[str, dict[str, Any]] = {
         "build_seconds": 4.2,
         "messages": ["Using default for use_trt | see docs"],
         "device": {"kind": "gpu", "missing": "libcuda.so.1 is not installed"},
-        "built_with": {
-            "tensorrt_rtx": "1.7.1.116",
-            "platform": "Linux x86_64",
-            "cuda_runtime": "13",
-        },
+        "built_with": {"tensorrt_rtx": "1.7.1.116", "platform": "Linux x86_64"},
         "precision_shares": {"layers": {"float16": 0.9, "float32": 0.1}},
         "operators": {
             "demo::swish": "plugin swish_plugin.py",
@@ -204,20 +149,8 @@ PASSING: dict[str, dict[str, Any]] = {
             "trt::Nms": "plugin",
         },
         "plugins": [
-            {
-                "operator": "demo::swish",
-                "name": "Swish",
-                "version": "1",
-                "file": "plugins/swish_plugin.py",
-                "file_sha256": "f" * 64,
-            },
-            {
-                "operator": "trt::Nms",
-                "name": "Nms",
-                "version": "2",
-                "namespace": "",
-                "bundled": "TensorRT 8.6.0",
-            },
+            {"operator": "demo::swish", "name": "Swish", "version": "1", **SWISH},
+            {"operator": "trt::Nms", "name": "Nms", "version": "2", "bundled": "TensorRT 8.6.0"},
         ],
         "profiles": [
             {"image": {"min": [1, 3], "opt": [8, 3], "max": [16, 3]}},
@@ -226,22 +159,8 @@ PASSING: dict[str, dict[str, Any]] = {
         "phases": {"prepare": 0.1, "build": 4.0, "read_back": 0.1},
         "timing_cache": {"digest": "d" * 64, "bytes": 2000, "added_bytes": 1500, "lent": "e" * 64},
     },
-    "verify:tiny:rtx-fp16": {
-        "cases": case_figures(1e-3, 1e-3),
-        "tolerance": LIMITS,
-        "failures": [],
-    },
-    "bench:tiny:rtx-fp16": {
-        "cases": {
-            "opt": {
-                "dims": {"batch": 8},
-                "batch": 8,
-                "contenders": {"engine": contender(0.2)},
-                "speedup": None,
-            }
-        },
-        "settings": SETTINGS,
-    },
+    "verify:tiny:rtx-fp16": checked(1e-3, 1e-3),
+    "bench:tiny:rtx-fp16": bench(None, engine=0.2),
 }
 NO_GPU = (
     "no NVIDIA GPU was found (libcuda.so.1 is not installed)",
@@ -279,24 +198,17 @@ class Results:
         self.write(target, {"status": "unavailable", "reason": NO_GPU[0], "hint": NO_GPU[1]})
 
     def failed(self, target: str, reason: str, **figures: Any) -> None:
-        self.write(
-            target,
-            {"status": "failed", "reason": reason, **copy.deepcopy(PASSING[target]), **figures},
-        )
+        content = {"status": "failed", "reason": reason, **copy.deepcopy(PASSING[target])}
+        self.write(target, {**content, **figures})
 
     def write(self, target: str, content: dict[str, Any]) -> None:
         stage, model, *variant = target.split(":")
         header = {"schema": "buildsys/result/1", "target": target, "stage": stage, "model": model}
-        times = {
-            "started": "2026-11-03T10:00:00Z",
-            "seconds": 1.5,
-            "toolchain": TOOLS,
-            "reason": "",
-            "hint": "",
-        }
+        times = {"started": "2026-11-03T10:00:00Z", "seconds": 1.5, "toolchain": TOOLS}
+        texts = {"variant": "".join(variant), "reason": "", "hint": ""}
         path = self.inputs[target]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**header, "variant": "".join(variant), **times, **content}))
+        path.write_text(json.dumps({**header, **times, **texts, **content}))
 
     def without_gpu(self) -> None:
         self.unavailable("verify:tiny:rtx-fp16")
