@@ -151,11 +151,6 @@ def test_failures_before_the_engines_are_listed(recorded: Recorded, run: Run) ->
     assert "5 % slower" not in of_engine
 
 
-def test_an_unavailable_engine_has_no_figures(recorded: Recorded, run: Run) -> None:
-    recorded.add("verify:m:ort", 1, status="unavailable", figures={"cases": 0})
-    assert "unavailable" in run("history", "m")
-
-
 def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(
     recorded: Recorded, run: Run
 ) -> None:

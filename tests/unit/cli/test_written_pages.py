@@ -133,13 +133,6 @@ def test_a_page_shows_builds_with_the_same_hardware(session: Session) -> None:
     assert "p50, last 2 builds" in page(session)
 
 
-def test_damaged_results_and_history_leave_a_page(session: Session) -> None:
-    history_file(session.project.state).write_bytes(b"no database")
-    for path in session.project.build.rglob("*.json"):
-        path.write_text('{"cases": {"opt": 5}}')
-    assert "FAILED" in page(session)
-
-
 def test_a_page_says_that_the_history_cannot_be_read(session: Session) -> None:
     assert "There is no earlier build" in page(session)
     history_file(session.project.state).write_bytes(b"not a database" * 500)

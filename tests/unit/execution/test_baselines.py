@@ -99,13 +99,6 @@ def test_only_a_build_that_passed_is_a_baseline(root: Path, order: str) -> None:
     assert "opset 17" in SEEN[-1]["content"]
 
 
-def test_another_tolerance_compares_with_the_same_baseline(root: Path) -> None:
-    run(root, graph())
-    run(root, graph(opset=18))
-    assert run(root, graph(opset=18, limit=3)) == [GATE]
-    assert "opset 17" in SEEN[-1]["content"]
-
-
 def test_the_baseline_is_in_the_key_and_explained(root: Path) -> None:
     run(root, graph())
     run(root, graph(opset=18))

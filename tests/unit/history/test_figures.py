@@ -96,9 +96,3 @@ def test_figures_of_a_stage(stage: str, result: dict[str, Any], figures: dict[st
 def test_an_incomplete_result_has_few_figures(stage: str) -> None:
     damaged = {"cases": {"opt": 3}, "engine_bytes": [], "after": None}
     assert set(build_figures(stage, damaged)) <= {"case", "contender"}
-
-
-def test_a_damaged_result_has_no_measurements(tmp_path: Path) -> None:
-    assert read(tmp_path, {}) == []
-    with pytest.raises(ValueError, match=r"cases\.opt"):
-        read(tmp_path, {"cases": {"opt": 3}})

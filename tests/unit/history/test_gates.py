@@ -81,14 +81,6 @@ def test_an_interval_with_the_tolerance_inside_is_undecided() -> None:
     assert (few.is_regression, few.is_undecided) == (False, True)
 
 
-def test_a_large_change_that_is_not_certain_is_no_regression() -> None:
-    before, after = [2.0] * 6, [1.9, 2.6, 1.8, 2.7, 2.4, 1.9]
-    found = compare_rounds(before, after, 0.05, more_is_better=False)
-    assert found.low is not None
-    assert found.low < 0
-    assert not found.is_regression
-
-
 def test_less_throughput_is_a_regression_and_more_is_none() -> None:
     before = [100.0 + number for number in range(8)]
     fewer = compare_rounds(before, [b / 2 for b in before], 0.05, more_is_better=True)

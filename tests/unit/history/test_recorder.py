@@ -75,14 +75,6 @@ def test_a_target_is_recorded_with_its_circumstances(
     assert warnings_given == []
 
 
-def test_the_targets_of_a_run_share_its_id(history: History, warnings_given: list[str]) -> None:
-    for recorder in (make_recorder(history, warnings_given), make_recorder(history, [])):
-        add(recorder)
-        add(recorder)
-    runs = [build.run for build in history.builds()]
-    assert runs[0] == runs[1] != runs[2] == runs[3]
-
-
 def test_the_measurements_of_a_result_are_recorded(
     history: History, warnings_given: list[str], tmp_path: Path
 ) -> None:

