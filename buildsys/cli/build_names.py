@@ -201,6 +201,30 @@ class BuildNames:
         moment, note = self._moment(scope, builds, point)
         return Side(f"{scope}@{point}", model, engine, moment, builds_at(builds, moment), note)
 
+    def of_target(self, target: str, output: str, point: str) -> tuple[Build, str]:
+        """Find the recorded build of a target at a point in time, and a note on it.
+
+        ``previous`` is the last build with another ``output`` than the last one.
+        Raises: UsageError: there is none.
+        """
+        builds = [b for b in self._history.builds(target=target) if output in b.outputs]
+        if not builds:
+            hint = f"`buildsys build {target}` builds it"
+            raise UsageError(f"the history has no builds of {target}", hint)
+        if point == PREVIOUS:
+            others = [build for build in builds if build.outputs != builds[0].outputs]
+            if not others:
+                hint = "`buildsys history` lists the builds"
+                raise UsageError(f"the history has only one {output} of {target}", hint)
+            return others[0], ""
+        all_targets = self.of_model(builds[0].model)
+        moment, note = self._moment(target, all_targets, point)
+        build = builds_at(all_targets, moment).get(target)
+        if build is None or output not in build.outputs:
+            hint = f"`buildsys history {target}` lists its builds"
+            raise UsageError(f"the history has no build of {target} at {point}", hint)
+        return build, note
+
     def _moment(self, scope: str, builds: Sequence[Build], point: str) -> tuple[Build, str]:
         """Return the last build at a point in time, with a note."""
         here = [build for build in builds if build.machine_id == machine_id()] or builds

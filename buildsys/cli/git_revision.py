@@ -20,10 +20,8 @@ from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.reachable_builds import PlannedBuilds, RecordsOf, planned_builds
 from buildsys.history.recorder import Checkout
 from buildsys.manifest.project import Project, load_project
-from buildsys.project.plan import ProjectPlan, model_of
+from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import plural
-from buildsys.store.ledger import PASSED, ActionRecord, Ledger
-from buildsys.store.object_store import Store
 from buildsys.system.git import commit_query, run_git
 
 
@@ -205,7 +203,7 @@ class Reached(NamedTuple):
 
     def records(self, records: RecordsOf) -> set[tuple[str, str]]:
         """Return target and key of all reached builds among ``records``."""
-        return {name for plan in self.plans for name in plan.all_matching(records)}
+        return {name for plan in self.plans for name in plan.matching(records)}
 
 
 def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
@@ -220,40 +218,6 @@ def reached_by(root: Path, revisions: Sequence[str]) -> Reached:
         with project_at(project, revision) as at:
             plans.append(_planned(at.project, project.state))
     return Reached(tuple(plans))
-
-
-def builds_of(
-    project: Project, revision: str, target: str, records: RecordsOf
-) -> list[ActionRecord] | None:
-    """Return the recorded builds matching a target at a git revision.
-
-    The fields and sources of all targets upstream must match as well. None: the revision has no
-    such target. ``records`` returns the builds of a target, in the order of the answer.
-
-    Raises: UsageError: the revision is unknown, or its manifests are wrong.
-    """
-    with project_at(project, revision) as at:
-        versions = builder_versions(at.project.root, project.state)
-        actions = ProjectPlan(at.project.models, versions).of(model_of(target))
-        if target not in actions:
-            return None
-        planned = planned_builds(at.project.root, at.project.build, actions)
-    return planned.matching(target, records)
-
-
-def recorded_builds(ledger: Ledger, store: Store) -> RecordsOf:
-    """Return a lookup of a target's passed builds, newest first."""
-    stored: dict[str, list[ActionRecord]] = {}
-    for one in store.actions():
-        stored.setdefault(one.record.target, []).append(one.record)
-
-    def records(target: str) -> list[ActionRecord]:
-        found = {record.key: record for record in stored.get(target, ())}
-        found |= {record.key: record for record in ledger.records(target)}
-        passed = (record for record in found.values() if record.status == PASSED)
-        return sorted(passed, key=lambda record: record.started, reverse=True)
-
-    return records
 
 
 def _planned(project: Project, state: Path) -> PlannedBuilds:

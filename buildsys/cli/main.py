@@ -21,7 +21,15 @@ PROGRAM = "buildsys"
 
 
 _ANYWHERE = ("init",)  # commands without a project
-RENAMED = {"infer": "buildsys run"}
+RENAMED = {
+    "diff": "buildsys compare",
+    "infer": "buildsys run",
+    "localize": "buildsys debug --fp32-nodes",
+    "netron": "buildsys inspect --serve",
+    "repro": "buildsys check --reproducible",
+    "stress": "buildsys check",
+    "workers": "buildsys cache workers",
+}
 _TARGETS_TEXT = """\
 A target is named STAGE:MODEL[:VARIANT], MODEL:STAGE[:VARIANT] or MODEL:ENGINE; MODEL is everything
 of a model, STAGE that stage of all models; * matches any text. Options may follow names.

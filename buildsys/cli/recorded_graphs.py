@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from buildsys.cli.build_names import Side
-from buildsys.cli.graph_files import ask_inspection
+from buildsys.cli.graph_files import ask_inspection, graph_request, stored_graph
 from buildsys.errors import StageError, UsageError
 from buildsys.history.builds import Build
 from buildsys.plan.action import Action
@@ -40,56 +40,60 @@ class GraphComparison:
 
     stages: tuple[StageGraphs, ...] = ()
     compared: str = ""  # the first stage with different graphs
-    difference: Mapping[str, Any] | None = None  # as in `buildsys diff --json`
+    difference: Mapping[str, Any] | None = None  # as `buildsys compare --json` prints it for graphs
 
     @property
     def changed(self) -> list[StageGraphs]:
         """The stages with graphs not known to be equal."""
-        return [one for one in self.stages if one.state != EQUAL]
+        return [graphs for graphs in self.stages if graphs.state != EQUAL]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the comparison for ``--json``."""
+        """Convert the comparison for ``--json``."""
         return {
             "graph": self.difference,
             "graph_stage": self.compared,
-            "graphs": [asdict(one) for one in self.stages],
+            "graphs": [asdict(graphs) for graphs in self.stages],
         }
 
 
-def compare_graphs(
+def compare_recorded_graphs(
     store: Store, sides: tuple[Side, Side], manifests: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> GraphComparison:
     """Compare the graphs of two builds, in the order of stages."""
-    first, second = (_graphs(*one) for one in zip(sides, manifests, strict=True))
+    first, second = map(_graphs, sides, manifests)
     stages: list[StageGraphs] = []
     compared, difference = "", None
     for stage in _in_order(list(first), list(second)):
         if stage not in first or stage not in second:
             stages.append(StageGraphs(stage, ONLY_SECOND if stage in second else ONLY_FIRST))
             continue
-        if first[stage][1] == second[stage][1]:
+        builds = [graph[0] for graph in (first[stage], second[stage])]
+        role = first[stage][1]
+        names = (role, f"{role}.data")
+        digests = [[build.outputs.get(name) for name in names] for build in builds]
+        if digests[0] == digests[1]:
             stages.append(StageGraphs(stage, EQUAL))
             continue
         if compared:  # an effect of that difference, or one more
             stages.append(StageGraphs(stage, DIFFERENT))
             continue
         try:
-            requests = [_request(store, *graph) for graph in (first[stage], second[stage])]
-            found = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
+            requests = [graph_request(*stored_graph(store, build, role)) for build in builds]
+            comparison = ask_inspection("compare", {"first": requests[0], "second": requests[1]})
         except StageError as error:
             stages.append(StageGraphs(stage, UNKNOWN, error.problem))
             continue
-        if not found["is_equal"]:
-            compared, difference = stage, found
-        stages.append(StageGraphs(stage, EQUAL if found["is_equal"] else DIFFERENT))
+        if not comparison["is_equal"]:
+            compared, difference = stage, comparison
+        stages.append(StageGraphs(stage, EQUAL if comparison["is_equal"] else DIFFERENT))
     return GraphComparison(tuple(stages), compared, difference)
 
 
-def _graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, dict[str, str]]]:
-    """Return build and digests by stage, in the order of the stages."""
+def _graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, str]]:
+    """List the build and the output with the graph by stage, in the order of the stages."""
     planned = _planned(side, manifest)
     targets = list(planned) or sorted(side.builds, key=lambda target: side.builds[target].position)
-    found = {}
+    graphs = {}
     for target in targets:
         build = side.builds.get(target)
         if build is None:
@@ -100,14 +104,12 @@ def _graphs(side: Side, manifest: Mapping[str, Any]) -> dict[str, tuple[Build, d
             role = _ROLE if path.endswith(".onnx") else ""
             stage = ENGINE if side.engine else stage
         if role in build.outputs:
-            names = (role, f"{role}.data")
-            digests = {name: build.outputs[name] for name in names if name in build.outputs}
-            found[stage] = build, digests
-    return found
+            graphs[stage] = build, role
+    return graphs
 
 
 def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
-    """Return the targets of a recorded manifest in build order.
+    """Plan the targets of a recorded manifest in build order.
 
     For one engine, only those it is built from. {}: another version recorded the manifest.
     """
@@ -127,25 +129,10 @@ def _planned(side: Side, manifest: Mapping[str, Any]) -> dict[str, Action]:
 
 
 def _in_order(first: list[str], second: list[str]) -> list[str]:
-    """Return the stages of both builds, each in its order."""
+    """Merge the stages of both builds, each in its order."""
     merged = list(first)
     for number, stage in enumerate(second):
         if stage not in merged:
             before = [merged.index(other) for other in second[:number]]
             merged.insert(max(before, default=-1) + 1, stage)
     return merged
-
-
-def _request(store: Store, build: Build, digests: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a graph for the inspection.
-
-    Raises: StageError: they are not stored.
-    """
-    files = [store.object_path(digest) for digest in digests.values()]
-    if not all(file.is_file() for file in files):
-        raise StageError(
-            f"the graph of build {build.short_id} is no longer in the store",
-            "compare builds that are in the store; `buildsys history` lists them",
-        )
-    paths = [str(file.resolve()) for file in files]
-    return {"file": paths[0], "data": paths[1] if len(paths) > 1 else ""}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from buildsys.execution.action_key import ABSENT, KeyBuilder
@@ -30,31 +31,27 @@ class PlannedBuilds:
     parts: Mapping[str, Parts]
     after: Mapping[str, tuple[str, ...]]  # target -> targets whose outputs it reads
 
-    def matching(self, target: str, records: RecordsOf) -> list[ActionRecord]:
-        """Return the restorable builds of a target, in the order of ``records``.
+    def matching(self, records: RecordsOf) -> set[tuple[str, str]]:
+        """List target and key of the restorable builds of all targets.
 
         Their inputs must be outputs of matching builds upstream.
         """
-        return self._matching(target, records, {})
-
-    def all_matching(self, records: RecordsOf) -> set[tuple[str, str]]:
-        """Return target and key of the matching builds of all targets."""
-        known: dict[str, list[ActionRecord]] = {}
+        builds: dict[str, list[ActionRecord]] = {}
         for target in self.parts:
-            self._matching(target, records, known)
-        return {(record.target, record.key) for found in known.values() for record in found}
+            self._matching(target, records, builds)
+        return {(record.target, record.key) for record in chain.from_iterable(builds.values())}
 
     def _matching(
-        self, target: str, records: RecordsOf, known: dict[str, list[ActionRecord]]
+        self, target: str, records: RecordsOf, builds: dict[str, list[ActionRecord]]
     ) -> list[ActionRecord]:
-        if target not in known:
+        if target not in builds:
             made = {
                 (f"{_INPUT}{path}", file.digest)
                 for name in self.after[target]
-                for record in self._matching(name, records, known)
+                for record in self._matching(name, records, builds)
                 for path, file in record.files.items()
             }
-            known[target] = [
+            builds[target] = [
                 record
                 for record in records(target)
                 if _select(record.parts) == self.parts[target]
@@ -64,7 +61,7 @@ class PlannedBuilds:
                     if part[0].startswith(_INPUT) and part[1] != ABSENT
                 )
             ]
-        return known[target]
+        return builds[target]
 
 
 def planned_builds(root: Path, build: Path, actions: Mapping[str, Action]) -> PlannedBuilds:

@@ -168,7 +168,7 @@ def retire(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A running server, as ``buildsys workers`` shows it."""
+    """A running server, as ``buildsys cache workers`` shows it."""
 
     address: Path
     record: ServerRecord
@@ -253,6 +253,6 @@ def format_stopped(servers: Sequence[RunningServer]) -> list[str]:
     for server in servers:
         record = server.record
         line = f"{record.pid} ({record.kind}, {record.project})"
-        still = f"{line} ends with the run that it serves; `buildsys workers --now` ends it at once"
+        still = f"{line} ends with the run that it serves; `buildsys cache workers --now` ends it"
         lines.append(still if record.process.is_running else f"ended {line}")
     return lines or ["no worker servers"]

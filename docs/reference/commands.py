@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterable, Iterator
 
-from buildsys.cli.commands import SECTIONS
+from buildsys.cli.commands import HIDDEN, SECTIONS
 from buildsys.cli.main import parser_of
 
 _INTRODUCTION = """\
@@ -21,7 +21,7 @@ Every command and option of `buildsys`, generated from the table of commands.
 def page() -> str:
     """Return the page in Markdown."""
     parts = [_INTRODUCTION]
-    for title, names in SECTIONS.items():
+    for title, names in {**SECTIONS, "Scripts": HIDDEN}.items():
         parts.append(f"## {title}\n\n")
         for name in names:
             parts += _command(name, parser_of(name)[1])

@@ -183,14 +183,14 @@ def texts_of_keys(root: Path, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def know_texts(file: str) -> None:
-    """Let every state database of this process, and of builds of ``repro``, start with texts."""
-    from buildsys.cli.commands import repro
+    """Let every state database of this process, and of builds it starts, begin with texts."""
+    from buildsys.cli import reproducibility
     from buildsys.store.state_db import StateDb
 
     texts = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
     first = f"import sys; sys.path.append({str(Path(__file__).parent)!r})"
     first += f"; import doit_server; doit_server.know_texts({file!r})"
-    repro.BUILD_PROGRAM = f"{first}; {repro.BUILD_PROGRAM}"
+    reproducibility.BUILD_PROGRAM = f"{first}; {reproducibility.BUILD_PROGRAM}"
     start = StateDb.__init__
 
     def start_with_texts(self: StateDb, *arguments: Any, **options: Any) -> None:

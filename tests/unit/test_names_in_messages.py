@@ -109,7 +109,7 @@ def wrong_commands(text: str) -> Iterator[str]:
                     word.partition(":")[0] for word in named if re.fullmatch(r"[^=]+:.+", word)
                 }
                 is_model = {one for one in stages if one.isupper()} | {"X"}
-                models = {"resnet50"} if words[:1] in (["netron"], ["inspect"]) else set()
+                models = {"resnet50"} if words[:1] in (["inspect"],) else set()
                 if wrong := stages - is_model - models - {"build", "inspect", *STAGE_DOCS}:
                     yield f"`{line}`: no target {', '.join(wrong)}"
             except (CmdParseError, InvalidCommand, UsageError) as error:

@@ -4,8 +4,8 @@
 SECTIONS = {
     "Building and running": {
         "run": "run a built engine on images or arrays",
-        "repro": "build a model twice in clean folders and compare the artifacts byte by byte",
-        "debug": "run the stage of one target in the foreground; publishes nothing",
+        "check": "compare a model with the original at more inputs, or two builds byte by byte",
+        "debug": "run one stage in the foreground, or find the nodes that must stay in fp32",
         "publish": "copy verified engines with their records to a URL, under a version",
     },
     "Targets": {
@@ -13,33 +13,26 @@ SECTIONS = {
         "plan": "show what would run and how long it takes, or what differs from a git revision",
         "resolve": "print a model's manifest with all defaults, and where each value is set",
     },
-    "Reports and history": {
+    "Results": {
         "best": "rank the engines of a model on this machine, and name the one to ship",
-        "pages": "write the HTML pages of models and their index, without building anything",
         "history": "show recorded builds and the trend of latencies, or import a history",
-        "compare": "compare two builds: manifest, graph, accuracy, size and latency",
+        "compare": "compare two graphs, or two builds: manifest, graph, accuracy, size, latency",
         "gate": "accept a build that its gate rejects as the baseline of later builds",
-    },
-    "Graphs and operators": {
         "inspect": "show a graph: operators, tensors, weights, multiply-accumulates; or draw it",
-        "diff": "show the differences between two graphs of a model: two stages, or two builds",
-        "netron": "serve a graph in the netron viewer until Ctrl-C",
-        "ops": "show which operators the installed exporters, ONNX and runtimes support",
-        "stress": "compare a model's graphs with the original at more sizes and inputs",
-        "localize": "find the nodes that must stay in fp32 for an engine within its limits",
     },
     "Installation": {
         "init": "make the current folder a project with a first manifest",
         "new": "write the manifest of a model, from trial runs",
         "doctor": "check what is installed and what it can build and run here, or check engines",
-        "schema": "write the JSON Schemas for editors into configs/schema",
-    },
-    "Caches": {
-        "cache": "show, verify or shrink the store of earlier builds",
-        "workers": "list the worker servers that wait for the next run, or stop them",
+        "cache": "show, verify or shrink the store of earlier builds; list worker servers",
     },
 }
-COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
+HIDDEN = {  # commands of scripts and of other commands' hints
+    "ops": "show which operators the installed exporters, ONNX and runtimes support",
+    "pages": "write the HTML pages of models and their index, without building anything",
+    "schema": "write the JSON Schemas for editors into configs/schema",
+}
+COMMANDS = {name: text for part in (*SECTIONS.values(), HIDDEN) for name, text in part.items()}
 # still run by doit's classes
 DOIT_COMMANDS = {
     "build": "build models, engines and other targets; without a name everything",

@@ -1,7 +1,8 @@
-"""buildsys cache: size, integrity and garbage collection of stored builds."""
+"""buildsys cache: stored builds (size, integrity, garbage collection), keys, worker servers."""
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buildsys.cli.command import add_json, add_names, print_answer
+from buildsys.cli.command import add_json, add_names, print_answer, print_lines
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.project_root import typed_path
 from buildsys.cli.store_limit import reached_names
@@ -24,6 +25,7 @@ from buildsys.store import garbage_collection
 from buildsys.store.object_store import Store
 from buildsys.store.signatures import generate_key
 from buildsys.store.timing_caches import damaged, set_aside
+from buildsys.workers import registry
 
 SCHEMA = "buildsys/cache/1"
 _DAMAGED = 1
@@ -32,12 +34,13 @@ T = TypeVar("T")
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys cache``."""
-    add_names(parser, "[show | verify | gc | keygen FILE]")
+    add_names(parser, "[show | verify | gc | keygen FILE | workers]")
     parser.epilog = (
         "show    size of the store by stage (the default)\n"
         "verify  read everything; damaged files go into quarantine (exit code 1)\n"
         "gc      remove what the manifests do not reach, or only what is too old or too large\n"
-        "keygen  write a new key that signs shared results to FILE, and print its public key"
+        "keygen  write a new key that signs shared results to FILE, and print its public key\n"
+        "workers list the worker servers of all projects that wait for the next run, or stop them"
     )
     add_json(parser)
     parser.add_argument(
@@ -48,6 +51,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--keep-refs", default="", help="gc: keep what these git revisions reach (comma-separated)"
     )
     parser.add_argument("--dry-run", action="store_true", help="gc: remove nothing")
+    parser.add_argument(
+        "--stop", action="store_true", help="workers: stop them, at once or after their run"
+    )
+    parser.add_argument(
+        "--now", action="store_true", help="workers: stop all at once, with the jobs they run"
+    )
 
 
 def run(options: Namespace) -> int:
@@ -56,9 +65,11 @@ def run(options: Namespace) -> int:
     name = options.names[0] if options.names else "show"
     if name == "keygen":
         return _generate_key(options.names[1:], options)
+    if name == "workers":
+        return _list_workers(options)
     if name not in commands or len(options.names) > 1:
         hint = "run `buildsys help cache` for their options"
-        raise UsageError("cache takes one of show, verify, gc, keygen", hint)
+        raise UsageError("cache takes one of show, verify, gc, keygen, workers", hint)
     store, project = Store(store_folder(options.root / STATE_FOLDER)), empty_project(options.root)
     timing_caches = project.timing_caches()
     document, lines = commands[name](project, store, timing_caches, options)
@@ -84,6 +95,16 @@ def _generate_key(names: Sequence[str], options: Namespace) -> int:
         f"  cache: {{trusted_keys: ['{public}']}}",
     ]
     print_answer(options, document, lines)
+    return 0
+
+
+def _list_workers(options: Namespace) -> int:
+    """Print a table of worker servers, or one line per stopped server."""
+    if options.now or options.stop:
+        lines = registry.format_stopped(registry.stop_servers(os.environ, now=options.now))
+    else:
+        lines = registry.format_running(registry.list_servers(os.environ))
+    print_lines(lines)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""buildsys compare: differences between recorded builds, engines or models."""
+"""buildsys compare: differences between two graphs, or recorded builds, engines or models."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 from buildsys.cli.build_names import BuildNames, Side
 from buildsys.cli.command import add_json, add_names, print_json, print_lines
-from buildsys.cli.commands.diff import diff_lines
 from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.console.rows import titled_lines
+from buildsys.cli.graph_differences import compare_graphs, difference_lines
+from buildsys.cli.graph_files import names_graph, target_of
 from buildsys.cli.model_filter import ModelFilter, add_filter
 from buildsys.cli.recorded_graphs import (
     DIFFERENT,
     UNKNOWN,
     GraphComparison,
-    compare_graphs,
+    compare_recorded_graphs,
 )
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
@@ -96,9 +97,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys compare``."""
     add_names(parser, "[A] [B]")
     parser.epilog = (
-        "A and B are last, previous, an id from `buildsys history`, a git revision,\n"
-        "a model or an engine (MODEL:ENGINE); MODEL@REV and MODEL:ENGINE@previous combine two of\n"
-        "them; the default is previous and last"
+        "A and B are NAME, @WHEN or NAME@WHEN: NAME is a model, an engine (MODEL:ENGINE) or a\n"
+        "graph (MODEL:simplify), WHEN is last, previous, an id from `buildsys history` or a git\n"
+        "revision; the default is previous and last; two graphs are compared node by node"
     )
     add_json(parser)
     add_filter(parser)
@@ -109,6 +110,12 @@ def run(options: Namespace) -> int:
     if len(options.names) > 2:
         raise UsageError("compare takes at most two names", "`buildsys help compare` explains them")
     session = Session.of_history(options.root)
+    if any(names_graph(session, name) for name in options.names):
+        first, *others = options.names
+        second = others[0] if others else target_of(first)
+        if first == second:
+            first = f"{first}@previous"
+        return compare_graphs(options, first, second)
     history = History.readable(history_file(session.project.state))
     pairs = BuildNames(session, history).pairs(options.names, ModelFilter.of(options))
     compared = [_compare(session, history, *pair) for pair in pairs]
@@ -160,7 +167,7 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> C
     found.environment = part_reasons(*({n: one[n] for n in labels} for one in environments))
     store = Store(store_folder(session.project.state))
     manifests = history.manifest(first.latest()), history.manifest(second.latest())
-    found.graphs = compare_graphs(store, (first, second), manifests)
+    found.graphs = compare_recorded_graphs(store, (first, second), manifests)
     return found
 
 
@@ -219,7 +226,7 @@ def _graph_lines(graphs: GraphComparison) -> Iterator[str]:
     lines += [f"then differs in {', '.join(later)}"] if later else []
     yield from _section("graph", lines)
     if graphs.difference is not None:
-        yield from diff_lines(graphs.difference)
+        yield from difference_lines(graphs.difference)
 
 
 def _shown(reasons: Sequence[Reason]) -> list[str]:

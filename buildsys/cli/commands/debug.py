@@ -1,4 +1,4 @@
-"""buildsys debug: one stage in the foreground, with its target's inputs."""
+"""buildsys debug: one stage in the foreground, or the nodes that make an engine inaccurate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from buildsys.cli.command import add_names, print_lines
+from buildsys.cli.command import add_json, add_names, positive_integer, print_lines
+from buildsys.cli.fp32_nodes import find_fp32_nodes
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
 from buildsys.cli.worker_pool import open_pool
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys debug``."""
-    add_names(parser, "TARGET")
+    add_names(parser, "TARGET | --fp32-nodes MODEL:ENGINE")
     parser.add_argument(
         "--pdb",
         action="store_true",
@@ -41,10 +42,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="",
         help="new folder for the outputs; without it they are removed",
     )
+    parser.add_argument(
+        "--fp32-nodes",
+        action="store_true",
+        help="find the nodes that must stay in fp32 for an engine within its limits",
+    )
+    parser.add_argument(
+        "--limit", type=positive_integer, default=600, help="--fp32-nodes: seconds for the search"
+    )
+    add_json(parser)
 
 
 def run(options: Namespace) -> int:
     """Return the exit code of a build with this result."""
+    if options.fp32_nodes:
+        return find_fp32_nodes(options)
+    if options.json:
+        raise UsageError("a stage in the foreground prints its log, not JSON", "leave out --json")
     session = Session.read_only(options.root)
     action = session.actions[session.one_target("debug", options.names)]
     _check_inputs(session, action)

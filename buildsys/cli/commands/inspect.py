@@ -12,7 +12,8 @@ from typing import Any
 from buildsys.cli.command import add_json, add_names, positive_integer, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table, titled_lines
 from buildsys.cli.engine_layers import layer_lines, node_lines, nodes_with_layers
-from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, named_graph, target_of
+from buildsys.cli.graph_files import STORED, GraphFile, ask_inspection, find_graph, target_of
+from buildsys.cli.netron import serve_graph
 from buildsys.cli.project_root import shown_path, typed_path
 from buildsys.cli.session import Session
 from buildsys.errors import Unavailable, UsageError
@@ -37,12 +38,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_names(parser, "MODEL[:STAGE]")
     parser.epilog = (
         "STAGE is export, simplify (the default), convert:PRECISION or engine:NAME;\n"
-        "STAGE~1 is the graph of the build before, STAGE@REV the one built from a git revision"
+        "MODEL:STAGE@WHEN is an earlier graph: WHEN is previous, a git revision or an id from\n"
+        "`buildsys history`"
     )
     add_json(parser)
     parser.add_argument("--nodes", action="store_true", help="list every node")
     parser.add_argument("--node", default="", help="show everything about one node")
     parser.add_argument("--tensor", default="", help="show everything about one tensor")
+    parser.add_argument(
+        "--serve", action="store_true", help="show the graph in the netron viewer until Ctrl-C"
+    )
+    parser.add_argument("--port", type=int, default=0, help="--serve: port; default: a free one")
     parser.add_argument("--svg", default="", help="draw the graph into this file")
     parser.add_argument("--from", default="", dest="begin", help="draw from this node or tensor")
     parser.add_argument("--to", default="", dest="end", help="draw up to this node or tensor")
@@ -54,15 +60,18 @@ def run(options: Namespace) -> int:
     if len(options.names) != 1:
         hint = "for example `buildsys inspect resnet50:export`"
         raise UsageError("inspect takes one MODEL or MODEL:STAGE", hint)
-    several = [f"--{name}" for name in ("nodes", "node", "tensor", "svg") if getattr(options, name)]
+    views = ("nodes", "node", "tensor", "svg", "serve")
+    several = [f"--{name}" for name in views if getattr(options, name)]
     if len(several) > 1:
         raise UsageError(f"{' and '.join(several)} cannot be combined", "use one of them")
     if not options.svg and (options.begin or options.end or options.depth):
         raise UsageError("--from, --to and --depth select a part to draw", "add --svg FILE")
     name = options.names[0].removeprefix(PREFIX)
     session = Session.read_only(options.root, [target_of(name)])
-    model, graph = named_graph(session, "inspect", name)
-    head = {"schema": SCHEMA, "model": model, "graph": graph.as_json()}
+    graph = find_graph(session, "inspect", name)
+    if options.serve:
+        return serve_graph(graph, options.port)
+    head = {"schema": SCHEMA, "model": graph.model, "graph": graph.as_json()}
     missing: Unavailable | None = None
     if options.svg and graph.is_onnx:
         missing = _missing_graphviz(name)
@@ -195,7 +204,8 @@ def _missing_graphviz(name: str) -> Unavailable | None:
     try:
         require_dot()
     except Unavailable as error:
-        hint = f"{error.hint}; `buildsys netron {name}` shows the graph in a browser without it"
+        command = f"`buildsys inspect {name} --serve`"
+        hint = f"{error.hint}; {command} shows the graph in a browser without it"
         return Unavailable(error.problem, hint)
     return None
 

@@ -48,7 +48,8 @@ def explain(
     """Find the cause of a failure, if it is an overflow, and remedies."""
     precision, remedies = job.options["precision"], []
     if job.options.get("tool") != "autocast":
-        text = f"`buildsys localize {job.model}:ENGINE` finds the nodes that must stay in fp32"
+        command = f"`buildsys debug --fp32-nodes {job.model}:ENGINE`"
+        text = f"{command} finds the nodes that must stay in fp32"
         remedies.append(f"{text}, and precision: auto-{precision} keeps them there")
     figures["overflow"] = None
     origin = _overflow_origin(job, golden[failed[0].case])

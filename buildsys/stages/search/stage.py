@@ -1,8 +1,8 @@
 """The search stage: the smallest list of nodes in fp32 for a converted graph within its limits.
 
-Engines with ``precision: auto`` are built with the list; ``buildsys localize`` prints one. The
-search ends after a number of trials, for the list to be the same on slow machines. Only
-``buildsys localize`` stops after a time.
+Engines with ``precision: auto`` are built with the list; ``buildsys debug --fp32-nodes`` prints
+one. The search ends after a number of trials, for the list to be the same on slow machines. Only
+``buildsys debug --fp32-nodes`` stops after a time.
 """
 
 from __future__ import annotations

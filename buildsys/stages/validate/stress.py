@@ -1,4 +1,4 @@
-"""More sizes and inputs than validate compares, for ``buildsys stress``."""
+"""More sizes and inputs than validate compares, for ``buildsys check``."""
 
 from __future__ import annotations
 

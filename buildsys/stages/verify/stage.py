@@ -418,10 +418,8 @@ def _precision_hint(job: Job) -> str:
         remedies.append("calibrate on data like the golden inputs (calibration.data)")
     explicit = options.get("quantization") == "explicit"
     if not description.takes_float32 and (options.get("typing") != "weak" or explicit):
-        text = (
-            f"`buildsys localize {job.model}:{job.variant}` finds the nodes that must stay in fp32"
-        )
-        remedies.append(text)
+        command = f"`buildsys debug --fp32-nodes {job.model}:{job.variant}`"
+        remedies.append(f"{command} finds the nodes that must stay in fp32")
     if precision in description.auto_precisions(options):
         remedies.append(f"precision: auto-{precision} keeps the fewest nodes in fp32")
     return "; ".join(remedies)

@@ -137,7 +137,9 @@ def test_hostile_graphs(ready_built: ReadyProject) -> None:
     onnx.save(model, file)
     assert "name" in check(ready_built.buildsys("inspect", "a", "--nodes"))
     os.truncate(file, TERABYTE)
-    assert "protobuf files at most 2147483647" in check(ready_built.buildsys("diff", "a"))
+    assert "protobuf files at most 2147483647" in check(
+        ready_built.buildsys("compare", "a:export", "a:simplify")
+    )
     fifo(file)
     assert "simplify:a has not been built" in check(ready_built.buildsys("inspect", "a"))
 

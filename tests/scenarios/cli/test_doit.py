@@ -88,8 +88,9 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
     "arguments",
     [
         ("list", "--all", "--status"), ("info", "bench:lin:ort"), ("explain",), ("plan",),
-        ("inspect", "lin"), ("diff", "lin"), ("doctor", "lin:ort"), ("resolve", "lin"), ("schema",),
-        ("workers",), ("cache",), ("cache", "gc"), ("cache", "verify"), ("help",),
+        ("inspect", "lin"), ("compare", "lin:export", "lin:simplify"), ("doctor", "lin:ort"),
+        ("resolve", "lin"), ("schema",),
+        ("cache", "workers"), ("cache",), ("cache", "gc"), ("cache", "verify"), ("help",),
         ("ignore", "bench"), ("forget", "bench"), ("clean",), ("simplify:lin",),
     ],
     ids=" ".join,

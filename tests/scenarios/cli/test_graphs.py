@@ -1,4 +1,4 @@
-"""``buildsys inspect``, ``buildsys diff`` and ``buildsys netron`` on graphs of real stages."""
+"""``buildsys inspect`` and ``buildsys compare`` on graphs of real stages."""
 
 from __future__ import annotations
 
@@ -116,16 +116,18 @@ def test_mistakes_are_one_line(ready_built: ReadyProject) -> None:
         "the graph has no node or tensor 'nowhere'",
     )
     fails(doit("inspect", "a", "build:a"), 3, "inspect takes one MODEL or MODEL:STAGE")
-    fails(doit("diff", "a", "export"), 3, "diff takes a model and the names of two graphs")
     fails(
-        doit("diff", "a", "export", "simplify~7"),
+        doit("compare", "a:export", "other:export"),
         3,
-        "there is no simplify~7: one graph is recorded for simplify:a",
+        "graphs of two models are not comparable, found a and other",
     )
     fails(
-        doit("netron", "a", "--port", "0"), 3, "--port expects a number from 1 to 65535, found '0'"
+        doit("compare", "a:simplify@previous"),
+        3,
+        "the history has only one model of simplify:a",
     )
-    fails(doit("netron", "other"), 2, "simplify:other has not been built")
+    fails(doit("inspect", "a", "--serve", "--port", "99999"), 2, "port 99999 cannot be used")
+    fails(doit("inspect", "other", "--serve"), 2, "simplify:other has not been built")
     (ready_built.root / "build/a/simplify/model.onnx").write_bytes(b"\xff" * 50)
     fails(doit("inspect", "a"), 2, "model.onnx cannot be read as ONNX")
     assert not (ready_built.root / "x.svg").exists()
@@ -137,7 +139,7 @@ def test_without_graphviz_the_table_is_printed(ready_built: ReadyProject) -> Non
     assert "MatMul" in ran.out
     assert ran.code == 2
     assert "graphviz is not installed" in ran.err
-    assert f"`buildsys netron {NET}:export`" in ran.err
+    assert f"`buildsys inspect {NET}:export --serve`" in ran.err
     assert not (ready_built.root / "net.svg").exists()
 
 
@@ -157,50 +159,38 @@ def test_a_picture_is_written(ready_built: ReadyProject) -> None:
     )
 
 
-def test_diff_compares_stages_and_builds(ready_built: ReadyProject) -> None:
+def test_graphs_of_stages_and_builds_are_compared(ready_built: ReadyProject) -> None:
     doit = ready_built.doit
-    ran = doit("diff", NET)
+    ran = doit("compare", f"{NET}:export", f"{NET}:simplify")
     assert ran.code == 0, ran.err
     assert "a: export → simplify: 3 → 2 nodes" in ran.out
     assert re.search(rf"(bypassed|now constant) +1 {TIMES} Identity", ran.out)
-    answer = json.loads(doit("diff", NET, "export", "simplify", "--json").out)
+    answer = json.loads(doit("compare", f"{NET}:export", f"{NET}:simplify", "--json").out)
     assert (answer["schema"], answer["nodes"]) == ("buildsys/diff/1", [3, 2])
     assert (
-        doit("diff", NET, "simplify", "simplify").out
-        == "a: simplify → simplify: 2 → 2 nodes, no difference\n"
+        doit("compare", f"{NET}:simplify", f"{NET}:simplify@last").out.splitlines()[-1]
+        == "a: simplify → simplify@last: 2 → 2 nodes, no difference"
     )
 
     git(ready_built, "init", "-q")
-    git(ready_built, "add", "dodo.py", "configs", "plugins", "networks", "pyproject.toml")
-    git(ready_built, "commit", "-qm", "first")
-    ready_built.write_network(1)
-    ran = doit(f"simplify:{NET}")
-    assert ran.code == 0, ran.out
-    before = doit("diff", NET, "simplify~1", "simplify")
-    assert before.code == 0, before.err
-    assert "simplify~1 was built " in before.out.splitlines()[0]
-    assert re.search(rf"changed +1 {TIMES} MatMul with other weights", before.out)
-    since = json.loads(doit("diff", NET, "simplify@HEAD", "--json").out)
+    git(ready_built, "add", "dodo.py", "configs", "plugins", "networks")
+    for factor in (1, 2):
+        ready_built.write_network(factor)
+        git(ready_built, "commit", "-qam", f"network {factor}")
+        ran = doit(f"simplify:{NET}")
+        assert ran.code == 0, ran.out
+    for when in ("previous", "HEAD~1"):
+        before = doit("compare", f"{NET}:simplify@{when}")
+        assert before.code == 0, before.err
+        assert f"simplify@{when} was built " in before.out.splitlines()[0]
+        assert re.search(rf"changed +1 {TIMES} MatMul with other weights", before.out)
+    since = json.loads(doit("compare", f"{NET}:simplify@HEAD~1", "--json").out)
     assert [graph["state"] for graph in since["graphs"]] == ["stored", "fresh"]
-    assert len(since["changed"]) == 1
-    assert (
-        doit("diff", NET, "simplify~1", "simplify@HEAD")
-        .out.splitlines()[-1]
-        .endswith("no difference")
-    )
-    fails(doit("diff", NET, "simplify@nowhere"), 3, "git knows no revision 'nowhere'")
-    git(ready_built, "add", "networks")
-    git(ready_built, "commit", "-qm", "second")
-    ready_built.edit(
-        f"configs/models/{NET}.yaml", "{tool: onnxsim}", "{tool: onnxsim, fuse: false}"
-    )
-    git(ready_built, "commit", "-qam", "third")
-    fails(
-        doit("diff", NET, "simplify@HEAD"),
-        2,
-        "no stored build of simplify:a matches HEAD",
-    )
-    assert "simplify@HEAD~1 was built" in doit("diff", NET, "simplify@HEAD~1").out
+    git(ready_built, "commit", "-q", "--allow-empty", "-m", "nothing built")
+    same = doit("compare", f"{NET}:simplify@HEAD").out.splitlines()
+    assert same[0].startswith("HEAD was not built; shown is its ancestor ")
+    assert same[1].endswith("no difference")
+    fails(doit("compare", f"{NET}:simplify@nowhere"), 3, "there is no", "'nowhere'")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -208,7 +198,7 @@ def test_netron_serves_until_it_is_interrupted(
     ready_built: ReadyProject, number: signal.Signals
 ) -> None:
     pytest.importorskip("netron")
-    process = ready_built.start("netron", f"{NET}:export")
+    process = ready_built.start("inspect", f"{NET}:export", "--serve")
     try:
         address = re.match(
             r"serving at (http://127\.0\.0\.1:\d+); stop with Ctrl-C", process.stdout.readline()
@@ -227,7 +217,7 @@ def test_netron_serves_until_it_is_interrupted(
 def test_without_netron_the_install_command_is_printed(ready_built: ReadyProject) -> None:
     code = "import sys; sys.modules['netron'] = None; from buildsys.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "netron", NET],
+        [sys.executable, "-c", code, "inspect", NET, "--serve"],
         cwd=ready_built.root, env=ready_built.environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""buildsys repro on real projects: equal builds, planted differences and failures."""
+"""buildsys check --reproducible: equal builds, planted differences and failures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_model_is_built_twice_and_nothing_else_is_touched(
     state = ready_built.root / ".buildsys/state.db"
     before, recorded = contents(ready_built.root / "build"), state.read_bytes()
 
-    ran = ready_built.buildsys("repro", "a")
+    ran = ready_built.buildsys("check", "--reproducible", "a")
     assert ran.code == 0, ran.out + ran.err
     for line in (
         "equal  export:a      export/model.onnx ",
@@ -84,7 +84,7 @@ def test_a_model_is_built_twice_and_nothing_else_is_touched(
 def test_a_dependence_on_the_process_is_found(ready: ReadyProject, tmp_path: Path) -> None:
     temporary_folder(ready, tmp_path)
     add_hook(ready, 0, "os.getpid()")
-    ran = ready.buildsys("repro", "a", "surgery", "--json", "--keep")
+    ran = ready.buildsys("check", "--reproducible", "a", "surgery", "--json", "--keep")
     assert ran.code == 1, ran.out + ran.err
     answer = json.loads(ran.out)
     assert (answer["schema"], answer["status"]) == ("buildsys/repro/2", "different")
@@ -111,7 +111,7 @@ def test_a_dependence_on_the_process_is_found(ready: ReadyProject, tmp_path: Pat
 def test_a_dependence_on_the_folder_is_found(ready: ReadyProject, tmp_path: Path) -> None:
     folder = temporary_folder(ready, tmp_path)
     add_hook(ready, 1, "len(str(Path(__file__)))")
-    ran = ready.buildsys("repro", "a", "surgery")
+    ran = ready.buildsys("check", "--reproducible", "a", "surgery")
     assert ran.code == 1, ran.out + ran.err
     line = next(line for line in ran.out.splitlines() if "DIFFERENT" in line)
     assert "initializer fl\N{REPLACEMENT CHARACTER}[2Joor: values: " in line
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_built_ends_with_2(ready: ReadyProject, tmp_path:
     folder = temporary_folder(ready, tmp_path)
     start = "    if os.access("
     ready.edit(VALUES, start, f"    raise RuntimeError('the disk is gone')\n{start}")
-    ran = ready.buildsys("repro", "a", "reference")
+    ran = ready.buildsys("check", "--reproducible", "a", "reference")
     assert ran.code == 2, ran.out + ran.err
     assert "reference:a could not be built: " in ran.out
     assert "the disk is gone" in ran.out
@@ -141,13 +141,13 @@ def test_wrong_usage_ends_with_3_and_builds_nothing(ready: ReadyProject, tmp_pat
     ready.add_model("lin")
     for arguments, sentence in (
         (("lon",), "there is no model 'lon'; nearest: lin"),
-        ((), "repro takes the name of one model; models: lin"),
+        ((), "check takes the name of one model; models: lin"),
         (("lin", "simplfy"), "there is no stage 'simplfy'; nearest: simplify"),
         (("lin", "bench"), "bench writes measurements, not artifacts to compare"),
         (("lin", "convert"), "there is no stage 'convert'; "),
-        (("lin", "--jsn"), "repro has no option --jsn; nearest: --json"),
+        (("lin", "--jsn"), "check has no option --jsn; nearest: --json"),
     ):
-        ran = ready.buildsys("repro", *arguments)
+        ran = ready.buildsys("check", "--reproducible", *arguments)
         assert (ran.code, ran.out) == (3, "")
         assert sentence in ran.err
         assert ran.err.count("\n") == 1
@@ -164,7 +164,7 @@ def test_an_interrupted_comparison_leaves_no_files(
     folder = temporary_folder(ready, tmp_path)
     start = "    if os.access("
     ready.edit(VALUES, start, f"    print('sleeping', flush=True)\n    time.sleep(600)\n{start}")
-    process = ready.start("repro", "a")
+    process = ready.start("check", "--reproducible", "a")
     try:
         logs = "*/a/project/build/a/reference/reference.log"
         wait_until(

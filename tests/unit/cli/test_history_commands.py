@@ -415,7 +415,9 @@ class Graphs:
         self._recorded, self._number = recorded, 0
         self._folder = recorded.root / ".buildsys/store"
         monkeypatch.setattr(recorded_graphs, "ask_inspection", self._ask)
-        monkeypatch.setattr(compare, "diff_lines", lambda _: iter(["  operators     Relu 0 → 1"]))
+        monkeypatch.setattr(
+            compare, "difference_lines", lambda _: iter(["  operators     Relu 0 → 1"])
+        )
         self.asked = 0
 
     def _ask(self, question: str, request: Any) -> dict[str, Any]:
@@ -494,7 +496,10 @@ def test_a_graph_that_is_no_longer_stored_is_named(
     Store(tmp_path / ".buildsys/store").object_path(digest).unlink()
     build = History.read_only(tmp_path / ".buildsys/history.db").builds(target="export:m")[-1]
     printed = run("compare", "m")
-    assert f"export: the graph of build {build.short_id} is no longer in the store" in printed
+    assert (
+        f"export: the graph of build {build.short_id} of export:m is no longer in the store"
+        in printed
+    )
     assert "  simplify: 2 → 3 nodes" in " ".join(printed.split("\n"))
     assert first.run == build.run
 

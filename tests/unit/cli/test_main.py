@@ -11,7 +11,7 @@ import pytest
 from cli_doubles import Doit
 
 from buildsys.cli import project_root
-from buildsys.cli.commands import COMMANDS
+from buildsys.cli.commands import COMMANDS, DOIT_COMMANDS, HIDDEN
 from buildsys.cli.main import parse, parser_of, run
 from buildsys.cli.project_root import (
     enter_project,
@@ -35,8 +35,9 @@ def _no_folder_entered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_command_is_in_the_help_and_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     printed = capsys.readouterr().out
+    assert len([name for name in (*COMMANDS, *DOIT_COMMANDS) if f"\n  {name} " in printed]) <= 23
     for name in COMMANDS:
-        assert f"\n  {name} " in printed
+        assert (f"\n  {name} " in printed) is (name not in HIDDEN)
         assert run(["help", name]) == run([name, "--help"]) == 0
         first, second = capsys.readouterr().out.split(f"usage: buildsys {name}")[1:]
         assert first == second
@@ -49,7 +50,7 @@ def test_mistakes_are_one_sentence_with_the_nearest_name(
     for words, sentence in (
         (["explain", "--jsno"], "explain has no option --jsno; nearest: --json; run `buildsys"),
         (["plan", "net", "-n", "0"], "-n: expects a positive integer, found '0'; write a number"),
-        (["workers", "x"], "workers takes no arguments, found 'x'; type it without a name"),
+        (["schema", "x"], "schema takes no arguments, found 'x'; type it without a name"),
         (["inspect", "net", "--node"], "--node: expected one argument; run `buildsys help insp"),
         (["infer", "net"], "`buildsys infer` is now `buildsys run`; type that instead"),
     ):

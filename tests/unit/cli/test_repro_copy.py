@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from buildsys.cli.commands.repro import copy_project
+from buildsys.cli.reproducibility import copy_project
 
 
 def project(root: Path) -> Path:

@@ -33,7 +33,7 @@ def collect_garbage(
         def records(target: str) -> list[ActionRecord]:
             return [*(r for r in stored if r.target == target), *ledger.records(target)]
 
-        return {name for plan in plans for name in plan.all_matching(records)}
+        return {name for plan in plans for name in plan.matching(records)}
 
     return collect(
         Store(root / ".buildsys/store"),

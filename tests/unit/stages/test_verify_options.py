@@ -121,4 +121,4 @@ def test_an_explicitly_quantized_engine_can_keep_nodes_in_fp32(job_of: Any) -> N
         job = job_of(rows(1, 2), rows(9, 2), engine, calibration=calibration)
         result = outcome(job)
         assert result.status == "failed"
-        assert ("`buildsys localize m:e` finds" in result.hint) == advised
+        assert ("`buildsys debug --fp32-nodes m:e` finds" in result.hint) == advised

@@ -273,8 +273,8 @@ def test_tf32_is_suggested_only_for_errors_that_it_can_cause(
     [
         (
             {**ORT, "precision": "fp16"},
-            "`buildsys localize m:e` finds the nodes that must stay in fp32; precision: auto-fp16"
-            " keeps the fewest nodes in fp32",
+            "`buildsys debug --fp32-nodes m:e` finds the nodes that must stay in fp32;"
+            " precision: auto-fp16 keeps the fewest nodes in fp32",
         ),
         ({**TRT, "precision": "fp16"}, "precision: auto-fp16 keeps the fewest nodes in fp32"),
         (

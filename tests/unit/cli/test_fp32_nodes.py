@@ -1,4 +1,4 @@
-"""Arguments and answers of ``buildsys localize``, without a search."""
+"""Arguments and answers of ``buildsys debug --fp32-nodes``, without a search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_doubles import run_in
 
-from buildsys.cli.commands import localize
+from buildsys.cli import fp32_nodes
 from buildsys.errors import UsageError
 
 MANIFEST = """\
@@ -35,13 +35,13 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(root: Path, *names: str, **options: Any) -> int:
-    return run_in(root, "localize", *names, **options)
+    return run_in(root, "debug", *names, fp32_nodes=True, **options)
 
 
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        ((), "localize takes one MODEL:ENGINE"),
+        ((), "debug --fp32-nodes takes one MODEL:ENGINE"),
         (("m",), "m has several engines; name one of full, half, small, weak"),
         (("m:ful",), "there is no model or engine 'm:ful'; nearest: m:full"),
         (
@@ -72,10 +72,10 @@ def test_the_list_continues_the_one_of_the_manifest(
         "nodes": [["/a: b", "Conv"]], "is_smallest": False, "trials": 3, "exclude": ["*/head"],
         "seconds": 2.0,
     }  # fmt: skip
-    model = localize.Session.read_only(root)
+    model = fp32_nodes.Session.read_only(root)
     convert = model.actions["convert:m:int8"]
-    monkeypatch.setattr(localize, "_conversion", lambda *_: convert)
-    monkeypatch.setattr(localize, "_search", lambda *_: found)
+    monkeypatch.setattr(fp32_nodes, "_conversion", lambda *_: convert)
+    monkeypatch.setattr(fp32_nodes, "_search", lambda *_: found)
     assert run(root, "m:small") == 0
     assert capsys.readouterr().out.splitlines()[-4:] == [
         "quantize:", "  exclude:", '    - "*/head"', '    - "/a: b"',

@@ -1,29 +1,21 @@
-"""buildsys diff: differences between two graphs of a model."""
+"""Differences between two graphs of a model: two stages, or two builds."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, print_answer
+from buildsys.cli.command import print_answer
 from buildsys.cli.console.rows import titled_lines
-from buildsys.cli.graph_files import (
-    ask_inspection,
-    find_graph,
-    is_graph,
-    split_graph_name,
-    target_of,
-)
+from buildsys.cli.graph_files import ask_inspection, find_graph, split_graph_name, target_of
 from buildsys.cli.session import Session
 from buildsys.errors import UsageError
 from buildsys.report.formatting import TIMES, count, first_names, size
 from buildsys.report.formatting import nodes as node_count
-from buildsys.stages.table import EXPORT, SIMPLIFY
 
 SCHEMA = "buildsys/diff/1"
-_DEFAULT = (EXPORT, SIMPLIFY)
 _INDENT = 14
 _WIDTH = 100
 _SHOWN = 12  # kinds of a change
@@ -36,25 +28,20 @@ Group = Mapping[str, Any]
 _section = partial(titled_lines, indent=_INDENT)
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the options of ``buildsys diff``."""
-    add_names(parser, "MODEL [A B] | MODEL:A MODEL:B")
-    parser.epilog = (
-        "A and B name graphs as in `buildsys inspect`: export, simplify, convert:PRECISION, ...;\n"
-        "simplify~1 is the graph of the build before, simplify@REV the one built from a revision;\n"
-        "the default is export and simplify"
-    )
-    add_json(parser)
+def compare_graphs(options: Namespace, first: str, second: str) -> int:
+    """Print the differences of two graphs of one model; the exit code is 0 with or without any.
 
-
-def run(options: Namespace) -> int:
-    """Print the differences; the exit code is 0 with or without any."""
+    Raises: UsageError: a name is wrong, or the graphs belong to different models.
+    """
     session = Session.read_only(options.root)
-    model, first_graph = split_graph_name(
-        session, "diff", options.names[0] if options.names else ""
-    )
-    typed = _graph_names([*([first_graph] if first_graph else []), *options.names[1:]])
-    graphs = [find_graph(session, model, _graph_of(session, model, name)) for name in typed]
+    names = [split_graph_name(session, "compare", target_of(name)) for name in (first, second)]
+    models = list(dict.fromkeys(model for model, _ in names))
+    if len(models) > 1:
+        raise UsageError(
+            f"graphs of two models are not comparable, found {' and '.join(models)}",
+            f"name two graphs of one model, or compare the models: {' '.join(models)}",
+        )
+    graphs = [find_graph(session, "compare", name) for name in (first, second)]
     for graph in graphs:
         if not graph.is_onnx:
             raise UsageError(
@@ -64,51 +51,22 @@ def run(options: Namespace) -> int:
     request = {"first": graphs[0].request(), "second": graphs[1].request()}
     document = {
         "schema": SCHEMA,
-        "model": model,
+        "model": models[0],
         "graphs": [graph.as_json() for graph in graphs],
         **ask_inspection("compare", request),
     }
-    first, second = (graph.name for graph in graphs)
     before, after = document["nodes"]
-    title = f"{model}: {first} → {second}: {count(before)} → {count(after)} nodes"
+    title = f"{models[0]}: {' → '.join(graph.name for graph in graphs)}"
+    title += f": {count(before)} → {count(after)} nodes"
     lines = [f"{title}, no difference"]
     if not document["is_equal"]:
-        lines = [title, *diff_lines(document)]
+        lines = [title, *difference_lines(document)]
     notes = dict.fromkeys(graph.note for graph in graphs if graph.note)
     print_answer(options, document, (*notes, *lines))
     return 0
 
 
-def _graph_of(session: Session, model: str, name: str) -> str:
-    """Return a graph of a model without the model's name.
-
-    Raises: UsageError: the name belongs to another model.
-    """
-    named, graph = model, name
-    if not is_graph(session, model, name) and session.targets_of(target_of(name)):
-        named, graph = split_graph_name(session, "diff", name)
-    if named != model:
-        raise UsageError(
-            f"diff compares two graphs of one model, found {model} and {named}",
-            f"name two graphs of one model; `buildsys compare {model} {named}` compares models",
-        )
-    return graph
-
-
-def _graph_names(names: Sequence[str]) -> Sequence[str]:
-    """Return two names, by default an earlier build and its stage."""
-    if len(names) == 2:
-        return names
-    if not names:
-        return _DEFAULT
-    stage = names[0].partition("@")[0].partition("~")[0]
-    if len(names) > 2 or stage == names[0]:
-        hint = "for example `buildsys diff MODEL export simplify`, or MODEL simplify~1 simplify"
-        raise UsageError("diff takes a model and the names of two graphs", hint)
-    return (names[0], stage)
-
-
-def diff_lines(document: Mapping[str, Any]) -> Iterator[str]:
+def difference_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences of two graphs by section."""
     for name, values in document["header"].items():
         yield from _section(name.replace("_", " "), [_arrow(values)])

@@ -1,15 +1,15 @@
-"""buildsys stress: a model's graphs against the original, at more sizes and inputs."""
+"""A model's graphs against the original, at more sizes and inputs."""
 
 from __future__ import annotations
 
 import random
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_answer
+from buildsys.cli.command import print_answer
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
 from buildsys.cli.session import Session
@@ -28,22 +28,16 @@ _COLUMNS = ("run>", "sizes", "seed>", "values", "graph", "output", "difference")
 _VALUES = {0: "as data", 1: "extreme", -1: "extreme, mirrored"}
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the options of ``buildsys stress``."""
-    add_names(parser, "MODEL")
-    parser.add_argument(
-        "-n", "--count", type=positive_integer, default=50, help="number of sizes and inputs"
-    )
-    parser.add_argument("--seed", default="", help="first seed; default: a new one in each run")
-    add_json(parser)
+def compare_more_inputs(options: Namespace) -> int:
+    """Compare a model's graphs with the original; return 1 if any output differs.
 
-
-def run(options: Namespace) -> int:
-    """Return 1 if any output differs, or nothing was compared."""
+    ``options`` has ``names``, ``count``, ``seed`` and ``json``. Without any comparison the result
+    is 1 as well.
+    """
     session = Session.read_only(options.root)
-    model = session.one_model("stress", options.names)
+    model = session.one_model("check", options.names)
     require_graph(session.project, model)
-    seed = _seed(options.seed)
+    seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     actions = session.actions.of(model)
     validate, reference = (actions[target_of(s, model)] for s in (VALIDATE, REFERENCE))
     states = session.explain(validate.after)
@@ -60,15 +54,6 @@ def run(options: Namespace) -> int:
     document = {"schema": SCHEMA, "model": model, "seed": seed, **found}
     print_answer(options, document, _lines(model, document))
     return 1 if found["failures"] or not found["compared"] else 0
-
-
-def _seed(given: str) -> int:
-    if not given:
-        return random.SystemRandom().randrange(1 << 31)
-    if not given.isdecimal():
-        problem = f"--seed expects an integer of at least 0, found {given!r}"
-        raise UsageError(problem, "without --seed a new one is drawn")
-    return int(given)
 
 
 def _run_stage(

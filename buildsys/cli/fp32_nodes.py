@@ -1,15 +1,15 @@
-"""buildsys localize: the inaccurate nodes of an fp16 or int8 engine."""
+"""The nodes that must stay in fp32 for an fp16 or int8 engine to be within its limits."""
 
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_answer
+from buildsys.cli.command import print_answer
 from buildsys.cli.commands.run.engine_choice import named_engines
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import require_graph
@@ -28,19 +28,14 @@ SCHEMA = "buildsys/localize/1"
 _STAGE = "buildsys.stages.search.stage"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the options of ``buildsys localize``."""
-    add_names(parser, "MODEL:ENGINE")
-    parser.add_argument(
-        "--limit", type=positive_integer, default=600, help="seconds for the search"
-    )
-    add_json(parser)
+def find_fp32_nodes(options: Namespace) -> int:
+    """Print a list of nodes for the manifest; return 1 if none was found.
 
-
-def run(options: Namespace) -> int:
-    """Print a list for the manifest; return 1 if none was found."""
+    ``options`` has ``names`` (one MODEL:ENGINE), ``limit`` (seconds) and ``json``.
+    """
     if len(options.names) != 1:
-        raise UsageError("localize takes one MODEL:ENGINE", "`buildsys list engine` lists all")
+        problem = "debug --fp32-nodes takes one MODEL:ENGINE"
+        raise UsageError(problem, "`buildsys list engine` lists all")
     session = Session.read_only(options.root)
     engines = named_engines(session, options.names[0])
     if len(engines) > 1:

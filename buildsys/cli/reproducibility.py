@@ -1,4 +1,4 @@
-"""buildsys repro: two builds of a model in clean folders, compared byte by byte."""
+"""Two builds of a model in clean folders, compared byte by byte."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 import tempfile
 import time
 import zipfile
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from buildsys.cli.command import TERMINATED, add_json, add_names, print_answer, unknown_name
+from buildsys.cli.command import TERMINATED, print_answer, unknown_name
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.graph_files import ask_inspection
 from buildsys.cli.session import Session
@@ -45,24 +45,19 @@ BUILD_PROGRAM = (
 )
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the options of ``buildsys repro``."""
-    add_names(parser, "MODEL [STAGE ...]")
-    add_json(parser)
-    parser.add_argument(
-        "--keep", action="store_true", help="keep both folders and print their paths"
-    )
+def compare_two_builds(options: Namespace) -> int:
+    """Build a model twice and compare the artifacts.
 
-
-def run(options: Namespace) -> int:
-    """Return 1 for an unexpected difference, 2 for a failed build."""
+    ``options`` has ``names`` (the model and stages), ``keep`` and ``json``. Return 1 for an
+    unexpected difference, 2 for a failed build.
+    """
     session = Session(load_project(options.root))
-    model = session.one_model("repro", options.names[:1])
+    model = session.one_model("check", options.names[:1])
     actions = select_actions(list(session.actions.of(model).values()), model, options.names[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     folder = Path(tempfile.mkdtemp(prefix="buildsys-repro-")).resolve()
     try:
-        return _compare_two_builds(session.project, model, actions, folder, options)
+        return _build_twice(session.project, model, actions, folder, options)
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -87,7 +82,7 @@ def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) ->
     return [action for action in plan if action.target in chosen]
 
 
-def _compare_two_builds(
+def _build_twice(
     project: Project, model: str, actions: Sequence[Action], folder: Path, options: Namespace
 ) -> int:
     builds: list[Built] = []

@@ -1,4 +1,4 @@
-"""``buildsys stress``: real builds compared with PyTorch at more sizes and inputs."""
+"""``buildsys check``: real builds compared with PyTorch at more sizes and inputs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_stress_finds_what_validate_did_not_compare(project: ProjectFolder) -> N
     text = manifest.read_text().replace("max: 4", "max: 64")
     manifest.write_text(text + "validate: {drawn_sizes: 0}\n")
 
-    early = project.buildsys("stress", "lin")
+    early = project.buildsys("check", "lin")
     assert early.code == 3
     assert "export:lin is not up to date; run `buildsys build validate:lin` first" in early.err
 
     assert project.doit("validate:lin").code == 0
     before, server = project.files(), torch_servers(project)
-    found = project.buildsys("stress", "lin", "-n", "6", "--seed", "5", "--json")
+    found = project.buildsys("check", "lin", "-n", "6", "--seed", "5", "--json")
     assert project.files() == before
     assert torch_servers(project) == server  # torch was not loaded again
     assert found.code == 1, found.err
@@ -50,18 +50,18 @@ def test_stress_finds_what_validate_did_not_compare(project: ProjectFolder) -> N
     assert {entry["dims"]["batch"] for entry in document["failures"]} == {23}
     assert {entry["graph"] for entry in document["failures"]} == {"exported", "simplified"}
 
-    same = project.buildsys("stress", "lin", "-n", "6", "--seed", "5")
+    same = project.buildsys("check", "lin", "-n", "6", "--seed", "5")
     assert same.code == 1
     assert "batch 23" in same.out
     assert "1 of 6 runs differ (repeat with --seed 5)" in same.out
 
     project.edit("configs/models/lin.yaml", "max: 64", "max: 22")
     assert project.doit("validate:lin").code == 0
-    right = project.buildsys("stress", "lin", "-n", "5")
+    right = project.buildsys("check", "lin", "-n", "5")
     assert right.code == 0, right.out
     assert "lin: 5 runs compared, no run differs (repeat with --seed " in right.out
 
     for count in ("0", "two"):
         expected = f"-n/--count: expects a positive integer, found '{count}'"
-        assert expected in project.buildsys("stress", "lin", "-n", count).err
-    assert "--seed expects an integer" in project.buildsys("stress", "lin", "--seed", "x").err
+        assert expected in project.buildsys("check", "lin", "-n", count).err
+    assert "--seed: expects an integer" in project.buildsys("check", "lin", "--seed", "x").err
