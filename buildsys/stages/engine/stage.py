@@ -7,7 +7,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,10 +69,7 @@ def _build(job: Job, backend: Backend) -> Figures:
     options = job.options["engine"]
     clock = time.perf_counter()
     implementation = implementation_of(job, options["backend"])
-    with (
-        TemporaryDirectory(dir=job.outputs["engine"].parent) as folder,
-        ThreadPoolExecutor(max_workers=1) as pool,  # hashes large files on another core
-    ):
+    with TemporaryDirectory(dir=job.outputs["engine"].parent) as folder:
         program = job.inputs.get("program", Path())
         graph = program
         if "model" in job.inputs:
@@ -108,7 +104,6 @@ def _build(job: Job, backend: Backend) -> Figures:
             origin = "definition_sha256"
             sources = [job.project / made_by.function.rpartition(":")[0]]
             sources += [made_by.weights] if made_by.weights else []
-        source_digest = pool.submit(sha256_of, *sources)
         try:
             built = backend.build(request)
         except GraphRefusedError as refusal:
@@ -119,7 +114,6 @@ def _build(job: Job, backend: Backend) -> Figures:
             start_writeback(file)
         job.progress("reading the engine back")
         start = time.perf_counter()
-        digesting = {file.name: pool.submit(sha256_of, file) for file in files}
         described = backend.describe(request.engine, options, request.operators)
         read_s = time.perf_counter() - start
         phases = {
@@ -127,7 +121,7 @@ def _build(job: Job, backend: Backend) -> Figures:
             **built.pop("phases", {"build": finished - prepared}),
             "read_back": read_s,
         }
-        digests = {name: digest.result() for name, digest in digesting.items()}
+        digests = {file.name: sha256_of(file) for file in files}
         device = backend.device(options)
         flags = options.get("flags") or {}
         settings = {name: options.get(name, flags.get(name)) for name in _PORTABILITY}
@@ -152,7 +146,7 @@ def _build(job: Job, backend: Backend) -> Figures:
                 file.name: {"bytes": file.stat().st_size, "sha256": digests[file.name]}
                 for file in files
             },
-            origin: source_digest.result(),
+            origin: sha256_of(*sources),
             "portability": portability,
             "built_with": built_with(options["backend"], device),
             "device": device,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -84,15 +83,13 @@ def run(job: Job) -> StageResult:
     path, external = job.outputs["model"], job.options["export"]["external_data"]
     save_model(model, path, inline_limit=_INLINE_LIMITS[external])
     job.progress("checking the file")
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        digest = pool.submit(sha256_of, path)
-        try:
-            onnx.checker.check_model(str(path), full_check=True)
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            from buildsys.stages.export.failures import checker_failure
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        from buildsys.stages.export.failures import checker_failure
 
-            raise checker_failure(error, figures["exporter"]) from error
-    figures["sha256"], figures["warnings"] = digest.result(), warnings
+        raise checker_failure(error, figures["exporter"]) from error
+    figures["sha256"], figures["warnings"] = sha256_of(path), warnings
     return StageResult(figures={**figures, **file_facts(model, path)})
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from buildsys.onnx_graphs.assembled_outputs import assembled_outputs
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     copy_model,
-    file_bytes,
     file_facts,
     interface,
     interface_changes,
@@ -34,7 +31,6 @@ from buildsys.stages.common.equivalence import (
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.simplify.result import SimplifyResult
 from buildsys.stages.simplify.tools import (
-    onnxsim_environment,
     simplify_by_onnxsim,
     simplify_by_onnxslim,
 )
@@ -43,7 +39,6 @@ from buildsys.workers.job import Job, StageResult
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]
 Outputs = dict[str, dict[str, Tensor]]  # by case
 
-_LARGE_BYTES = 1 << 30
 _KEEP = "simplify: {tool: none} keeps the exported graph"
 _TOOLS: Mapping[str, Tool] = {"onnxsim": simplify_by_onnxsim, "onnxslim": simplify_by_onnxslim}
 
@@ -74,35 +69,33 @@ def run(job: Job) -> StageResult:
     del original  # the weights of a large graph must not add to the tool's copies
     inputs = _cases(job, ports["input"])
     comparable = not implementation_of(job).missing_operators(source)
-    with onnxsim_environment(), _background(job, source) as start:
-        expected = start(lambda: run_cases(job, source, inputs) if comparable else {})
+    outputs = run_cases(job, source, inputs) if comparable else {}
 
-        def simplified(*, fuse: bool) -> tuple[SimplifyResult, Outputs, Outputs]:
-            _TOOLS[tool](source, target, {**spec, "fuse": fuse}, initializers_are_inputs)
-            figures = _figures(tool, before, _check_simplified(target, ports, tool))
-            outputs = expected()
-            if not comparable:
-                return figures, outputs, {}
-            job.progress(f"comparing both graphs in {len(inputs)} cases")
-            try:
-                return figures, outputs, run_cases(job, target, inputs)
-            except StageError as error:  # the exported graph runs
-                problem = f"simplification broke the graph: {error.problem}"
-                raise CheckFailed(problem, _KEEP) from error
-
-        job.progress(f"simplifying {before['nodes']} nodes with {tool}")
+    def simplified(*, fuse: bool) -> tuple[SimplifyResult, Outputs]:
+        _TOOLS[tool](source, target, {**spec, "fuse": fuse}, initializers_are_inputs)
+        figures = _figures(tool, before, _check_simplified(target, ports, tool))
+        if not comparable:
+            return figures, {}
+        job.progress(f"comparing both graphs in {len(inputs)} cases")
         try:
-            figures, outputs, actual = simplified(fuse=spec["fuse"])
-        except CheckFailed as error:
-            if not spec["fuse"]:
-                raise
-            # onnxsim 0.8.1 drops the empty inputs of Concat, whatever its axis
-            job.progress(f"simplifying again with {tool}, without fusing")
-            try:
-                figures, outputs, actual = simplified(fuse=False)
-            except CheckFailed:
-                raise error from None
-            figures["warnings"] = [f"{error.problem}; simplified without fusing instead"]
+            return figures, run_cases(job, target, inputs)
+        except StageError as error:  # the exported graph runs
+            problem = f"simplification broke the graph: {error.problem}"
+            raise CheckFailed(problem, _KEEP) from error
+
+    job.progress(f"simplifying {before['nodes']} nodes with {tool}")
+    try:
+        figures, actual = simplified(fuse=spec["fuse"])
+    except CheckFailed as error:
+        if not spec["fuse"]:
+            raise
+        # onnxsim 0.8.1 drops the empty inputs of Concat, whatever its axis
+        job.progress(f"simplifying again with {tool}, without fusing")
+        try:
+            figures, actual = simplified(fuse=False)
+        except CheckFailed:
+            raise error from None
+        figures["warnings"] = [f"{error.problem}; simplified without fusing instead"]
     if not comparable:  # validate fails, but engines of other backends can be built
         reason = "ONNX Runtime has no implementation of an operator"
         warnings = figures.get("warnings", [])
@@ -147,22 +140,6 @@ def _cases(job: Job, graph_inputs: list[dict[str, Any]]) -> dict[str, dict[str, 
         missing = {name: spec for name, spec in inputs.items() if name not in known}
         cases[case] = {**known, **random_inputs(missing, case, dims)}
     return cases
-
-
-@contextmanager
-def _background(
-    job: Job, source: Path
-) -> Iterator[Callable[[Callable[[], Outputs]], Callable[[], Outputs]]]:
-    """Provide a function to run work in a thread.
-
-    The tools use one core. If the job has no other, or a session in addition to the tool's copies
-    of a large graph may need too much memory, the work starts when its result is needed.
-    """
-    if job.threads == 1 or file_bytes(source) > _LARGE_BYTES:
-        yield lambda work: work
-        return
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        yield lambda work: pool.submit(work).result
 
 
 def _check_simplified(target: Path, ports: dict[str, Any], tool: str) -> GraphSummary:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
@@ -57,6 +56,7 @@ def simplify_by_onnxsim(
     if threshold is not None:
         options["tensor_size_threshold"] = f"{threshold}B"
     onnxsim = _import_onnxsim()
+    os.environ.setdefault("ONNXSIM_CERTIFY", "0")  # no proof: the stage compares outputs
     try:
         _run(onnxsim, source, target, options)
     except StageError:
@@ -129,26 +129,6 @@ def _import_onnxsim() -> ModuleType:
             del sys.modules["torch"]
     module: ModuleType = onnxsim
     return module
-
-
-@contextlib.contextmanager
-def onnxsim_environment() -> Iterator[None]:
-    """Set onnxsim's variables, outside of any other threads; the user's own stay.
-
-    ONNX Runtime reads the environment in C while onnxsim works. A new variable would move it and
-    crash the reader, a known one is replaced.
-    """
-    variables = {
-        "ONNXSIM_CERTIFY": "0",  # no proof: the stage compares outputs
-        "ONNXSIM_GEMM_FUSION_BACKEND": "ort_cpu",  # simplify() sets it
-    }
-    new = [name for name in variables if name not in os.environ]
-    os.environ.update({name: variables[name] for name in new})
-    try:
-        yield
-    finally:
-        for name in new:
-            del os.environ[name]
 
 
 def _strip_metadata(model: ModelProto) -> None:

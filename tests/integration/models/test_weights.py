@@ -424,20 +424,6 @@ def test_a_shared_tensor_may_be_saved_once(tmp_path: Path) -> None:
     assert (module[0].weight == 2.0).all()
 
 
-def test_a_torchvision_model_loads_a_file(tmp_path: Path) -> None:
-    initial = torchvision_model("squeezenet1_0").state_dict()
-    state = {name: tensor + 1 for name, tensor in initial.items()}
-    torch.save(state, tmp_path / "w.pth")
-    source = {
-        "torchvision": "squeezenet1_0",
-        "seed": 0,
-        "kwargs": {},
-        "weights": {"file": "w.pth", "sha256": None},
-    }
-    module = make_module(source, tmp_path).module
-    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
-
-
 # --- pretrained weights ---
 
 

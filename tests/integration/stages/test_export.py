@@ -308,15 +308,6 @@ def test_an_operator_outside_the_opset_names_the_first_opset_with_it(tmp_path: P
     )
 
 
-def test_an_operator_that_a_later_opset_adds(tmp_path: Path) -> None:
-    message = failure(tmp_path, "Celu", export={"opset": 11})
-    assert "cannot translate the operator aten::celu to opset 11" in message
-    assert (
-        "1. opset: torchscript translates it from opset 12 on\n     export: {opset: 12}\n2. "
-        in message
-    )
-
-
 def test_the_opset_that_torch_asks_for_is_a_remedy(tmp_path: Path) -> None:
     message = failure(tmp_path, "Cumulated", export={"opset": 10})
     assert "lease try opset version 11" in message

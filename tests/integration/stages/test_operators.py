@@ -125,18 +125,6 @@ def test_surgery_runs_a_graph_with_its_operator(
     assert last.figures["cases"]["opt"]["z"]["passed"]
 
 
-def test_equal_functions_give_equal_bytes(project: OperatorProject) -> None:
-    project.run("operators:m", [FUNCTION])
-    first = project.built("operators/functions.onnx").read_bytes()
-    project.write(
-        "plugins/ops/swish.py",
-        f"# a comment\n{SWISH}".replace("return helper", "made = helper")
-        + "    made.doc_string = 'x'\n    return made\n",
-    )
-    project.run("operators:m", [FUNCTION])
-    assert project.built("operators/functions.onnx").read_bytes() == first
-
-
 def test_a_library_does_not_depend_on_where_the_project_lies(
     project: OperatorProject, tmp_path: Path
 ) -> None:

@@ -191,17 +191,6 @@ def test_an_output_that_depends_on_the_last_bits_is_named_as_such(tmp_path: Path
     assert result.hint.startswith("choose inputs.NAME.data, thresholds or weights")
 
 
-def test_the_remedy_is_one_for_files_too(tmp_path: Path) -> None:
-    """An ONNX file has no code that could be changed."""
-    model, wrong = conv_bn(), conv_bn()
-    fc = next(tensor for tensor in wrong.graph.initializer if tensor.name == "fc")
-    fc.CopyFrom(numpy_helper.from_array(weights(5, 4, seed=4) * np.float32(1.01), "fc"))
-    result = validate.run(validate_job(tmp_path, wrong, wrong, golden(tmp_path, model)))
-    assert "PyTorch" not in result.reason
-    assert "torch.where" in result.hint
-    assert result.hint.endswith("with an ONNX file, raise validate.rtol if this is rounding")
-
-
 def test_a_wrong_graph_fails_with_place_and_values_and_keeps_the_tensors(tmp_path: Path) -> None:
     model, wrong = conv_bn(), conv_bn()
     fc = next(tensor for tensor in wrong.graph.initializer if tensor.name == "fc")
@@ -275,16 +264,6 @@ def test_outputs_too_many_or_too_few_are_failures(tmp_path: Path) -> None:
         "in.x",
         "expected.logits",
     }
-
-
-def test_a_graph_that_does_not_run_is_one_sentence(tmp_path: Path) -> None:
-    model = conv_bn()
-    node = helper.make_node("Asinh", ["x"], ["y"], name="inv")
-    double = make_model(
-        [node], {"x": (TensorProto.DOUBLE, ["batch"])}, {"y": (TensorProto.DOUBLE, ["batch"])}
-    )
-    with pytest.raises(StageError, match=r"no kernel for Asinh\(9\) with these types \(node inv\)"):
-        validate.run(validate_job(tmp_path, double, model, golden(tmp_path, model)))
 
 
 # --- running a graph with tensors of any type -----------------------------------------------------

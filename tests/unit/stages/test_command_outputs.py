@@ -79,18 +79,10 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-SOCKET = (
-    "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('precious')\""
-    " && test -S precious"
-)
 REFUSED = {
     "file": ("ln -s FOREIGN/precious precious", "precious", "precious is a link"),
-    "dangling": ("ln -s FOREIGN/none precious", "precious", "precious is a link"),
     "parent": ("rmdir c; ln -s FOREIGN c", "c/precious", "c is a link"),
-    "grandparent": ("rm -r c; ln -s FOREIGN c", "c/b/precious", "c is a link"),
-    "relative parent": ("rmdir c; ln -s ../../../../foreign c", "c/precious", "c is a link"),
     "folder": ("ln -s FOREIGN c", "c/", "c is a link"),
-    "parent of a folder": ("rmdir c; ln -s FOREIGN c", "c/b/", "c is a link"),
     "file in a folder": ("mkdir c; ln -s FOREIGN/precious c/x", "c/", "x is a link"),
     "folder in a folder": ("mkdir c; touch c/x; ln -s FOREIGN c/d", "c/", "d is a link"),
     "work as link": (
@@ -100,19 +92,10 @@ REFUSED = {
         "cd ..; mv a,work moved; mkdir a,work; echo x > a,work/precious",
         "precious", "replaced its working folder",
     ),
-    "no work": ("cd ..; rm -r a,work", "precious", "replaced its working folder"),
-    "parent of work": (
-        "cd ../..; mv command moved; ln -s FOREIGN command", "precious", "replaced its working",
-    ),
-    "grandparent of work": (
-        "cd ../../..; mv m moved; ln -s FOREIGN m", "precious", "replaced its working folder",
-    ),
     "place of the outputs": (
         "echo x > out; rmdir ../a; ln -s FOREIGN ../a", "out", "replaced its working folder",
     ),
     "pipe": ("mkfifo precious", "precious", "neither a file nor a folder"),
-    "pipe in a folder": ("mkdir c; mkfifo c/p", "c/", "p is neither a file nor a folder"),
-    "socket": (SOCKET, "precious", "neither a file nor a folder"),
     "larger than the disk": ("truncate -s 15T out", "out", "more than the free space"),
     "folder for a file": ("mkdir out", "out", "out is not a file"),
     "file for a folder": ("touch out", "out/", "out/ is not a folder"),
