@@ -172,6 +172,7 @@ def stage_job(
         exclusive=held.names,
         obstacle=obstacle(lacks) if (lacks := lacking(action.needs)) else None,
         earlier=earlier,
+        in_own_interpreter=stage_info(action.stage).in_own_interpreter,
         server=action.server,
         preload=action.preload,
     )

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from buildsys.history.builds import Build, Measurement
 from buildsys.history.database import History
-from buildsys.stages.bench.result import median_doubt
+from buildsys.stages.bench.result import ENGINE, median_doubt
 from buildsys.stages.table import stage_info
 
 SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"
 INCOMPARABLE, NO_INTERVAL = "not comparable", "no interval"
 _COMPLETE = ("passed", "noisy")
-_ENGINE = "engine"  # begins the names of an engine's contenders
 _COMPARED_DEVICES = ("cpu.model", "cpu.cores", "gpu.name", "gpu.compute_capability")
 
 
@@ -128,7 +127,7 @@ def compare_latencies(history: History, first: Build, second: Build) -> list[Lat
 
 
 def _of_engine(measurements: Iterable[Measurement]) -> Iterator[Measurement]:
-    return (one for one in measurements if one.contender.startswith(_ENGINE))
+    return (one for one in measurements if one.contender.startswith(ENGINE))
 
 
 def _place(one: Measurement) -> tuple[str, str, str]:

@@ -93,7 +93,7 @@ def plan_model(
     model = ModelPlan(spec, version_of)
     actions = {action.target: action for action in _of_network(model)}
     for stage in STAGES:
-        if stage.of == "actions":
+        if stage.planned_for == "actions":
             planned = _plan_of(stage)(model, actions)
             actions |= {action.target: action for action in planned}
     ordered: dict[str, Action] = {}
@@ -105,10 +105,10 @@ def plan_model(
 
 def _of_network(model: ModelPlan) -> Iterator[Action]:
     """Plan the network's graphs, then one engine after the other."""
-    of_model = [stage for stage in STAGES if stage.of == "model" and model.has_network]
+    of_model = [stage for stage in STAGES if stage.planned_for == "network" and model.has_network]
     if model.definition:
         of_model = [stage for stage in of_model if not stage.needs_graph]
-    of_engine = [_plan_of(stage) for stage in STAGES if stage.of == "engine"]
+    of_engine = [_plan_of(stage) for stage in STAGES if stage.planned_for == "engines"]
     planned = [_plan_of(stage)(model) for stage in of_model]
     planned += [plan(model, engine) for engine in model.engines for plan in of_engine]
     declared = {"reads": tuple(model.spec["reads"]), "strict_reads": model.spec["strict_reads"]}
@@ -118,7 +118,7 @@ def _of_network(model: ModelPlan) -> Iterator[Action]:
 
 
 def _plan_of(stage: StageInfo) -> Callable[..., Iterator[Action]]:
-    """Load the plan of a stage; the arguments are as the stage's ``of`` says."""
+    """Load the plan of a stage; the arguments are as ``planned_for`` says."""
     plan: Callable[..., Iterator[Action]]
     plan = getattr(import_module(f"{stage.package}.plan"), f"plan_{stage.name}")
     return plan

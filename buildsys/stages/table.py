@@ -19,13 +19,14 @@ BENCH, GATE, COMMAND, REPORT = "bench", "gate", "command", "report"
 class StageInfo:
     """One stage.
 
-    ``of``: what its plan takes: the model, each engine of it, or the actions before it.
+    ``planned_for``: its plan takes the model, the model with each engine, or with the actions
+    planned before.
     """
 
     name: str  # of its folder, in targets and in manifests
     doc: str  # what `buildsys list` says about all its targets
     result: str = ""  # type of its result file, in `result.py`; "": the common fields
-    of: Literal["model", "engine", "actions"] = "model"
+    planned_for: Literal["network", "engines", "actions"] = "network"
     usual_s: float = 10.0  # of an image classifier on two cores, unless its plan knows better
     has_artifacts: bool = True  # else it writes numbers about artifacts
     has_graph: bool = False  # writes an ONNX graph
@@ -100,14 +101,14 @@ STAGES = (
         ENGINE,
         "build the engines",
         "EngineResult",
-        of="engine",
+        planned_for="engines",
         compared=("bytes", "device_memory_bytes", "build_seconds"),
     ),
     StageInfo(
         VERIFY,
         "compare the engines with the golden outputs",
         "VerifyResult",
-        of="engine",
+        planned_for="engines",
         usual_s=2,
         has_artifacts=False,
         is_required_check=True,
@@ -117,7 +118,7 @@ STAGES = (
         BENCH,
         "benchmark the engines",
         "BenchResult",
-        of="engine",
+        planned_for="engines",
         has_artifacts=False,
         in_own_interpreter=True,
     ),
@@ -125,19 +126,23 @@ STAGES = (
         GATE,
         "compare the engines with earlier builds",
         "GateResult",
-        of="engine",
+        planned_for="engines",
         has_artifacts=False,
         is_required_check=True,
         in_own_interpreter=True,
     ),
     StageInfo(
-        COMMAND, "run other programs", "CommandResult", of="actions", in_own_interpreter=True
+        COMMAND,
+        "run other programs",
+        "CommandResult",
+        planned_for="actions",
+        in_own_interpreter=True,
     ),
-    StageInfo(REPORT, "write the reports", of="actions", usual_s=0.5, has_artifacts=False),
+    StageInfo(REPORT, "write the reports", planned_for="actions", usual_s=0.5, has_artifacts=False),
 )
 STAGE_INFO = {stage.name: stage for stage in STAGES}
 GRAPH_STAGES = tuple(stage.name for stage in STAGES if stage.has_graph)
-ENGINE_STAGES = tuple(stage.name for stage in STAGES if stage.of == "engine")
+ENGINE_STAGES = tuple(stage.name for stage in STAGES if stage.planned_for == "engines")
 
 
 def stage_info(name: str) -> StageInfo:

@@ -37,6 +37,7 @@ class Job:
     project: Path
     advisory: Mapping[str, Path] = field(default_factory=dict)  # for error messages only
     toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
+    in_own_interpreter: bool = False  # the stage uses the toolchain through another process
     timing_caches: Path | None = None  # the builders' timing caches; they affect no result
     baseline: Mapping[str, Any] | None = None  # of a gate: the earlier build, as JSON values
     # files by role of an engine's earlier builds, for `refit`; newest first
@@ -54,6 +55,11 @@ class Job:
     count: Callable[[int, int, str], None] = field(default=lambda *_: None, compare=False)
     # ends the process at once: for callbacks of C++ libraries that no exception may cross
     fail: Callable[[BuildsysError], NoReturn] = field(default=_raise, compare=False)
+
+    @property
+    def runs_in(self) -> Toolchain | None:
+        """The toolchain whose interpreter runs the stage, None for the default one."""
+        return None if self.in_own_interpreter else self.toolchain
 
     def display_path(self, path: Path) -> str:
         """Return ``path`` relative to the project folder, if it is inside."""

@@ -71,7 +71,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
         KeyboardInterrupt: Ctrl-C ended a job in the foreground.
         """
         from buildsys.workers.protocol import JobNotStartedError  # not needed with nothing to do
-        from buildsys.workers.server_kinds import LIGHT, TORCH, server_kind_of, toolchain_of
+        from buildsys.workers.server_kinds import LIGHT, TORCH, server_kind_of
 
         if job.toolchain is not None:
             from buildsys.workers.launch import check_toolchain
@@ -79,7 +79,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
             problem = check_toolchain(job, job.toolchain, log)
             if problem is not None:
                 return JobReply("unavailable", problem.problem, problem.hint, {}, 0.0)
-        kind, toolchain = server_kind_of(job), toolchain_of(job)
+        kind, toolchain = server_kind_of(job), job.runs_in
 
         def forward(event: dict[str, Any]) -> None:
             if kind is TORCH and event["event"] == "started" and log is not None:

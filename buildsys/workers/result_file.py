@@ -12,7 +12,6 @@ from typing import Any
 
 from buildsys.system.backend_registry import describe_backend
 from buildsys.workers.job import RESULT_SCHEMA, Job, StageResult
-from buildsys.workers.server_kinds import toolchain_of
 
 _LIBRARIES = (
     "ml_dtypes", "modelopt", "numpy", "onnx", "onnxruntime", "onnxscript", "onnxsim", "onnxslim",
@@ -35,7 +34,7 @@ def write_result(
 
     Raises: TypeError, ValueError: a figure is not JSON; nothing is written.
     """
-    toolchain = toolchain_of(job)
+    toolchain = job.runs_in
     name = {"name": toolchain.name} if toolchain is not None else {}
     text = result_text(
         {field: getattr(job, field) for field in TARGET_FIELDS},

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from buildsys.stages.table import stage_info
 from buildsys.system.backend_registry import describe_backend, our_backends
-from buildsys.system.interpreters.toolchain import Toolchain
 from buildsys.workers.job import Job
 
 
@@ -45,16 +43,10 @@ _TOOLCHAIN_PRELOAD = ("numpy",)  # an engine library may crash or hang: only its
 _KINDS = {kind.name: kind for kind in (BARE, LIGHT, TORCH)}
 
 
-def toolchain_of(job: Job) -> Toolchain | None:
-    """Return the toolchain to run ``job``. None for the default interpreter."""
-    return None if stage_info(job.stage).in_own_interpreter else job.toolchain
-
-
 def server_kind_of(job: Job) -> ServerKind:
     """Choose the kind of server for ``job``."""
-    toolchain = toolchain_of(job)
-    if toolchain is not None:
-        return ServerKind(f"toolchain-{toolchain.name}", preload=_TOOLCHAIN_PRELOAD)
+    if job.runs_in is not None:
+        return ServerKind(f"toolchain-{job.runs_in.name}", preload=_TOOLCHAIN_PRELOAD)
     return _KINDS[job.server]
 
 
@@ -63,7 +55,7 @@ def late_preload(job: Job) -> tuple[str, ...]:
 
     Importing the module of a stage or of a backend takes 10 to 50 ms.
     """
-    stage = () if "." in job.stage else (f"{stage_info(job.stage).package}.stage",)
+    stage = () if "." in job.stage else (f"buildsys.stages.{job.stage}.stage",)
     return (*stage, *_backend_module(job), *job.preload)
 
 

@@ -145,7 +145,7 @@ def _compare(session: Session, history: History, first: Side, second: Side) -> C
     wanted = [
         ((stage.name, build.variant), (stage.name, build.variant))
         for stage in STAGES
-        if stage.compared and stage.of == "model"
+        if stage.compared and stage.planned_for == "network"
         for build in first.builds.values()
         if build.stage == stage.name
     ]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable as Function
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from buildsys.manifest.units import parse_duration, parse_size
+from buildsys.stages.table import STAGE_INFO
 
 DType = Literal[
     "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8",
@@ -30,11 +31,10 @@ EnginePrecision = Literal[
     "auto", "auto-fp16", "auto-bf16", "auto-int8", "auto-fp8",
 ]  # fmt: skip
 QUANTIZED = ("int8", "fp8")  # the precisions that need calibration
-Stage = Literal[
-    "operators", "export", "program", "reference", "surgery", "simplify", "calibrate", "search",
-    "convert", "validate", "engine", "verify", "bench", "gate", "command",
-    "report",
-]  # fmt: skip
+if TYPE_CHECKING:
+    Stage = str
+else:
+    Stage = Literal[tuple(STAGE_INFO)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 TENSOR_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"
 WORD_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -92,10 +92,10 @@ def form(words: str, accepts: Function[[Any], bool]) -> BeforeValidator:
 
 def _every_stage(value: object) -> object:
     """Return the stages of ``true`` and ``false``."""
-    return (get_args(Stage) if value else ()) if isinstance(value, bool) else value
+    return (tuple(STAGE_INFO) if value else ()) if isinstance(value, bool) else value
 
 
-_STAGES_SCHEMA = {"type": "array", "items": {"type": "string", "enum": [*get_args(Stage)]}}
+_STAGES_SCHEMA = {"type": "array", "items": {"type": "string", "enum": [*STAGE_INFO]}}
 Stages = Annotated[
     tuple[Stage, ...],
     BeforeValidator(_every_stage),

@@ -8,7 +8,7 @@ from typing import Any
 from buildsys.manifest.graph_sections import GRAPH_SECTIONS, NETWORK_SECTIONS
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.model_plan import ModelPlan
-from buildsys.stages.table import GRAPH_STAGES
+from buildsys.stages.table import GRAPH_STAGES, stage_info
 
 _HIDDEN = ("timeout", "toolchains", "flaky", "needs")  # decide no result
 _RARE = (
@@ -29,6 +29,8 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
     """Plan the report on all other ``actions``."""
     name, spec, results = model.name, model.spec, list(actions.values())
     graphs = [action for action in results if action.stage in GRAPH_STAGES]
+    stages = dict.fromkeys(action.stage for action in results)
+    rooms = (f"{stage_info(stage).package}.report" for stage in stages)  # describe the results
     outputs = {"result": FileRef(f"{name}/report/report.json")}
     if "markdown" in spec["report"]["formats"]:
         outputs["markdown"] = FileRef(f"{name}/report/report.md")
@@ -59,7 +61,7 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
         },
         outputs=outputs,
         after=tuple(action.target for action in results),
-        code=("buildsys.stages.report.stage",),
+        code=("buildsys.stages.report.stage", *rooms),
         tools=("onnx",),
         probes=(("dot", "-V"),) if pictures else (),
         doc=f"report on {name}",

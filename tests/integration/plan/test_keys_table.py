@@ -29,8 +29,8 @@ from key_project import KeyProject
 import buildsys
 from buildsys.errors import ManifestErrors, StageError
 from buildsys.execution import action_key
-from buildsys.manifest.schema.base import Stage
 from buildsys.plan.action import Action
+from buildsys.stages.table import STAGE_INFO
 from buildsys.system import versions
 from buildsys.system.interpreters.interpreter import Interpreter
 
@@ -44,7 +44,7 @@ SMALL = "configs/models/small.yaml"
 # no programs: unit/plan/test_program_plan.py does
 # no commands: unit/plan/test_command_plan.py and scenarios/stages/test_commands.py do
 _OTHERS = ("gate", "search", "program", "command")
-STAGES = tuple(s for s in Stage.__args__ if s not in _OTHERS)
+STAGES = tuple(stage for stage in STAGE_INFO if stage not in _OTHERS)
 Patch = pytest.MonkeyPatch
 Keys = dict[str, dict[str, str]]  # target -> parts
 

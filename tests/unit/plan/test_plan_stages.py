@@ -75,7 +75,6 @@ DEPENDENCIES = {
         "numpy onnxruntime pillow python tensorrt_rtx torch; gpu onnxruntime speed torch; "
         "cores cpu gpu; backends.tensorrt_rtx.backend models.sources.python"
     ),
-    "report:net": "onnx; ; ; ",
 }
 
 
@@ -87,6 +86,9 @@ def test_each_stage_depends_on_exactly_what_it_uses() -> None:
         parts = (action.tools, action.environment, action.devices, code)
         found[target] = "; ".join(" ".join(sorted(set(part))) for part in parts)
     assert {target: found[target] for target in DEPENDENCIES} == DEPENDENCIES
+    *others, report = plan().values()
+    rooms = {f"buildsys.stages.{action.stage}.report" for action in others}  # describe the results
+    assert set(report.code) == {"buildsys.stages.report.stage", *rooms}
 
 
 SOURCES = {

@@ -20,19 +20,11 @@ def test_a_job_names_its_server(name: Any) -> None:
     assert server_kind_of(replace(_job("export"), server=name)).name == name
 
 
-@pytest.mark.parametrize(
-    ("stage", "name"),
-    [
-        ("verify", "toolchain-other"),
-        ("buildsys.stages.run.engine", "toolchain-other"),
-        ("bench", "light"),
-        ("gate", "light"),
-        ("command", "light"),
-    ],
-)
-def test_some_stages_use_a_toolchain_through_another_process(stage: str, name: str) -> None:
+def test_a_toolchain_has_a_server_unless_the_stage_uses_it_through_another_process() -> None:
     toolchain = Toolchain("other", Path("/envs/other/bin/python"), {})
-    assert server_kind_of(replace(_job(stage), toolchain=toolchain)).name == name
+    job = replace(_job("verify"), toolchain=toolchain)
+    assert server_kind_of(job).name == "toolchain-other"
+    assert server_kind_of(replace(job, in_own_interpreter=True)).name == "light"
 
 
 def test_the_light_server_hides_what_onnxsim_imports_without_need() -> None:
