@@ -23,6 +23,7 @@ from buildsys.system.interpreters.toolchain import Toolchain
 Options = Mapping[str, Any]  # the engine's fields as in the manifest, without its name
 Figures = dict[str, Any]  # JSON values for the engine's result file
 Run = Callable[[], object]
+Profiles = Sequence[Mapping[str, Mapping[str, tuple[int, ...]]]]  # input -> min, opt, max
 Fail = Callable[[StageError], NoReturn]
 DTYPE_OF_PRECISION = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
@@ -195,10 +196,10 @@ class Session(Protocol):
         ...
 
     @property
-    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
+    def profiles(self) -> Profiles:
         """Return the ranges of shapes per optimization profile, {input: {min, opt, max}}.
 
-        [] if the backend has no profiles and accepts the same shapes as the graph.
+        Empty if the backend has no profiles and accepts the same shapes as the graph.
         """
         ...
 
@@ -334,10 +335,12 @@ def profiled_runs() -> Iterator[int]:
             return
 
 
-def slowest(times_ms: Mapping[str, float]) -> Iterator[tuple[str, Figures]]:
+def slowest(
+    times_ms: Mapping[str, float], most: int | None = _SLOWEST
+) -> Iterator[tuple[str, Figures]]:
     """Yield the slowest layers, the slowest first, with ``time_ms`` and their share of all."""
     total = sum(times_ms.values())
-    for name in sorted(times_ms, key=lambda name: -times_ms[name])[:_SLOWEST]:
+    for name in sorted(times_ms, key=lambda name: -times_ms[name])[:most]:
         share = round(times_ms[name] / total, 4) if total else 0.0
         yield name, {"time_ms": round(times_ms[name], 6), "share": share}
 

@@ -137,25 +137,11 @@ def read_engine(engine: Path) -> Package:
             spec.ParseFromString(archive.read(f"{root}/{MODEL}"))
             weights = np.zeros(0, np.uint8)
             if f"{root}/{WEIGHTS}" in archive.namelist():
-                weights = _mapped(engine, archive.getinfo(f"{root}/{WEIGHTS}"))
+                weights = np.frombuffer(archive.read(f"{root}/{WEIGHTS}"), np.uint8)
         interface = json.loads(spec.description.metadata.userDefined[INTERFACE])
     except (zipfile.BadZipFile, OSError, EOFError, KeyError, ValueError, DecodeError) as error:
         _raise_damaged(engine, error)
     return Package(spec, weights, interface)
-
-
-def _mapped(engine: Path, entry: zipfile.ZipInfo) -> Array:
-    """Return the bytes of an entry, mapped into memory."""
-    with engine.open("rb") as file:
-        file.seek(entry.header_offset)
-        header = file.read(30)
-    if entry.compress_type != zipfile.ZIP_STORED or len(header) < 30:
-        raise zipfile.BadZipFile(f"{entry.filename} is compressed or truncated")
-    name, extra = struct.unpack_from("<HH", header, 26)
-    if not entry.file_size:
-        return np.zeros(0, np.uint8)
-    offset = entry.header_offset + 30 + name + extra
-    return np.memmap(engine, np.uint8, "r", offset, (entry.file_size,))
 
 
 def _root(engine: Path, archive: zipfile.ZipFile) -> str:

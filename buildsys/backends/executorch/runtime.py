@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from buildsys.backends.captured_program import check_inputs
-from buildsys.backends.interface import Figures, Port, Run, profiled_runs, slowest
+from buildsys.backends.interface import Figures, Port, Profiles, Run, profiled_runs, slowest
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -29,7 +29,7 @@ DELEGATES = {"xnnpack": "XnnpackBackend"}
 class ExecuTorchSession:
     """A loaded engine."""
 
-    profiles: list[dict[str, dict[str, tuple[int, ...]]]]
+    profiles: Profiles = ()
 
     def __init__(
         self, engine: Path, threads: int, *, largest_first: bool = False, traced: bool = False
@@ -38,7 +38,6 @@ class ExecuTorchSession:
 
         largest_first: run once with the largest sizes.
         """
-        self.profiles = []
         self._engine, self._threads, self._largest_first = engine, threads, largest_first
         self._program, interface = open_program(engine, traced=traced)
         self._dims: Mapping[str, Mapping[str, int]] = interface["dims"]

@@ -27,7 +27,6 @@ from buildsys.backends.interface import (
 )
 from buildsys.backends.onnxruntime.description import DESCRIPTION
 from buildsys.backends.onnxruntime.engine_session import (
-    OrtSession,
     add_providers,
     check_providers,
     compile_graph,
@@ -47,7 +46,7 @@ from buildsys.backends.onnxruntime.placement import (
     read_placement,
     record_placement,
 )
-from buildsys.backends.onnxruntime.session import session_options
+from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.graph_reader import read_graph, require_onnx
 from buildsys.onnx_graphs.tensors import Tensor
@@ -143,7 +142,7 @@ def _provider_libraries(options: Options) -> Figures:
     return {"provider_libraries": found} if found else {}
 
 
-def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtSession:
+def _save_and_open(request: BuildRequest, source: Path, level: str) -> OrtGraph:
     """Write the engine file and load it as later stages do."""
     options, engine = request.options, request.engine
     data = engine.with_name(f"{engine.name}.data")
@@ -198,7 +197,7 @@ def describe(
     return graph_facts(engine)
 
 
-def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> OrtSession:
+def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> OrtGraph:
     """Load a built engine as it is.
 
     Raises: Unavailable: its execution provider is not available.
@@ -236,7 +235,7 @@ def slowest_layers(
 
 def load_graph(
     model: Path, provider: str, intra_op_threads: int, operators: tuple[OperatorUse, ...] = ()
-) -> OrtSession:
+) -> OrtGraph:
     """Load any ONNX graph with ONNX Runtime's default optimizations.
 
     Raises: Unavailable: its execution provider is not available. StageError: ONNX Runtime refuses

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 
 from buildsys.backends.cuda.gpus import find_driver
-from buildsys.backends.interface import OperatorUse, Options, Run
+from buildsys.backends.interface import OperatorUse, Options
 from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
     Provider,
@@ -26,57 +24,10 @@ from buildsys.backends.onnxruntime.execution_providers import (
 )
 from buildsys.backends.onnxruntime.session import FAILURES, OrtGraph, explain, session_options
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor
 from buildsys.system.cpu import usable_cores
 
-_ON_GPU = ("CUDAExecutionProvider", "TensorrtExecutionProvider")  # with inputs in GPU memory
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 _MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
-
-
-class OrtSession(OrtGraph):
-    """A loaded engine."""
-
-    @property
-    def profiles(self) -> list[dict[str, dict[str, tuple[int, ...]]]]:
-        """Return no profiles: an engine accepts the same shapes as the graph."""
-        return []
-
-    def run(
-        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
-    ) -> dict[str, Tensor]:  # fmt: skip
-        """Return the outputs by name."""
-        return super().run(inputs)
-
-    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
-        """Return a call for inputs and outputs on the device."""
-        self.run(inputs)  # reports wrong inputs
-        ports = (*self.inputs, *self.outputs)
-        if any(port.dtype == "string" or port.dtype in BIT_DTYPES for port in ports):
-            return lambda: self.run(inputs)  # a binding cannot hold these types
-        session = self.session
-        device = "cuda" if set(_ON_GPU) & set(session.get_providers()) else "cpu"
-        binding = session.io_binding()
-        for port in self.inputs:
-            array = np.asarray(inputs[port.name].array, order="C")
-            value = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
-            binding.bind_ortvalue_input(port.name, value)
-        for port in self.outputs:
-            binding.bind_output(port.name, device)
-
-        def run() -> None:
-            session.run_with_iobinding(binding)
-            binding.synchronize_outputs()
-
-        return run
-
-    def duplicate(self) -> OrtSession:
-        """Return this session: ONNX Runtime runs it in several threads at once."""
-        return self
-
-    def close(self) -> None:
-        """Free the session's threads and memory, despite remaining references."""
-        self.__dict__.pop("session", None)
 
 
 def check_providers(options: Options) -> None:
@@ -178,13 +129,13 @@ def _own_options(wanted: WantedProvider, options: Options) -> dict[str, str]:
 
 def open_engine(
     model: Path, session: ort.SessionOptions, options: Options, operators: tuple[OperatorUse, ...]
-) -> OrtSession:
+) -> OrtGraph:
     """Open a session; ``session`` has the engine's providers.
 
     Raises: Unavailable: a provider did not start. StageError: ONNX Runtime refuses the graph.
     """
     titles = ["CPUExecutionProvider"] if runs_on_cpu_only(options) else None
-    graph = OrtSession(model, session, titles, [use.path for use in operators if use.path])
+    graph = OrtGraph(model, session, titles, [use.path for use in operators if use.path])
     # it falls back to the CPU with no more than a log line
     started = graph.session.get_providers()
     for wanted in wanted_providers(options):

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import onnxruntime as ort
 
 from buildsys.backends.interface import Figures, Options, shares, slowest
-from buildsys.backends.onnxruntime.engine_session import OrtSession
 from buildsys.backends.onnxruntime.execution_providers import (
     CPU,
     allows_cpu,
     provider_name,
     wanted_providers,
 )
+from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import CheckFailed, Unavailable
 from buildsys.onnx_graphs.graph_reader import read_graph
 
@@ -47,7 +47,7 @@ def record_placement(session: ort.SessionOptions) -> None:
     session.add_session_config_entry(_RECORD, "1")
 
 
-def read_placement(graph: OrtSession, model: Path, options: Options) -> Figures:
+def read_placement(graph: OrtGraph, model: Path, options: Options) -> Figures:
     """Return {provider: {"nodes": …}} of a session; {} if ONNX Runtime does not report it.
 
     The CPU has further figures: ``shapes``, its nodes that compute shapes, and ``names``, the first

@@ -1,4 +1,4 @@
-"""ONNX graphs in ONNX Runtime, with tensors of any ONNX type."""
+"""Sessions of ONNX Runtime, with tensors of any ONNX type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from buildsys.backends.interface import Port
+from buildsys.backends.interface import Port, Profiles, Run
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 
@@ -39,6 +39,8 @@ _FAILED_NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Mes
 _CPP_PLACE = re.compile(r"^\S+:\d+ .*? was false\. |^\S+:\d+ \S+ ")
 _FLOAT32 = "most kernels are for float32: convert the network and its inputs"
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+) node with name '([^']*)'")
+
+_ON_GPU = ("CUDAExecutionProvider", "TensorrtExecutionProvider")  # with inputs in GPU memory
 
 T = TypeVar("T")
 
@@ -80,8 +82,12 @@ class OrtGraph:
         self._names = [port.name for port in self.outputs]
         self._returns_bits = any(port.dtype in BIT_DTYPES for port in self.outputs)
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name; unknown input tensors are ignored.
+    profiles: Profiles = ()  # it accepts the shapes that its inputs declare
+
+    def run(
+        self, inputs: Mapping[str, Tensor], profile: int | None = None  # noqa: ARG002
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Compute the outputs by name; unknown input tensors are ignored.
 
         Raises: StageError: an input is missing or does not fit, or a node failed.
         """
@@ -121,6 +127,36 @@ class OrtGraph:
             port.name: _read(value, port.dtype)
             for port, value in zip(self.outputs, found, strict=True)
         }
+
+    def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:  # noqa: ARG002
+        """Return a call for inputs and outputs on the device."""
+        self.run(inputs)  # reports wrong inputs
+        ports = (*self.inputs, *self.outputs)
+        if any(port.dtype == "string" or port.dtype in BIT_DTYPES for port in ports):
+            return lambda: self.run(inputs)  # a binding cannot hold these types
+        session = self.session
+        device = "cuda" if set(_ON_GPU) & set(session.get_providers()) else "cpu"
+        binding = session.io_binding()
+        for port in self.inputs:
+            array = np.asarray(inputs[port.name].array, order="C")
+            value = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
+            binding.bind_ortvalue_input(port.name, value)
+        for port in self.outputs:
+            binding.bind_output(port.name, device)
+
+        def run() -> None:
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+
+        return run
+
+    def duplicate(self) -> OrtGraph:
+        """Return this session: ONNX Runtime runs it in several threads at once."""
+        return self
+
+    def close(self) -> None:
+        """Free the session's threads and memory, despite remaining references."""
+        self.__dict__.pop("session", None)
 
 
 def session_options(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import openvino as ov
 
-from buildsys.backends.interface import Figures, Options, Port, Run, shares, slowest
+from buildsys.backends.interface import Figures, Options, Port, Profiles, Run, shares, slowest
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -35,12 +35,11 @@ _LOCATION = re.compile(r"^(Exception from |Check '.*' failed at |\S+\.(cpp|hpp):
 class OpenVinoSession:
     """A loaded engine: a compiled model and one inference request."""
 
-    profiles: list[dict[str, dict[str, tuple[int, ...]]]]
+    profiles: Profiles = ()
 
     def __init__(self, compiled: ov.CompiledModel) -> None:
         """Create a request; raise StageError for types that cannot be passed."""
         self.compiled = compiled
-        self.profiles = []
         self.inputs = tuple(map(port_of, compiled.inputs))
         self.outputs = tuple(map(port_of, compiled.outputs))
         self._request = compiled.create_infer_request()

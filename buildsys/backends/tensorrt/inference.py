@@ -20,7 +20,7 @@ from buildsys.backends.tensorrt.engine_tensors import (
     packed_shape,
 )
 from buildsys.backends.tensorrt.library import Library
-from buildsys.backends.tensorrt.log import Log, Messages, Scope, log_of
+from buildsys.backends.tensorrt.log import Log, Messages, log_of
 from buildsys.backends.tensorrt.profiles import Profile, Shape, choose_profile, read_profiles
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor
@@ -51,7 +51,6 @@ class Inference:
         self._context = context
         self.tensors = EngineTensors.of(library, engine)
         self.profiles: list[Profile] = read_profiles(library, engine, self.tensors.inputs)
-        self._scope = Scope(gpu, self.log)
         self._reset_buffers()
 
     @property
@@ -72,7 +71,7 @@ class Inference:
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Compute the outputs by name; the default is the first fitting profile."""
         stream, results, staged = self.gpu.main_stream, {}, []
-        with self._scope as messages:
+        with self.gpu.current(), self.log.collected() as messages:
             self._prepare(inputs, profile, messages)
             self._start_again(messages)
             for name in self.tensors.outputs:
@@ -97,7 +96,7 @@ class Inference:
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Upload the inputs; return a call to compute without copies."""
-        with self._scope as messages:
+        with self.gpu.current(), self.log.collected() as messages:
             self._prepare(inputs, profile, messages)
             self.gpu.main_stream.synchronize()
         return self._execute
@@ -119,7 +118,7 @@ class Inference:
             if self._stream is None or self._stream.number != stream:
                 self._stream = Stream(stream)
             queue = self._stream
-        with self._scope as messages:
+        with self.gpu.current(), self.log.collected() as messages:
             self._prepare_on_device(inputs, profile, queue, messages)
             outputs = {
                 name: allocate(name, self.tensors.types[name][0], shape)
@@ -150,7 +149,7 @@ class Inference:
         self._execute()
 
     def _execute(self) -> None:
-        with self._scope as messages:
+        with self.gpu.current(), self.log.collected() as messages:
             self._start_again(messages)
             self.gpu.main_stream.synchronize()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from buildsys.backends.interface import DTYPE_OF_PRECISION, shares, slowest
@@ -110,9 +110,16 @@ def precision_facts(
         facts["precision_shares"] = {"layers": by_layer, **({"time": timed} if timed else {})}
         facts["precision_of"] = "engine"
     if times_ms:
-        facts["slowest_layers"] = list(_slowest(layers, times_ms))
+        by_name = {engine_layer.name: engine_layer for engine_layer in layers}
+        facts["slowest_layers"] = [
+            by_name.get(name, EngineLayer(name, "layer", None)).figures(timed, _MOST_NODES)
+            for name, timed in slowest(times_ms)
+        ]
     if any(engine_layer.nodes for engine_layer in layers):
-        facts["layer_nodes"] = list(_with_nodes(layers, times_ms))
+        timed_layers = dict(slowest(times_ms, most=None))
+        facts["layer_nodes"] = [
+            engine_layer.figures(timed_layers.get(engine_layer.name, {})) for engine_layer in layers
+        ]
     if layers and (not by_layer or timed.get("unknown", 0.0) > _MOST_OF_THE_TIME):
         much = (
             f"{100 * timed['unknown']:.0f} % of the engine's time is"
@@ -128,25 +135,6 @@ def precision_facts(
         if precision != "fp32":  # a builder keeps fp32 unless it may use less
             facts["warnings"] = [text]
     return facts
-
-
-def _slowest(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """Yield the slowest layers and their share of time, slowest first."""
-    by_name = {engine_layer.name: engine_layer for engine_layer in layers}
-    for name, timed in slowest(times_ms):
-        engine_layer = by_name.get(name, EngineLayer(name, "layer", None))
-        yield engine_layer.figures(timed, most_nodes=_MOST_NODES)
-
-
-def _with_nodes(layers: list[EngineLayer], times_ms: Mapping[str, float]) -> Iterator[Any]:
-    """Yield every layer with its ONNX nodes, in the engine's order."""
-    total = sum(times_ms.values())
-    for engine_layer in layers:
-        time_ms = times_ms.get(engine_layer.name)
-        timed = {"time_ms": round(time_ms, 6)} if time_ms is not None else {}
-        if time_ms is not None and total:
-            timed["share"] = round(time_ms / total, 4)
-        yield engine_layer.figures(timed)
 
 
 def _nodes_of(name: str, metadata: str) -> tuple[str, ...]:

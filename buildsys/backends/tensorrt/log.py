@@ -10,17 +10,16 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buildsys.backends.cuda.gpus import format_size
 from buildsys.backends.interface import Options
 from buildsys.backends.tensorrt.library import Library
 from buildsys.errors import StageError
-
-if TYPE_CHECKING:
-    from buildsys.backends.cuda.device import Device
 
 _LOG = logging.getLogger(__name__)
 _NOISE = (
@@ -67,36 +66,30 @@ _DAMAGED = re.compile(
 )
 
 
+@dataclass
 class Messages:
     """Logged messages of one piece of work."""
 
-    __slots__ = ("errors", "warnings")
-
-    def __init__(self, errors: Iterable[str] = (), warnings: Iterable[str] = ()) -> None:
-        self.errors = [*errors]
-        self.warnings = [*warnings]
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def error_text(self, fallback: str) -> str:
-        """Return all errors in one line, or ``fallback`` without errors."""
+        """Join all errors in one line; return ``fallback`` without errors."""
         return "; ".join(dict.fromkeys(self.errors)) or fallback
-
-
-class _OfThread(threading.local):
-    messages: Messages | None = None  # of the block that the thread is in
 
 
 class Log:
     """The logger of a library in this process, with recent messages."""
 
     def __init__(self, library: Library) -> None:
-        self.messages = Messages()  # of the block entered last
-        self.of_thread = _OfThread()
+        self.messages = Messages()  # of the block entered last, by any thread
+        self._of_thread = threading.local()
         log, trt = self, library.trt
 
         class Logger(trt.ILogger):  # type: ignore[misc,name-defined]
             def log(self, severity: Any, msg: str) -> None:
                 # the builder also logs in its worker threads
-                messages = log.of_thread.messages or log.messages
+                messages = getattr(log._of_thread, "messages", None) or log.messages
                 if severity <= trt.ILogger.ERROR:
                     messages.errors.append(clean_message(msg))
                 elif severity == trt.ILogger.WARNING:
@@ -106,53 +99,15 @@ class Log:
 
         self.logger = Logger()
 
-    def collected(self) -> Collected:
-        """Collect the messages logged inside the block, without earlier ones.
-
-        A block gets the messages of its thread only.
-        """
-        return Collected(self)
-
-
-class Collected(Messages):
-    """The messages of a block; every inference enters one, perhaps the same again."""
-
-    __slots__ = ("_before", "_log", "_outer")
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self.errors = []
-        self.warnings = []
-
-    def __enter__(self) -> Messages:
-        if self.errors or self.warnings:
-            self.errors, self.warnings = [], []
-        log, of_thread = self._log, self._log.of_thread
-        self._outer, self._before = of_thread.messages, log.messages
-        log.messages = of_thread.messages = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._log.of_thread.messages = self._outer
-        self._log.messages = self._before
-
-
-class Scope(Collected):
-    """The GPU as the thread's own and the messages of TensorRT, for one call after the other."""
-
-    __slots__ = ("_current",)
-
-    def __init__(self, gpu: Device, log: Log) -> None:
-        super().__init__(log)
-        self._current = gpu.current()
-
-    def __enter__(self) -> Messages:
-        self._current.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._current.__exit__()
+    @contextmanager
+    def collected(self) -> Iterator[Messages]:
+        """Collect the messages that this thread logs inside the block."""
+        outer, before = getattr(self._of_thread, "messages", None), self.messages
+        messages = self.messages = self._of_thread.messages = Messages()
+        try:
+            yield messages
+        finally:
+            self._of_thread.messages, self.messages = outer, before
 
 
 log_of = cache(Log)  # the log of a library

@@ -128,39 +128,38 @@ def read_profiles(library: Library, engine: Any, inputs: Iterable[str]) -> list[
 
 
 def choose_profile(
-    profiles: Sequence[Profile], inputs: Mapping[str, Tensor | DeviceTensor], wanted: int | None
+    profiles: Sequence[Profile], inputs: Mapping[str, Tensor | DeviceTensor], chosen: int | None
 ) -> int:
-    """Return ``wanted``, or the first profile that holds the inputs.
+    """Return ``chosen``, or the first profile that holds the inputs.
 
     Raises: StageError: there is none.
     """
-    fitting = [number for number, ranges in enumerate(profiles) if _fits(ranges, inputs)]
+    candidates = range(len(profiles)) if chosen is None else [chosen]
+    for number in candidates:
+        if 0 <= number < len(profiles) and _fits(profiles[number], inputs):
+            return number
     shapes = {name: value.shape for name, value in inputs.items()}
+    text = f"no optimization profile of the engine holds the shapes {shapes}"
+    if chosen is not None:
+        text = f"the optimization profile {chosen} of the engine does not hold the shapes {shapes}"
+    if chosen is not None and not 0 <= chosen < len(profiles):
+        text = f"the engine has no optimization profile {chosen}, only {len(profiles)}"
     existing = "; ".join(
         f"profile {number}: {format_ranges(ranges)}" for number, ranges in enumerate(profiles)
     )
-    if wanted is not None and not 0 <= wanted < len(profiles):
-        text = f"the engine has no optimization profile {wanted}, only {len(profiles)}"
-        raise StageError(text, existing)
-    if wanted is not None and wanted not in fitting:
-        text = f"the optimization profile {wanted} of the engine does not hold the shapes"
-        raise StageError(f"{text} {shapes}", existing)
-    if not fitting:
-        text = f"no optimization profile of the engine holds the shapes {shapes}"
-        raise StageError(text, existing)
-    return fitting[0] if wanted is None else wanted
+    raise StageError(text, existing)
 
 
 def _fits(ranges: Profile, inputs: Mapping[str, Tensor | DeviceTensor]) -> bool:
     for name, value in inputs.items():
         span = ranges[name]
-        checks = [(value.shape, span["min"], span["max"])]
+        checks = [(span["min"], value.shape, span["max"])]
         if "min_values" in span and isinstance(value, Tensor):
             values = tuple(int(number) for number in np.ravel(value.array))
-            checks.append((values, span["min_values"], span["max_values"]))
-        for sizes, low, high in checks:
-            if len(low) != len(sizes) or not all(
-                a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
+            checks.append((span["min_values"], values, span["max_values"]))
+        for low, sizes, high in checks:
+            if len(low) != len(sizes) or any(
+                not a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)
             ):
                 return False
     return True

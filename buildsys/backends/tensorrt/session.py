@@ -31,7 +31,7 @@ from buildsys.backends.tensorrt.engine_tensors import LINEAR
 from buildsys.backends.tensorrt.inference import Inference
 from buildsys.backends.tensorrt.inspector import precision_facts, read_layers
 from buildsys.backends.tensorrt.library import DTYPES, Library
-from buildsys.backends.tensorrt.log import Scope, load_failure, log_of
+from buildsys.backends.tensorrt.log import load_failure, log_of
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor
 
@@ -152,7 +152,6 @@ class TensorRtSession(Inference):
         """
         other = copy(self)
         other.gpu, other._stack, other._contenders = Device(0), ExitStack(), ExitStack()
-        other._scope = Scope(other.gpu, other.log)
         other._finished = other._running_on = other.graph = None
         other._reset_buffers()
         with other.gpu.current(), self.log.collected() as messages:
