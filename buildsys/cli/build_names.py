@@ -37,19 +37,19 @@ class Side:
     note: str = ""
 
     def of(self, stage: str, variant: str = "") -> Build | None:
-        """Return the build of a target."""
+        """Find the build of a target."""
         return self.builds.get(":".join(filter(None, (stage, self.model, variant))))
 
     def latest(self) -> Build:
         """Return the last build of all targets, or the moment itself."""
-        return max(self.builds.values(), key=lambda one: one.position, default=self.moment)
+        return max(self.builds.values(), key=lambda build: build.position, default=self.moment)
 
     def engines(self) -> list[str]:
-        """Return the recorded engines."""
-        return [one.variant for one in self.builds.values() if one.stage == ENGINE]
+        """List the recorded engines."""
+        return [build.variant for build in self.builds.values() if build.stage == ENGINE]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the side for ``--json``."""
+        """Convert the side for ``--json``."""
         moment = self.moment
         return {
             "name": self.name, "model": self.model, "engine": self.engine, "build": moment.id,
@@ -76,7 +76,7 @@ class BuildNames:
         self._builds: dict[str, list[Build]] = {}
 
     def pairs(self, names: Sequence[str], only: ModelFilter) -> list[tuple[Side, Side]]:
-        """Return the pairs of sides to compare, one per model.
+        """List the pairs of sides to compare, one per model.
 
         Raises: UsageError: an unknown name, or nothing is recorded of it; ``only`` with a model.
         """
@@ -84,31 +84,31 @@ class BuildNames:
             raise UsageError(
                 "the name of a build is empty", "`buildsys help compare` explains them"
             )
-        given = [self._split(name) for name in names]
-        if len(given) == 1:
-            (scope, point) = given[0]
-            given = [(scope, point or PREVIOUS), (scope, LAST)]
-        (first, start), (second, end) = given or [("", PREVIOUS), ("", LAST)]
+        points = [self._split(name) for name in names]
+        if len(points) == 1:
+            (scope, point) = points[0]
+            points = [(scope, point or PREVIOUS), (scope, LAST)]
+        (first, start), (second, end) = points or [("", PREVIOUS), ("", LAST)]
         first, second = first or second, second or first
         if first and only:
             raise UsageError(f"compare takes {first} or {only}, not both", "name one of them")
         if first:
             first, second = self._with_engine(first, second), self._with_engine(second, first)
             return [(self._side(first, start or LAST), self._side(second, end or LAST))]
-        known = set(only.models(self._session.project.models))
-        models = [model for model in self._history.models() if model in known]
-        found, problem = (
+        selected = set(only.models(self._session.project.models))
+        models = [model for model in self._history.models() if model in selected]
+        pairs, problem = (
             [],
             UsageError("the history has no builds", "`buildsys build` builds every model"),
         )
         for model in models:
             try:
-                found.append((self._side(model, start), self._side(model, end)))
+                pairs.append((self._side(model, start), self._side(model, end)))
             except UsageError as error:  # of a model that was built once
                 problem = error
-        if not found:
+        if not pairs:
             raise problem
-        return found
+        return pairs
 
     def _with_engine(self, scope: str, other: str) -> str:
         """Return the engine of a model to compare with an engine, any other name as it is.
@@ -124,7 +124,7 @@ class BuildNames:
             return f"{scope}:{engine if engine in engines else engines[0]}"
         if not engines:
             return scope  # nothing is recorded of it
-        listed = ", ".join(f"{scope}:{one}" for one in engines)
+        listed = ", ".join(f"{scope}:{name}" for name in engines)
         raise UsageError(
             f"{other} is compared with one engine, not a model", f"name one of {listed}"
         )
@@ -136,22 +136,22 @@ class BuildNames:
             return self._scope(scope, name), point
         if name in (LAST, PREVIOUS):
             return "", name
-        if found := self.known_scope(name):
-            return found, ""
+        if recorded := self.known_scope(name):
+            return recorded, ""
         if build := self._with_id(name):
             engine = build.variant if build.stage in ENGINE_STAGES else ""
             return ":".join(filter(None, (build.model, engine))), name
         return "", name
 
     def _scope(self, scope: str, name: str) -> str:
-        found = self.known_scope(scope) if scope else ""
-        if found is None:
-            known = list(self._session.project.models)
-            raise unknown_name("model or engine", scope, known, f"in {name!r}")
-        return found
+        full = self.known_scope(scope) if scope else ""
+        if full is None:
+            models = list(self._session.project.models)
+            raise unknown_name("model or engine", scope, models, f"in {name!r}")
+        return full
 
     def full_name(self, name: str) -> str:
-        """Return the full name of a target or group, recorded or planned, "" for another name.
+        """Find the full name of a target or group, recorded or planned, "" for another name.
 
         Raises: UsageError: the name is ambiguous.
         """
@@ -161,7 +161,7 @@ class BuildNames:
         return bool(self._history.builds(target=target, limit=1))
 
     def known_scope(self, name: str) -> str | None:
-        """Return MODEL or MODEL:ENGINE, None for another name.
+        """Recognize MODEL or MODEL:ENGINE, None for another name.
 
         Raises: UsageError: the name is ambiguous.
         """
@@ -182,7 +182,7 @@ class BuildNames:
         return None
 
     def of_model(self, model: str) -> list[Build]:
-        """Return the recorded builds of a model, newest first."""
+        """List the recorded builds of a model, newest first."""
         if model not in self._builds:
             self._builds[model] = self._history.builds(model=model)
         return self._builds[model]
@@ -244,15 +244,15 @@ class BuildNames:
             return build, ""
         commits = self._commits(point)
         recorded = {build.revision: build for build in reversed(here)}
-        found = next((commit for commit in commits if commit in recorded), None)
-        if found is None:
+        nearest_commit = next((commit for commit in commits if commit in recorded), None)
+        if nearest_commit is None:
             hint = f"`git switch --detach {point}` and `buildsys build {scope}` build it"
             raise UsageError(f"the history has no build of {scope} at {point}", hint)
         note = ""
-        if found != commits[0]:
-            short = found[:SHOWN_REVISION]
+        if nearest_commit != commits[0]:
+            short = nearest_commit[:SHOWN_REVISION]
             note = f"{point} was not built; shown is its ancestor {short}"
-        return recorded[found], note
+        return recorded[nearest_commit], note
 
     def _with_id(self, name: str) -> Build | None:
         if _ID.fullmatch(name):
@@ -261,7 +261,7 @@ class BuildNames:
         return None
 
     def _commits(self, name: str) -> list[str]:
-        """Return the commit of a revision and its ancestors.
+        """List a revision's commit and its ancestors.
 
         Raises: UsageError: there is none.
         """
@@ -273,5 +273,5 @@ class BuildNames:
             models = dict.fromkeys((*self._session.project.models, *self._history.models()))
             engines = [target.partition(":")[2] for target in self._history.targets(ENGINE)]
             kind = "model, engine, build or git revision"
-            known = [LAST, PREVIOUS, *models, *engines]
-            raise unknown_name(kind, name, known, "`buildsys history` lists models") from None
+            names = [LAST, PREVIOUS, *models, *engines]
+            raise unknown_name(kind, name, names, "`buildsys history` lists models") from None

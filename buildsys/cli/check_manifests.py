@@ -50,14 +50,14 @@ def _project_of(file: Path) -> Path:
 
     Raises: UsageError: there is none.
     """
-    found = next((folder for folder in file.parents if (folder / "dodo.py").is_file()), None)
-    if found is None:
+    project = next((folder for folder in file.parents if (folder / "dodo.py").is_file()), None)
+    if project is None:
         name = os.path.relpath(file.parent)
         raise UsageError(
             f"{name} is not in a project (a folder with dodo.py and configs/)",
             "name a manifest of a project",
         )
-    return found
+    return project
 
 
 if __name__ == "__main__":

@@ -15,19 +15,19 @@ Layer = Mapping[str, Any]
 
 
 def layer_lines(layers: Sequence[Layer], *, of_graph: bool = True) -> list[str]:
-    """Return a table of the slowest layers that fit on a screen.
+    """Format a table of the slowest layers that fit on a screen.
 
     They are made of nodes of an ONNX graph, or of the layers of a network defined by hand.
     """
     room = max(_SHOWN_LAYERS, shutil.get_terminal_size((80, 40)).lines - 24)
     ordered = sorted(layers, key=lambda layer: -layer.get("time_ms", 0.0))
-    shown = ordered if len(ordered) <= room + 1 else ordered[:room]
+    printed = ordered if len(ordered) <= room + 1 else ordered[:room]
     rows = [
         (
             layer["name"], layer["kind"], layer["precision"] or "", *_timing(layer),
             first_names(layer["nodes"], _SHOWN_NODES) if layer["nodes"] else "",
         )
-        for layer in shown
+        for layer in printed
     ]  # fmt: skip
     titles = (
         f"{count(len(layers))} layers",
@@ -37,14 +37,14 @@ def layer_lines(layers: Sequence[Layer], *, of_graph: bool = True) -> list[str]:
         "share>",
         "ONNX nodes" if of_graph else "layers of the network",
     )
-    more = [f"{len(ordered) - len(shown)} more layers (--json lists all)"]
-    return [*format_table(titles, rows), *(more if len(shown) < len(ordered) else [])]
+    more = [f"{len(ordered) - len(printed)} more layers (--json lists all)"]
+    return [*format_table(titles, rows), *(more if len(printed) < len(ordered) else [])]
 
 
 def nodes_with_layers(
     nodes: Sequence[Mapping[str, Any]], layers: Sequence[Layer]
 ) -> list[dict[str, Any]]:
-    """Return the nodes of a graph, each with its layers; [] of folded nodes.
+    """List the nodes of a graph, each with its layers; [] of folded nodes.
 
     TensorRT does not name the nodes in a part that it compiles as a whole. If there is one such
     part, the nodes that no layer names are folded or in it.
@@ -53,23 +53,23 @@ def nodes_with_layers(
     for layer in layers:
         for name in layer["nodes"]:
             layers_of.setdefault(name, []).append(layer)
-    opaque = [one for one in layers if "ForeignNode[" in one["name"] and not one["nodes"]]
-    found = []
+    opaque = [entry for entry in layers if "ForeignNode[" in entry["name"] and not entry["nodes"]]
+    rows = []
     for node in nodes:
         if node["inside"]:
             continue  # the body of a loop, a condition or a function
         # the parser names nodes without a name by their output
         names = [node["name"], *(f"node_of_{output}" for output in node["outputs"])]
         own = next((layers_of[name] for name in names if name in layers_of), [])
-        found.append({
+        rows.append({
             "name": node["name"] or node["label"], "operator": node["operator"], "layers": own,
             "compiled_whole": bool(not own and len(opaque) == 1),
         })  # fmt: skip
-    return found
+    return rows
 
 
 def node_lines(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a table with one line per node and layer, in graph order."""
+    """Format a table with one line per node and layer, in graph order."""
     rows = list(_node_rows(nodes))
     return format_table(("operator", "node", "layer", "type", "time>", "share>"), rows)
 

@@ -44,7 +44,7 @@ class StaleOutputs:
     problem: str = ""  # an error while looking, or while writing the report
 
     def describe(self, folder: str) -> str:
-        """Return one line on the stale outputs in ``folder``, or ""."""
+        """Format one line on the stale outputs in ``folder``, or ""."""
         if not self.targets:
             return f"{folder}: cannot list stale outputs: {self.problem}" if self.problem else ""
         parts = [(*target.split(":", 2), "")[:3] for target in self.targets]
@@ -63,8 +63,8 @@ def report_failure(session: Session, models: Iterable[str]) -> list[StaleOutputs
     Nothing is raised, as the run has already failed.
     """
     session.checked_stale_outputs = True
-    found = (_report_model(session, model) for model in models)
-    return [one for one in found if one.targets or one.report or one.problem]
+    failures = (_report_model(session, model) for model in models)
+    return [failure for failure in failures if failure.targets or failure.report or failure.problem]
 
 
 def _report_model(session: Session, model: str) -> StaleOutputs:
@@ -99,7 +99,7 @@ def _report_model(session: Session, model: str) -> StaleOutputs:
 
 
 def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
-    """Return problems, and the start of the run per stale output.
+    """Read problems, and the start of the run per stale output.
 
     Raises: StageError, OSError: the state cannot be read.
     """
@@ -108,13 +108,13 @@ def read_state(session: Session, model: str) -> tuple[Problems, dict[str, str]]:
     after = {target: action.after for target, action in actions.items()}
     explained = explain(facts.values(), after)
     failed: dict[str, str] = {}
-    for target, known in facts.items():
+    for target, fact in facts.items():
         finished = session.finished.get(target)
         upstream = any(reason.kind == UPSTREAM for reason in explained[target].reasons)
         if finished is not None and finished.status == FAILED:
             failed[target] = with_hint(finished.reason, finished.hint)
-        elif known.failed_with_this_key and known.failure is not None and not upstream:
-            failed[target] = known.failure  # in an earlier run, with the same inputs
+        elif fact.failed_with_this_key and fact.failure is not None and not upstream:
+            failed[target] = fact.failure  # in an earlier run, with the same inputs
     stopped = "interrupted" if session.interrupted else why_stopped(session.finished)
     problems: dict[str, TargetProblem] = {}
     measured_again: set[str] = set()  # noisy benchmarks, and what only waits for them
@@ -161,7 +161,9 @@ def current_report(session: Session, model: str) -> tuple[Report, bool]:
     if report is not None:
         return replace(report, model=model), True
     inputs = {
-        one.target: build / one.outputs["result"].path for one in actions.values() if one != own
+        action.target: build / action.outputs["result"].path
+        for action in actions.values()
+        if action != own
     }
     notice = "Targets that are not up to date are shown without their figures" if problems else ""
     manifest = own.options["manifest"]
@@ -195,19 +197,19 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     build, model = session.project.build, report.model
     if not problems or not (build / report.outputs["result"].path).is_file():
         return {}
-    kept = dict(_last_successful(build, report))
+    files = dict(_last_successful(build, report))
     ended = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     notice = (
         f"This is the report on the run that ended {ended} UTC. Outputs of stale targets are from "
         "an earlier run; they do not match the manifest, and their figures are left out"
     )
-    if kept:
-        names = " and ".join(PurePosixPath(name).name for name in reversed(kept))
+    if files:
+        names = " and ".join(PurePosixPath(name).name for name in reversed(files))
         notice += f". The report of the last successful run is {names}"
     inputs = {
-        one.target: build / one.outputs["result"].path
-        for one in session.actions.of(model).values()
-        if one != report
+        action.target: build / action.outputs["result"].path
+        for action in session.actions.of(model).values()
+        if action != report
     }
     manifest = report.options["manifest"]
     content = assemble_after_failure(model, manifest, inputs, problems, notice)
@@ -222,8 +224,8 @@ def _files(session: Session, report: Action, problems: Problems) -> dict[str, by
     texts = {"result": result, "markdown": render(content)}
     written = {ref.path: texts[role] for role, ref in report.outputs.items() if role in texts}
     pictures = [ref.path for role, ref in report.outputs.items() if role not in texts]
-    kept |= {path: (build / path).read_bytes() for path in pictures if (build / path).is_file()}
-    return {**kept, **{path: text.encode() for path, text in written.items()}}
+    files |= {path: (build / path).read_bytes() for path in pictures if (build / path).is_file()}
+    return {**files, **{path: text.encode() for path, text in written.items()}}
 
 
 def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]:
@@ -232,14 +234,14 @@ def _last_successful(build: Path, report: Action) -> Iterator[tuple[str, bytes]]
     They are checked one by one, as a run may have been killed between two files.
     """
     for ref in (ref for role, ref in report.outputs.items() if role in ("result", "markdown")):
-        kept = str(PurePosixPath(ref.path).with_stem(KEPT))
-        for path in (ref.path, kept):
+        copy = str(PurePosixPath(ref.path).with_stem(KEPT))
+        for path in (ref.path, copy):
             try:
                 content = read_limited(build / path, MAX_RESULT_BYTES)
             except (FileNotFoundError, ValueError):
                 continue
-            if path == kept or not _is_on_failure(content, path):
-                yield kept, content
+            if path == copy or not _is_on_failure(content, path):
+                yield copy, content
                 break
 
 
@@ -247,7 +249,7 @@ def _is_on_failure(content: bytes, path: str) -> bool:
     if not path.endswith(".json"):
         return is_failure_report(content.decode(errors="replace"))
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("status") == FAILED
+    return isinstance(document, dict) and document.get("status") == FAILED

@@ -39,22 +39,22 @@ def find_fp32_nodes(options: Namespace) -> int:
     session = Session.read_only(options.root)
     engines = named_engines(session, options.names[0])
     if len(engines) > 1:
-        listed = ", ".join(one.variant for one in engines)
+        listed = ", ".join(action.variant for action in engines)
         raise UsageError(f"{options.names[0]} has several engines", f"name one of {listed}")
     model, engine = engines[0].model, engines[0].variant
     convert = _conversion(session, model, engine)
     verify = session.actions[target_of(VERIFY, model, engine)]
-    found = _search(session, convert, verify, options.limit)
+    answer = _search(session, convert, verify, options.limit)
     document = {
         "schema": SCHEMA,
         "model": model,
         "engine": engine,
         "precision": convert.variant,
-        **found,
-        "yaml": None if not found["nodes"] else "\n".join(_yaml(convert, found)),
+        **answer,
+        "yaml": None if not answer["nodes"] else "\n".join(_yaml(convert, answer)),
     }
     print_answer(options, document, _lines(convert, document))
-    return 1 if found["nodes"] is None else 0
+    return 1 if answer["nodes"] is None else 0
 
 
 def _conversion(session: Session, model: str, engine: str) -> Action:
@@ -63,7 +63,7 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
     Raises: UsageError: it has none, or its inputs are not up to date.
     """
     spec = next(
-        one for one in session.project.models[model].data["engines"] if one["name"] == engine
+        name for name in session.project.models[model].data["engines"] if name["name"] == engine
     )
     precision = base_precision(spec)
     if is_auto(spec):
@@ -88,7 +88,7 @@ def _conversion(session: Session, model: str, engine: str) -> Action:
         section = "quantize" if precision in QUANTIZED else "convert"
         raise UsageError("ModelOpt chooses the nodes itself", f"set {section}: {{tool: builtin}}")
     states = session.explain(convert.after)
-    stale = [one for one in convert.after if states[one].state != FRESH]
+    stale = [name for name in convert.after if states[name].state != FRESH]
     if stale:
         raise UsageError(f"{stale[0]} is not up to date", f"run `buildsys build {target}` first")
     return convert
@@ -119,9 +119,9 @@ def _search(session: Session, convert: Action, verify: Action, limit: int) -> di
     return {name: result[name] for name in fields}
 
 
-def _lines(convert: Action, found: Mapping[str, Any]) -> Iterator[str]:
-    name, precision = f"{found['model']}:{found['engine']}", found["precision"]
-    without, nodes = found["without"], found["nodes"]
+def _lines(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
+    name, precision = f"{answer['model']}:{answer['engine']}", answer["precision"]
+    without, nodes = answer["without"], answer["nodes"]
     if without["passed"]:
         yield (
             f"{name}: the {precision} graph is within the limits (relative error"
@@ -130,27 +130,29 @@ def _lines(convert: Action, found: Mapping[str, Any]) -> Iterator[str]:
         yield "if verify fails, the error arises in the engine: its kernels or fusions"
         return
     yield f"{name}: {without['reason']}"
-    effort = f"{plural(found['trials'], 'trial')} in {found['seconds']:.0f} s"
+    effort = f"{plural(answer['trials'], 'trial')} in {answer['seconds']:.0f} s"
     if nodes is None:
         yield f"no list of nodes was found within the limits ({effort})"
         yield "raise --limit, choose another precision, or raise the limits of verify"
         return
-    smallest = "none of which can be left out" if found["is_smallest"] else "perhaps not the fewest"
+    smallest = (
+        "none of which can be left out" if answer["is_smallest"] else "perhaps not the fewest"
+    )
     yield ""
     yield (
         f"with {plural(len(nodes), 'node')} in fp32, {smallest}, the relative error is"
-        f" {error(found['with']['relative'])} ({effort}):"
+        f" {error(answer['with']['relative'])} ({effort}):"
     )
     yield from format_table(("node", "operator"), nodes)
     yield ""
     yield "for the manifest:"
     yield ""
-    yield from _yaml(convert, found)
+    yield from _yaml(convert, answer)
 
 
-def _yaml(convert: Action, found: Mapping[str, Any]) -> Iterator[str]:
+def _yaml(convert: Action, answer: Mapping[str, Any]) -> Iterator[str]:
     """Yield the section with the present patterns and the new nodes."""
     yield "quantize:" if "quantize" in convert.options else "convert:"
     yield "  exclude:"
-    for pattern in (*found["exclude"], *(name for name, _ in found["nodes"])):
+    for pattern in (*answer["exclude"], *(name for name, _ in answer["nodes"])):
         yield f"    - {json.dumps(pattern, ensure_ascii=False)}"  # JSON strings are YAML

@@ -34,7 +34,7 @@ class Revision(NamedTuple):
 
 
 def read_checkout(root: Path, unversioned: Iterable[Path]) -> Checkout:
-    """Return the state of the git checkout around ``root``.
+    """Read the state of the git checkout around ``root``.
 
     Changes in the ``unversioned`` folders do not count.
     Raises: UsageError: there is no repository. OSError: there is no git.
@@ -162,14 +162,14 @@ class _Git:
             for command in (("read-tree", commit), ("checkout-index", "-a", f"--prefix={tree}/")):
                 done = self._run(*command, index=index)
                 if done.returncode:
-                    found = os.fsdecode(done.stderr).strip().partition("\n")[0]
-                    raise UsageError(f"git {command[0]} failed: {found}", hint)
+                    message = os.fsdecode(done.stderr).strip().partition("\n")[0]
+                    raise UsageError(f"git {command[0]} failed: {message}", hint)
             yield tree
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def ignored(self) -> list[Path]:
-        """Return the files and whole folders ignored by git."""
+        """List the files and whole folders ignored by git."""
         listing = ("--others", "--ignored", "--exclude-standard", "--directory")
         done = self._run("ls-files", "-z", *listing)
         here = self._folder.resolve()
@@ -183,10 +183,10 @@ class _Git:
         """
         done = self._run(*arguments)
         if done.returncode:
-            found = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
+            message = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
             raise UsageError(
                 problem,
-                "" if "not a git repository" in found else f"git: {found}" if found else hint,
+                "" if "not a git repository" in message else f"git: {message}" if message else hint,
             )
         return os.fsdecode(done.stdout).strip()
 
@@ -202,7 +202,7 @@ class Reached(NamedTuple):
     plans: tuple[PlannedBuilds, ...]
 
     def records(self, records: RecordsOf) -> set[tuple[str, str]]:
-        """Return target and key of all reached builds among ``records``."""
+        """List target and key of all reached builds among ``records``."""
         return {name for plan in self.plans for name in plan.matching(records)}
 
 

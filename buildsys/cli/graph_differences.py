@@ -78,15 +78,19 @@ def difference_lines(document: Mapping[str, Any]) -> Iterator[str]:
     ]
     yield from _section("functions", functions)
     for side, changes in document["interface"].items():
-        lines = [f"{one['name']}: {_arrow((one['from'], one['to']))}" for one in changes]
+        lines = [
+            f"{change['name']}: {_arrow((change['from'], change['to']))}" for change in changes
+        ]
         yield from _section(side, lines)
     operators = (f"{name} {was} → {now}" for name, (was, now) in document["operators"].items())
     yield from _section("operators", _wrapped(operators))
     yield from _node_sections(document)
     shapes = []
-    for one in document["shapes"]:
-        renamed = f" (was {one['was_called']})" if one["was_called"] != one["tensor"] else ""
-        shapes.append(f"{one['tensor']}{renamed}: {one['from']} → {one['to']}")
+    for change in document["shapes"]:
+        renamed = (
+            f" (was {change['was_called']})" if change["was_called"] != change["tensor"] else ""
+        )
+        shapes.append(f"{change['tensor']}{renamed}: {change['from']} → {change['to']}")
     yield from _kinds("shapes", shapes[:_SHOWN], len(shapes))
     yield from _section("initializers", list(_initializers(document["initializers"])))
 
@@ -100,19 +104,19 @@ def _node_sections(document: Mapping[str, Any]) -> Iterator[str]:
     for fate, title in _TITLES.items():
         equal = _grouped([group for group in groups if group["fate"] == fate], describe)
         lines = []
-        for text, found in equal[:_SHOWN]:
+        for text, members in equal[:_SHOWN]:
             lines.append(text)
-            first = found[0]
+            first = members[0]
             if first["chain"] != "Constant" or first["fate"] != "constant":
                 nodes = [node["label"] for node in first["nodes"]]
                 names = nodes[0] if len(nodes) == 1 else f"{nodes[0]} … {nodes[-1]}"
                 place = f"{_end(first['from'], 'input')} ⇢ {_end(first['to'], 'output')}"
-                lines.append(f"  {'first ' * (len(found) > 1)}{names}: {place}")
+                lines.append(f"  {'first ' * (len(members) > 1)}{names}: {place}")
         yield from _kinds(title, lines, len(equal))
     changed = _grouped(document["changed"], _describe_change)
     lines = [
-        f"{text}: {first_names([str(node['label']) for node in found], _SHOWN_NAMES)}"
-        for text, found in changed[:_SHOWN]
+        f"{text}: {first_names([str(node['label']) for node in members], _SHOWN_NAMES)}"
+        for text, members in changed[:_SHOWN]
     ]
     yield from _kinds("changed", lines, len(changed))
     renamed = document["renamed"]
@@ -124,12 +128,12 @@ def _node_sections(document: Mapping[str, Any]) -> Iterator[str]:
 def _grouped(
     groups: Iterable[Group], describe: Callable[[Group], Sequence[str]]
 ) -> list[tuple[str, list[Group]]]:
-    """Return ``(count and description, groups)``, the most frequent description first."""
-    found: dict[str, list[Group]] = {}
+    """Group equal descriptions, ``(count and description, groups)``, the most frequent first."""
+    by_text: dict[str, list[Group]] = {}
     for group in groups:
         for text in describe(group):
-            found.setdefault(text, []).append(group)
-    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+            by_text.setdefault(text, []).append(group)
+    ordered = sorted(by_text.items(), key=lambda item: -len(item[1]))
     return [(f"{count(len(members))} {TIMES} {text}", members) for text, members in ordered]
 
 
@@ -165,7 +169,9 @@ def _describe_change(change: Group) -> list[str]:
     texts = [f"{operator}: {name} {_arrow(pair)}" for name, pair in change["attributes"].items()]
     if change["weights"]:
         texts.append(f"{operator} with other {'weights' if change['numbers'] else 'constants'}")
-    texts += [f"{operator} reads another tensor at input {one['port']}" for one in change["inputs"]]
+    texts += [
+        f"{operator} reads another tensor at input {port['port']}" for port in change["inputs"]
+    ]
     texts += [f"{operator} with another {name}" for name in change["bodies"]]
     return texts or [f"{operator} with another value"]
 
@@ -181,15 +187,15 @@ def _initializers(changes: Mapping[str, Any]) -> Iterator[str]:
     totals = f"{count(counts[0])} → {count(counts[1])}, {size(sizes[0])} → {size(sizes[1])}"
     yield f"{totals}: {', '.join(summary)}"
     for kind in ("gone", "come"):
-        largest = sorted(changes[kind], key=lambda one: -one["bytes"])
-        shown = [f"{one['name']} {one['dtype']} {one['shape']}" for one in largest]
-        if shown:
-            yield f"{titles[kind]}: {first_names(shown, _SHOWN_NAMES)}"
-    for one in changes["changed"][:_SHOWN_NAMES]:
-        before = " (values)" if one["from"] == one["to"] else f", was {one['from']}"
-        yield f"changed: {one['name']} {one['to']}{before}"
-    for one in changes["renamed"][:_SHOWN_NAMES]:
-        yield f"renamed: {one['from']} → {one['to']}"
+        largest = sorted(changes[kind], key=lambda tensor: -tensor["bytes"])
+        described = [f"{tensor['name']} {tensor['dtype']} {tensor['shape']}" for tensor in largest]
+        if described:
+            yield f"{titles[kind]}: {first_names(described, _SHOWN_NAMES)}"
+    for tensor in changes["changed"][:_SHOWN_NAMES]:
+        before = " (values)" if tensor["from"] == tensor["to"] else f", was {tensor['from']}"
+        yield f"changed: {tensor['name']} {tensor['to']}{before}"
+    for tensor in changes["renamed"][:_SHOWN_NAMES]:
+        yield f"renamed: {tensor['from']} → {tensor['to']}"
 
 
 def _kinds(title: str, lines: Sequence[str], kinds: int) -> Iterator[str]:
@@ -200,7 +206,7 @@ def _kinds(title: str, lines: Sequence[str], kinds: int) -> Iterator[str]:
 
 
 def _wrapped(parts: Iterable[str]) -> list[str]:
-    """Return parts joined by commas, on lines of limited width."""
+    """Join parts by commas, on lines of limited width."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(part) < _WIDTH:

@@ -92,17 +92,17 @@ def find_graph(session: Session, command: str, name: str) -> GraphFile:
     typed, at, when = name.partition("@")
     model, stage = split_graph_name(session, command, typed)
     action = _action(session, model, stage or DEFAULT_STAGE)
-    shown = f"{stage or DEFAULT_STAGE}{at}{when}"
+    title = f"{stage or DEFAULT_STAGE}{at}{when}"
     if not at:
         state, note, file = _current(session, action)
         external = file.with_name(f"{file.name}.data")
         data = external if external.is_file() else None
     else:
         build, note = _recorded(session, action, when)
-        state, note = STORED, note or f"{shown} was built {time_ago(build.started)}"
+        state, note = STORED, note or f"{title} was built {time_ago(build.started)}"
         file, data = stored_graph(Store(store_folder(session.project.state)), build, _role(action))
     is_onnx = _graph_ref(action).endswith(".onnx")
-    return GraphFile(shown, model, action.target, state, note, file, data, is_onnx)
+    return GraphFile(title, model, action.target, state, note, file, data, is_onnx)
 
 
 def names_graph(session: Session, name: str) -> bool:

@@ -149,17 +149,17 @@ def _write_index(
         for model in [model for model in rows if not keeps(model)]:
             del rows[model]
             (folder / Path(page_name(model)).name).unlink(missing_ok=True)
-        kept = [row for row in rows.values() if (folder / row.page).is_file()]
-        if not kept:
+        linked = [row for row in rows.values() if (folder / row.page).is_file()]
+        if not linked:
             return None
-        text = adapter(dict[str, IndexRow]).dump_json({row.model: row for row in kept})
+        text = adapter(dict[str, IndexRow]).dump_json({row.model: row for row in linked})
         replace_file(file, text)
-        replace_file(folder / INDEX, render_index(kept, utc_now()).encode())
+        replace_file(folder / INDEX, render_index(linked, utc_now()).encode())
     return folder / INDEX
 
 
 def _read_rows(path: Path) -> dict[str, IndexRow]:
-    """Return the last index; a damaged file counts as empty."""
+    """Read the last index; a damaged file counts as empty."""
     try:
         text = read_limited(path, MAX_RESULT_BYTES)
         rows: dict[str, IndexRow] = adapter(dict[str, IndexRow]).validate_json(text)
@@ -190,7 +190,7 @@ def _page(session: Session, model: str, ledger: Ledger, history: History) -> Mod
 
     report, is_current = current_report(session, model)
     report_action = actions[target_of(REPORT, model)]
-    engines = [one.name for one in report.engines]
+    engines = [engine.name for engine in report.engines]
     return ModelPage(
         report=report,
         generated=utc_now(),
@@ -225,9 +225,11 @@ def _engine_histories(
     @cache
     def causes(run: str) -> Sequence[Reason]:
         """List the causes of a run, without reasons that follow from others."""
-        builds = [one for one in reversed(last_builds) if one.run == run and one.stage != REPORT]
-        reasons = dict.fromkeys(reason for one in builds for reason in decode_reasons(one.why))
-        return [one for one in reasons if one.kind not in FOLLOWING]
+        builds = [
+            entry for entry in reversed(last_builds) if entry.run == run and entry.stage != REPORT
+        ]
+        reasons = dict.fromkeys(reason for entry in builds for reason in decode_reasons(entry.why))
+        return [entry for entry in reasons if entry.kind not in FOLLOWING]
 
     def builds(stage: str, engine: str, limit: int) -> tuple[PastBuild, ...]:
         return tuple(_past_builds(history, f"{stage}:{model}:{engine}", limit, causes))
@@ -257,16 +259,16 @@ def _past_builds(
     newer = environments[builds[0].environment] if builds else {}
     other = {digest for digest, parts in environments.items() if machine_differences(parts, newer)}
     builds = [build for build in builds if build.environment not in other]
-    for one, earlier in zip_longest(builds, builds[1:]):
-        why = causes(one.run) or decode_reasons(one.why) if one is builds[0] else ()
+    for entry, earlier in zip_longest(builds, builds[1:]):
+        why = causes(entry.run) or decode_reasons(entry.why) if entry is builds[0] else ()
         mark = ""
-        if earlier is not None and one.environment != earlier.environment:
-            mark = _differences(*(environments[b.environment] for b in (earlier, one)))
+        if earlier is not None and entry.environment != earlier.environment:
+            mark = _differences(*(environments[b.environment] for b in (earlier, entry)))
         yield PastBuild(
-            started=one.started,
-            status=one.status,
-            figures=one.figures,
-            commit=one.revision[:8] + ("+" if one.dirty else ""),
+            started=entry.started,
+            status=entry.status,
+            figures=entry.figures,
+            commit=entry.revision[:8] + ("+" if entry.dirty else ""),
             why=summarize_reasons(why, _SHOWN_REASONS) if why else "",
             mark=mark,
         )
@@ -277,10 +279,10 @@ def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     changed = {name for name in {**before, **after} if before.get(name) != after.get(name)}
     # new files of a library say less than its new version
     names = sorted(name for name in changed if name.removesuffix(FILES) not in changed - {name})
-    shown = []
+    changes = []
     for name in names[:_SHOWN_DIFFERENCES]:
         title = name.removesuffix(FILES).partition(":")[2]
         change = f"{before.get(name, 'none')} → {after.get(name, 'none')}"
-        shown.append(f"{title} {'has other files' if name.endswith(FILES) else change}")
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return ", ".join(shown) + more
+        changes.append(f"{title} {'has other files' if name.endswith(FILES) else change}")
+    more = f" and {len(names) - len(changes)} more" if len(names) > len(changes) else ""
+    return ", ".join(changes) + more

@@ -72,29 +72,29 @@ def try_model(
             elif not error.hint and "kwargs" in defaults:
                 error.hint = "pass other arguments with --kwargs '{NAME: VALUE}'"
             raise
-    known = figures["source"]
-    fields = ("onnx" if field == "python" and "onnx" in known else field for field in source)
-    return {**figures, "source": {field: known[field] for field in fields}}
+    sources = figures["source"]
+    fields = ("onnx" if field == "python" and "onnx" in sources else field for field in source)
+    return {**figures, "source": {field: sources[field] for field in fields}}
 
 
-def write_manifest(project: Project, file: Path, model: str, found: Mapping[str, Any]) -> None:
+def write_manifest(project: Project, file: Path, model: str, proposal: Mapping[str, Any]) -> None:
     """Write the manifest; remove it again unless it is valid.
 
     Raises: StageError: no valid manifest describes the model.
     """
     problem = ""
     for engines in _ENGINES:
-        text = "\n".join(_lines(model, found, engines))
+        text = "\n".join(_lines(model, proposal, engines))
         replace_file(file, text.encode())
-        kept = False
+        is_complete = False
         try:
             errors = check_manifests(project, [file])
             of_file = [error for error in errors if error.file.name == file.name]
-            kept = not of_file
+            is_complete = not of_file
         finally:
-            if not kept:
+            if not is_complete:
                 file.unlink()
-        if kept:
+        if is_complete:
             return
         first = of_file[0]
         problem = f"{'.'.join(map(str, first.key))}: {first.problem}"
@@ -104,9 +104,9 @@ def write_manifest(project: Project, file: Path, model: str, found: Mapping[str,
     raise StageError(f"no manifest describes {model}: {problem}", first.hint or hint)
 
 
-def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:
+def _lines(model: str, proposal: Mapping[str, Any], engines: str) -> Iterator[str]:
     """Yield the lines of a manifest."""
-    source = found["source"]
+    source = proposal["source"]
     yield "# yaml-language-server: $schema=../schema/model.schema.json"
     yield "# Proposed from trial runs. Names of outputs and dimensions are free; check the ranges."
     yield f"model: {_flow(model)}"
@@ -117,28 +117,28 @@ def _lines(model: str, found: Mapping[str, Any], engines: str) -> Iterator[str]:
     )
     notes = [note for field, note in _SOURCE_NOTES.items() if field in source]
     yield f"source: {{{fields}}}" + "".join(f"  # {note}" for note in notes)
-    if found.get("sha256"):
-        yield f"# to refuse changed files, add to source: sha256: {found['sha256']}"
+    if proposal.get("sha256"):
+        yield f"# to refuse changed files, add to source: sha256: {proposal['sha256']}"
     if "exported_program" in source:
         yield _DYNAMO
-    yield "inputs:" + ("  # guessed, and accepted by the network" if found["guessed"] else "")
-    for name, tensor in found["inputs"].items():
+    yield "inputs:" + ("  # guessed, and accepted by the network" if proposal["guessed"] else "")
+    for name, tensor in proposal["inputs"].items():
         yield f"  {_flow(name)}: {_signature(tensor)}"
-    if found["optional"]:
-        yield f"# forward also takes {', '.join(found['optional'])}; --input describes an input"
-    if found["call"]:
-        yield f"call: {_flow({key: value for key, value in found['call'].items() if value})}"
+    if proposal["optional"]:
+        yield f"# forward also takes {', '.join(proposal['optional'])}; --input describes an input"
+    if proposal["call"]:
+        yield f"call: {_flow({key: value for key, value in proposal['call'].items() if value})}"
     yield "outputs:"
-    for name, tensor in found["outputs"].items():
+    for name, tensor in proposal["outputs"].items():
         unknown = None in (tensor["shape"] or ())
         note = "  # null: a size that follows no dimension" if unknown else ""
         yield f"  {_flow(name)}: {_signature(tensor)}{note}"
-    if found["dims"]:
+    if proposal["dims"]:
         yield "dims:  # dynamic axes"
-        for name, span in found["dims"].items():
-            ran = _listed(found["ran"][name])
+        for name, span in proposal["dims"].items():
+            ran = _listed(proposal["ran"][name])
             yield f"  {_flow(name)}: {_flow(span)}  # it ran with {ran}"
-    for name, size in found["fixed"].items():
+    for name, size in proposal["fixed"].items():
         yield f"# {name} is fixed to {size}: no other size ran"
     yield f"engines: {engines}"
     yield ""
@@ -154,7 +154,7 @@ def _listed(sizes: Sequence[int]) -> str:
 
 
 def _flow(value: Any) -> str:
-    """Return a value as YAML on one line."""
+    """Format a value as YAML on one line."""
     import yaml  # only here
 
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=sys.maxsize)

@@ -50,13 +50,13 @@ class ModelFilter:
         return " and ".join(f"the {kind} {' or '.join(names)}" for kind, names in named if names)
 
     def models(self, *projects: Mapping[str, ResolvedModel]) -> list[str]:
-        """Return the names of the matching models.
+        """Name the matching models.
 
         Raises: UsageError: a tag or an owner is unknown, or no model matches all.
         """
         if not self:  # without reading thousands of manifests
             return list(dict.fromkeys(name for models in projects for name in models))
-        found: dict[str, None] = {}
+        matching: dict[str, None] = {}
         tags: set[str] = set()
         owners: set[str] = set()
         for name, model in _data(projects):
@@ -65,35 +65,35 @@ class ModelFilter:
             owners |= {owner} - {""}
             has_tag = not self.tags or not own.isdisjoint(self.tags)
             if has_tag and (not self.owners or owner in self.owners):
-                found[name] = None
+                matching[name] = None
         _check_known("tag", self.tags, tags, "no manifest has tags")
         _check_known("owner", self.owners, owners, "no manifest has an owner")
-        if not found:
+        if not matching:
             tagged = ModelFilter(tags=self.tags).models(*projects)
-            shown = first_names(tagged, _SHOWN)
-            hint = f"choose another --owner or --tag; with {ModelFilter(self.tags)}: {shown}"
+            listed = first_names(tagged, _SHOWN)
+            hint = f"choose another --owner or --tag; with {ModelFilter(self.tags)}: {listed}"
             raise UsageError(f"no model has {self}", hint)
-        return list(found)
+        return list(matching)
 
     def kept(self, targets: Iterable[str], models: Iterable[str], name: str) -> set[str]:
-        """Return the targets of ``models`` among those of a name.
+        """List the targets of ``models`` among those of a name.
 
         Raises: UsageError: there are none.
         """
         matching = list(models)
-        found = {target for target in targets if model_of(target) in matching}
-        if not found:
+        targets_of_models = {target for target in targets if model_of(target) in matching}
+        if not targets_of_models:
             hint = f"models with it: {first_names(matching, _SHOWN)}"
             raise UsageError(f"nothing of {name!r} has {self}", hint)
-        return found
+        return targets_of_models
 
 
 def _data(projects: Iterable[Mapping[str, ResolvedModel]]) -> Iterator[tuple[str, dict[str, Any]]]:
     return ((name, model.data) for models in projects for name, model in models.items())
 
 
-def _check_known(kind: str, names: Iterable[str], known: set[str], none: str) -> None:
+def _check_known(kind: str, names: Iterable[str], values: set[str], none: str) -> None:
     for name in names:
-        if name not in known:
-            listed = f"{kind}s: {first_names(sorted(known), _SHOWN)}" if known else none
-            raise unknown_name(kind, name, sorted(known), listed)
+        if name not in values:
+            listed = f"{kind}s: {first_names(sorted(values), _SHOWN)}" if values else none
+            raise unknown_name(kind, name, sorted(values), listed)

@@ -68,14 +68,16 @@ def select_actions(plan: Sequence[Action], model: str, stages: Sequence[str]) ->
 
     Raises: UsageError: an unknown stage, or one without artifacts.
     """
-    known = list(dict.fromkeys(a.stage for a in plan if stage_info(a.stage).has_artifacts))
-    listed = f"stages of {model}: {', '.join(known)}"
+    stages_with_artifacts = list(
+        dict.fromkeys(a.stage for a in plan if stage_info(a.stage).has_artifacts)
+    )
+    listed = f"stages of {model}: {', '.join(stages_with_artifacts)}"
     for stage in stages:
         if stage in STAGE_INFO and not stage_info(stage).has_artifacts:
             raise UsageError(f"{stage} writes measurements, not artifacts to compare", listed)
-        if stage not in known:
-            raise unknown_name("stage", stage, known, listed)
-    chosen = {action.target for action in plan if action.stage in (stages or known)}
+        if stage not in stages_with_artifacts:
+            raise unknown_name("stage", stage, stages_with_artifacts, listed)
+    chosen = {action.target for action in plan if action.stage in (stages or stages_with_artifacts)}
     for action in reversed(plan):  # each comes after its dependencies
         if action.target in chosen:
             chosen.update(action.after)
@@ -233,7 +235,7 @@ class Artifact:
         return f"  {state}", self.target, self.file, text
 
     def as_json(self) -> dict[str, Any]:
-        """Return the artifact under the field names of the JSON output."""
+        """Convert the artifact to the field names of the JSON output."""
         return {
             "target": self.target, "file": self.file, "state": self.state,
             "expected": not self.exemption, "why": self.exemption, "bytes": list(self.sizes),
@@ -263,9 +265,9 @@ def compare_builds(first: Path, second: Path, actions: Sequence[Action]) -> list
 def first_difference(first: Path, second: Path) -> int | None:
     """Find the position of the first differing byte, None if the files are equal."""
     position = 0
-    with first.open("rb") as one, second.open("rb") as other:
+    with first.open("rb") as left, second.open("rb") as other:
         while True:
-            here, there = one.read(_PIECE_BYTES), other.read(_PIECE_BYTES)
+            here, there = left.read(_PIECE_BYTES), other.read(_PIECE_BYTES)
             if here != there:
                 pairs = enumerate(zip(here, there, strict=False))
                 common = min(len(here), len(there))
@@ -279,9 +281,9 @@ def _describe(first: Path, second: Path, position: int) -> str:
     """Name the first different field of a graph or array of an archive, "" if unknown."""
     try:
         if first.suffix == ".npz":
-            with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
+            with zipfile.ZipFile(first) as left, zipfile.ZipFile(second) as other:
                 checksums = {entry.filename: entry.CRC for entry in other.infolist()}
-                changed = (e for e in one.infolist() if checksums.get(e.filename) != e.CRC)
+                changed = (e for e in left.infolist() if checksums.get(e.filename) != e.CRC)
                 return "".join(f"array {e.filename.removesuffix('.npy')}" for e in [*changed][:1])
         if not first.name.endswith((".onnx", ".onnx.data")):
             return ""

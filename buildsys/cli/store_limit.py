@@ -49,7 +49,7 @@ def enforce_limit(project: Project) -> None:
         from buildsys.cli.git_revision import reached_by
 
         reached = reached_by(project.root, ())
-        found = garbage_collection.collect(
+        collection = garbage_collection.collect(
             store,
             unused_for_s=None,
             max_bytes=round(limit * _KEPT_SHARE),
@@ -57,8 +57,10 @@ def enforce_limit(project: Project) -> None:
             spared_for_s=_SPARED_S,
             dry_run=False,
         )
-        text = f"{size(found.bytes)} removed from the store, {size(found.kept_bytes)} remain"
-        if found.kept_bytes > limit:
+        text = (
+            f"{size(collection.bytes)} removed from the store, {size(collection.kept_bytes)} remain"
+        )
+        if collection.kept_bytes > limit:
             unmet.touch()
             text += ", needed by the manifests or used within a day"
         else:
@@ -77,11 +79,11 @@ def enforce_limit(project: Project) -> None:
 def reached_names(
     project: Project, reached: Reached, stored: Sequence[ActionRecord]
 ) -> set[tuple[str, str]]:
-    """Return target and key of stored records needed by manifests and gates."""
+    """List target and key of stored records needed by manifests and gates."""
     ledger = Ledger(ReadOnlyStateDb(project.state / "state.db"))
     names = reached.records(_known_records(ledger, stored))
     targets = {target for plan in reached.plans for target in plan.parts}
-    baselines = baseline_digests(ledger, (one for one in targets if one.startswith(f"{GATE}:")))
+    baselines = baseline_digests(ledger, (name for name in targets if name.startswith(f"{GATE}:")))
     return names | {
         (record.target, record.key)
         for record in stored

@@ -48,12 +48,12 @@ def compare_more_inputs(options: Namespace) -> int:
         )
     spec = session.project.models[model].data
     exported = graph_points(spec).exported
-    found = _run_stage(session, validate, reference, {
+    comparison = _run_stage(session, validate, reference, {
         "count": options.count, "seed": seed, "spans": size_ranges(spec, exported),
     })  # fmt: skip
-    document = {"schema": SCHEMA, "model": model, "seed": seed, **found}
+    document = {"schema": SCHEMA, "model": model, "seed": seed, **comparison}
     print_answer(options, document, _lines(model, document))
-    return 1 if found["failures"] or not found["compared"] else 0
+    return 1 if comparison["failures"] or not comparison["compared"] else 0
 
 
 def _run_stage(
@@ -87,8 +87,8 @@ def _run_stage(
     return {name: result[name] for name in ("count", "compared", "skipped", "failures")}
 
 
-def _lines(model: str, found: Mapping[str, Any]) -> list[str]:
-    failures, skipped = found["failures"], found["skipped"]
+def _lines(model: str, comparison: Mapping[str, Any]) -> list[str]:
+    failures, skipped = comparison["failures"], comparison["skipped"]
     wrong = len({entry["run"] for entry in failures})
     lines = []
     if failures:
@@ -107,6 +107,6 @@ def _lines(model: str, found: Mapping[str, Any]) -> list[str]:
         lines += format_table(_COLUMNS, rows)
     if skipped:
         lines.append(f"{len(skipped)} not compared, the first: {skipped[0]['problem']}")
-    again = f"repeat with --seed {found['seed']}"
-    state = f"{wrong} of {found['compared']} runs differ" if wrong else "no run differs"
-    return [*lines, f"{model}: {found['compared']} runs compared, {state} ({again})"]
+    again = f"repeat with --seed {comparison['seed']}"
+    state = f"{wrong} of {comparison['compared']} runs differ" if wrong else "no run differs"
+    return [*lines, f"{model}: {comparison['compared']} runs compared, {state} ({again})"]

@@ -48,8 +48,8 @@ def run(options: Namespace) -> int:
     report, _ = current_report(session, model)
     cases = timed_cases(report)
     if options.case and options.case not in cases:
-        known = f"cases with a benchmark: {', '.join(cases) or 'none'}"
-        raise UsageError(f"{model} has no timed case {options.case!r}", known)
+        listed = f"cases with a benchmark: {', '.join(cases) or 'none'}"
+        raise UsageError(f"{model} has no timed case {options.case!r}", listed)
     ranking = rank_engines(report, by=by, case=options.case, within=within)
     shipped = recommend(report, ranking)
     title = headline(report, shipped)
@@ -61,10 +61,10 @@ def run(options: Namespace) -> int:
         if ranking.ranked:
             case = f", case {ranking.case} ({ranking.dims})" if ranking.case else ""
             yield from ["", f"Ranked by {ranking.by}{case}:"]
-            cells = (ranking_cells(ranking, one) for one in ranking.ranked)
+            cells = (ranking_cells(ranking, engine) for engine in ranking.ranked)
             yield from format_table(COLUMNS, cells)
         if ranking.unranked:
-            rows = [(one.engine, one.status, one.reason) for one in ranking.unranked]
+            rows = [(engine.engine, engine.status, engine.reason) for engine in ranking.unranked]
             yield from ["", "Not ranked:"]
             yield from format_table(("engine", "status", "reason"), rows)
         notes = list(ranking_notes(ranking))
@@ -82,16 +82,16 @@ def run(options: Namespace) -> int:
     return 0 if title.startswith("Ship ") else 1
 
 
-def _limit(given: str) -> float | None:
-    if not given:
+def _limit(text: str) -> float | None:
+    if not text:
         return None
     try:
-        limit = float(given)
+        limit = float(text)
     except ValueError:
         limit = math.nan
     if not (math.isfinite(limit) and limit >= 0):
         raise UsageError(
-            f"--within expects a relative error such as 1e-3, found {given!r}",
+            f"--within expects a relative error such as 1e-3, found {text!r}",
             "write for example --within 1e-3",
         )
     return limit

@@ -68,16 +68,16 @@ class Comparison:
     @property
     def changed_figures(self) -> list[FigureChange]:
         """The figures with a difference."""
-        return [one for one in self.figures if one.first != one.second]
+        return [change for change in self.figures if change.first != change.second]
 
     @property
     def is_empty(self) -> bool:
         """Return True if nothing differs, and nothing was measured again."""
-        found = self.manifest, self.environment, self.graphs.changed, self.engines
-        return not (any(found) or self.changed_figures or self.latencies)
+        parts = self.manifest, self.environment, self.graphs.changed, self.engines
+        return not (any(parts) or self.changed_figures or self.latencies)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the comparison for ``--json``."""
+        """Convert the comparison for ``--json``."""
         return {
             "first": self.first.as_json(),
             "second": self.second.as_json(),
@@ -85,10 +85,10 @@ class Comparison:
             "environment": reasons_json(self.environment),
             **self.graphs.as_json(),
             "engines": self.engines,
-            "figures": [asdict(one) for one in self.figures],
+            "figures": [asdict(change) for change in self.figures],
             "latencies": [
-                {**asdict(one), "ratio": one.ratio, "ratio_interval": one.ratio_interval}
-                for one in self.latencies
+                {**asdict(change), "ratio": change.ratio, "ratio_interval": change.ratio_interval}
+                for change in self.latencies
             ],
         }
 
@@ -120,59 +120,63 @@ def run(options: Namespace) -> int:
     pairs = BuildNames(session, history).pairs(options.names, ModelFilter.of(options))
     compared = [_compare(session, history, *pair) for pair in pairs]
     if options.json:
-        print_json({"schema": SCHEMA, "comparisons": [one.as_json() for one in compared]})
+        print_json(
+            {"schema": SCHEMA, "comparisons": [comparison.as_json() for comparison in compared]}
+        )
         return 0
-    shown = [one for one in compared if not one.is_empty or len(compared) == 1]
-    for one in shown:
-        print_lines(_lines(one))
-    if len(compared) > len(shown):
-        print_lines([f"{plural(len(compared) - len(shown), 'model')} without a difference"])
+    printed = [
+        comparison for comparison in compared if not comparison.is_empty or len(compared) == 1
+    ]
+    for comparison in printed:
+        print_lines(_lines(comparison))
+    if len(compared) > len(printed):
+        print_lines([f"{plural(len(compared) - len(printed), 'model')} without a difference"])
     return 0
 
 
 def _compare(session: Session, history: History, first: Side, second: Side) -> Comparison:
-    found = Comparison(first, second)
+    comparison = Comparison(first, second)
     before, after = (_manifest(history, side) for side in (first, second))
     if before and after:
-        found.manifest = part_reasons(before, after)
+        comparison.manifest = part_reasons(before, after)
     engines = [side.engines() for side in (first, second)]
     paired = [(name, name) for name in engines[0] if name in engines[1]]
     if first.engine and second.engine:
         paired = [(first.engine, second.engine)]
     else:
-        found.engines = {name: "first" for name in engines[0] if name not in engines[1]}
-        found.engines |= {name: "second" for name in engines[1] if name not in engines[0]}
-    wanted = [
+        comparison.engines = {name: "first" for name in engines[0] if name not in engines[1]}
+        comparison.engines |= {name: "second" for name in engines[1] if name not in engines[0]}
+    names = [
         ((stage.name, build.variant), (stage.name, build.variant))
         for stage in STAGES
         if stage.compared and stage.planned_for == "network"
         for build in first.builds.values()
         if build.stage == stage.name
     ]
-    wanted += [((s, one), (s, other)) for one, other in paired for s in ENGINE_STAGES]
+    names += [((s, one), (s, other)) for one, other in paired for s in ENGINE_STAGES]
     pairs: list[tuple[Build, Build]] = []
-    for one, other in wanted:
+    for one, other in names:
         build, match = first.of(*one), second.of(*other)
         if build is not None and match is not None and build.id != match.id:
             pairs.append((build, match))
-    found.figures = compare_figures(pairs)
+    comparison.figures = compare_figures(pairs)
     environments: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for pair in pairs:
         for environment, build in zip(environments, pair, strict=True):
             environment.update(history.environment(build))
         if pair[0].stage == BENCH:
-            found.latencies += compare_latencies(history, *pair)
+            comparison.latencies += compare_latencies(history, *pair)
     # a tool of one side only belongs to a target that the other does not have
     labels = environments[0].keys() & environments[1].keys()
-    found.environment = part_reasons(*({n: one[n] for n in labels} for one in environments))
+    comparison.environment = part_reasons(*({n: one[n] for n in labels} for one in environments))
     store = Store(store_folder(session.project.state))
     manifests = history.manifest(first.latest()), history.manifest(second.latest())
-    found.graphs = compare_recorded_graphs(store, (first, second), manifests)
-    return found
+    comparison.graphs = compare_recorded_graphs(store, (first, second), manifests)
+    return comparison
 
 
 def _manifest(history: History, side: Side) -> dict[str, str]:
-    """Return the fields of a manifest by path, without other engines."""
+    """Flatten the fields of a manifest by path, without other engines."""
     manifest = history.manifest(side.latest())
     engines = {str(engine.pop("name", "")): engine for engine in manifest.pop("engines", [])}
     if side.engine:
@@ -183,45 +187,49 @@ def _manifest(history: History, side: Side) -> dict[str, str]:
     return flatten_options(manifest, "config:")
 
 
-def _lines(found: Comparison) -> Iterator[str]:
+def _lines(comparison: Comparison) -> Iterator[str]:
     """Yield the comparison as text."""
-    yield f"{found.first.title()}"
-    yield f"→ {found.second.title()}"
-    for side in (found.first, found.second):
+    yield f"{comparison.first.title()}"
+    yield f"→ {comparison.second.title()}"
+    for side in (comparison.first, comparison.second):
         if side.note:
             yield side.note
-    if found.is_empty:
+    if comparison.is_empty:
         yield "  no difference"
         return
-    yield from _section("manifest", _shown(found.manifest))
-    yield from _section("environment", _shown(found.environment))
-    yield from _graph_lines(found.graphs)
-    only = [f"{name}: only in the {side}" for name, side in found.engines.items()]
+    yield from _section("manifest", _shown(comparison.manifest))
+    yield from _section("environment", _shown(comparison.environment))
+    yield from _graph_lines(comparison.graphs)
+    only = [f"{name}: only in the {side}" for name, side in comparison.engines.items()]
     yield from _section("engines", only)
-    accuracy = [one for one in found.figures if one.figure == "relative"]
-    others = [one for one in found.changed_figures if one.figure != "relative"]
-    changed = [_figure(one, "relative error") for one in accuracy if one.first != one.second]
+    accuracy = [change for change in comparison.figures if change.figure == "relative"]
+    others = [change for change in comparison.changed_figures if change.figure != "relative"]
+    changed = [
+        _figure(change, "relative error") for change in accuracy if change.first != change.second
+    ]
     unchanged = ["unchanged"] if accuracy and not changed else []
     yield from _section("accuracy", changed or unchanged)
-    yield from _section("size", [_figure(one) for one in others if "seconds" not in one.figure])
-    times = [_figure(one) for one in others if "seconds" in one.figure]
+    yield from _section(
+        "size", [_figure(change) for change in others if "seconds" not in change.figure]
+    )
+    times = [_figure(change) for change in others if "seconds" in change.figure]
     yield from _section("build time", times)
-    yield from _section("latency", [_latency(one) for one in found.latencies])
+    yield from _section("latency", [_latency(change) for change in comparison.latencies])
 
 
 def _graph_lines(graphs: GraphComparison) -> Iterator[str]:
     """Yield the stages with other graphs, and the first difference in full."""
     changed, lines = graphs.changed, []
-    differing = [one.stage for one in changed if one.state == DIFFERENT]
+    differing = [entry.stage for entry in changed if entry.state == DIFFERENT]
     later = [stage for stage in differing if stage != graphs.compared]
-    for one in changed:
-        if one.stage in later:
+    for entry in changed:
+        if entry.stage in later:
             continue
-        text = f"{one.stage}: {one.note or one.state}"
-        if one.stage == graphs.compared and graphs.difference is not None:
+        text = f"{entry.stage}: {entry.note or entry.state}"
+        if entry.stage == graphs.compared and graphs.difference is not None:
             before, after = graphs.difference["nodes"]
-            text = f"{one.stage}: {count(before)} → {count(after)} nodes"
-        is_first = one == changed[0] and one.state != UNKNOWN
+            text = f"{entry.stage}: {count(before)} → {count(after)} nodes"
+        is_first = entry == changed[0] and entry.state != UNKNOWN
         lines.append(f"{'first differs in ' if is_first else ''}{text}")
     lines += [f"then differs in {', '.join(later)}"] if later else []
     yield from _section("graph", lines)
@@ -238,40 +246,41 @@ def _shown(reasons: Sequence[Reason]) -> list[str]:
 _NAMES = {"bytes": "", "device_memory_bytes": "GPU memory", "nodes": "nodes", "build_seconds": ""}
 
 
-def _figure(one: FigureChange, name: str | None = None) -> str:
+def _figure(change: FigureChange, name: str | None = None) -> str:
     """Return a change as ``engine:m:ort: 46.8 MB → 40.1 MB (-14 %)``."""
-    shown: Callable[[float], str] = {
+    format_value: Callable[[float], str] = {
         "relative": error, "build_seconds": duration, "nodes": lambda value: count(int(value)),
-    }.get(one.figure, size)  # fmt: skip
-    name = _NAMES[one.figure] if name is None else name
+    }.get(change.figure, size)  # fmt: skip
+    name = _NAMES[change.figure] if name is None else name
     first, second = (
-        "not finite" if value is None else shown(value) for value in (one.first, one.second)
+        "not finite" if value is None else format_value(value)
+        for value in (change.first, change.second)
     )
     percent = ""
-    if one.first and one.second is not None and one.figure != "relative":
-        percent = f" ({100 * (one.second / one.first - 1):+.1f} %)"
-    return f"{one.target}: {f'{name} ' if name else ''}{first} → {second}{percent}"
+    if change.first and change.second is not None and change.figure != "relative":
+        percent = f" ({100 * (change.second / change.first - 1):+.1f} %)"
+    return f"{change.target}: {f'{name} ' if name else ''}{first} → {second}{percent}"
 
 
-def _latency(one: LatencyChange) -> str:
+def _latency(timing: LatencyChange) -> str:
     """Format as ``bench:m:ort opt: 1.23 → 1.30 ms (+5.7 %, …): slower``."""
     first, second = (
-        latency(p50_ms, noisy=one.noisy)
-        + (f" [{', '.join(latency(end, noisy=one.noisy) for end in ends)}]" if ends else "")
+        latency(p50_ms, noisy=timing.noisy)
+        + (f" [{', '.join(latency(end, noisy=timing.noisy) for end in ends)}]" if ends else "")
         for p50_ms, ends in (
-            (one.first_ms, one.first_interval_ms),
-            (one.second_ms, one.second_interval_ms),
+            (timing.first_ms, timing.first_interval_ms),
+            (timing.second_ms, timing.second_interval_ms),
         )
     )
-    place = f"{one.target} {one.case}"
-    place += "" if one.contender == "engine" else f" {one.contender}"
-    place += ", GPU" if one.clock == "gpu" else ""
+    place = f"{timing.target} {timing.case}"
+    place += "" if timing.contender == "engine" else f" {timing.contender}"
+    place += ", GPU" if timing.clock == "gpu" else ""
     text = f"{place}: {first} → {second} ms"
-    if one.verdict == INCOMPARABLE:
-        return f"{text}, {INCOMPARABLE}: {one.reason}"
-    span = one.ratio_interval
-    if one.ratio is None or span is None:
+    if timing.verdict == INCOMPARABLE:
+        return f"{text}, {INCOMPARABLE}: {timing.reason}"
+    span = timing.ratio_interval
+    if timing.ratio is None or span is None:
         return f"{text}, not comparable without intervals"
-    change = f"{100 * (one.ratio - 1):+.1f} %"
+    change = f"{100 * (timing.ratio - 1):+.1f} %"
     low, high = (f"{100 * (end - 1):+.1f}" for end in span)
-    return f"{text} ({change}, {low} to {high} %): {one.verdict}"
+    return f"{text} ({change}, {low} to {high} %): {timing.verdict}"

@@ -62,18 +62,22 @@ def run(options: Namespace) -> int:
     session = Session.read_only(options.root)
     action = session.actions[session.one_target("debug", options.names)]
     _check_inputs(session, action)
-    kept = typed_path(options.keep).absolute() if options.keep else None
-    if kept is not None and kept.exists():
+    folder_to_keep = typed_path(options.keep).absolute() if options.keep else None
+    if folder_to_keep is not None and folder_to_keep.exists():
         raise UsageError(f"--keep: {options.keep} exists", "name a new folder")
     with TemporaryDirectory(prefix="buildsys-debug-") as folder:
         outputs = Path(folder) / "outputs"
         job = _job(session, action, Path(folder), outputs)
         reply = _run(session, action, job, debugger=options.pdb)
-        if kept is not None:
-            shutil.copytree(outputs, kept)
+        if folder_to_keep is not None:
+            shutil.copytree(outputs, folder_to_keep)
     took = f"{reply.status} after {duration(reply.seconds)}"
     reason = with_hint(reply.reason, reply.hint)
-    place = f"its outputs are in {shown_path(kept)}" if kept else "nothing was published"
+    place = (
+        f"its outputs are in {shown_path(folder_to_keep)}"
+        if folder_to_keep
+        else "nothing was published"
+    )
     print_lines([*f"{action.target}: {took}{reason and ': '}{reason}".splitlines(), place])
     return _exit_code(action, reply.status)
 

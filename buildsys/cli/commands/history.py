@@ -85,12 +85,12 @@ def run(options: Namespace) -> int:
         raise UsageError("history takes one name", "`buildsys help history` explains it")
     history = History.readable(file)
     if not options.names:
-        known = only.models(session.project.models) if only else history.models()
-        overview = _overview(history, known)
+        models = only.models(session.project.models) if only else history.models()
+        overview = _overview(history, models)
         document = {"schema": SCHEMA, "file": str(file), "models": overview}
         lines = _overview_lines(overview, history)
         if only and not overview:
-            lines = iter([f"the history has no builds of {first_names(known, _SHOWN)}"])
+            lines = iter([f"the history has no builds of {first_names(models, _SHOWN)}"])
         print_answer(options, document, lines)
         return 0
     named = _named(session, history, options.names[0])
@@ -122,10 +122,10 @@ def _named(session: Session, history: History, name: str) -> _Named:
     names = BuildNames(session, history)
     scope = names.known_scope(name)
     if scope is None:
-        known = list(dict.fromkeys((*session.project.models, *history.models())))
-        known_engines = [one.partition(":")[2] for one in history.targets(ENGINE)]
-        listed = f"models: {first_names(known, _SHOWN)}" if known else "it has no models yet"
-        raise unknown_name("model or engine", name, [*known, *known_engines], listed)
+        models = list(dict.fromkeys((*session.project.models, *history.models())))
+        known_engines = [target.partition(":")[2] for target in history.targets(ENGINE)]
+        listed = f"models: {first_names(models, _SHOWN)}" if models else "it has no models yet"
+        raise unknown_name("model or engine", name, [*models, *known_engines], listed)
     model, _, engine = scope.partition(":")
     full, builds = names.full_name(name), names.of_model(model)
     stage = full.partition(":")[0]
@@ -158,8 +158,8 @@ def _engine_lines(history: History, named: _Named, engine: str, count: int) -> I
         if build.stage in ENGINE_STAGES and build.variant == engine:
             groups.setdefault((_machine(history, build), build.machine_id), []).append(build)
     hardware = {
-        group: next((text for b in found if (text := _hardware(history, b))), "")
-        for group, found in groups.items()
+        group: next((text for b in group_builds if (text := _hardware(history, b))), "")
+        for group, group_builds in groups.items()
     }
     for group, builds in groups.items():
         details = ", ".join(filter(None, (group[0], hardware[group])))
@@ -262,18 +262,18 @@ def _target_lines(builds: Sequence[Build]) -> Iterator[str]:
 
 
 def _overview(history: History, models: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the recorded ones of models with the number of their builds."""
-    found = []
+    """Count the builds of recorded models."""
+    rows = []
     for model in filter(history.models().__contains__, models):
         builds = history.builds(model=model)
         engines = {build.variant for build in builds if build.stage in ENGINE_STAGES}
-        found.append(
+        rows.append(
             {
                 "model": model, "builds": len(builds), "engines": sorted(engines),
                 "first": builds[-1].started, "last": builds[0].started,
             }
         )  # fmt: skip
-    return found
+    return rows
 
 
 def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Iterator[str]:
@@ -282,11 +282,11 @@ def _overview_lines(overview: Sequence[dict[str, Any]], history: History) -> Ite
         return
     titles = ("model", "engines>", "builds>", "last built")
     rows = [
-        [one["model"], str(len(one["engines"])), str(one["builds"]), time_ago(one["last"])]
-        for one in overview
+        [row["model"], str(len(row["engines"])), str(row["builds"]), time_ago(row["last"])]
+        for row in overview
     ]
     yield from format_table(titles, rows)
-    total = sum(one["builds"] for one in overview)
+    total = sum(row["builds"] for row in overview)
     machines = sum(map(len, history.machines().values()))
     stored = size(history.path.stat().st_size)
     yield f"{plural(total, 'build')} of {plural(machines, 'machine')}: {history.path}, {stored}"
@@ -299,19 +299,19 @@ def _import(session: Session, file: Path, other: Path, options: Namespace) -> in
     with suppress(UsageError, OSError):  # no repository, or no git
         folders = session.project.build, session.project.state
         project = read_checkout(session.project.root, folders).project
-    found = import_history(History(file), other, project)
-    lines = [f"{plural(found.added, 'build')} added, {found.known} known already", *found.notes]
-    print_answer(options, {"schema": IMPORT_SCHEMA, **found._asdict()}, lines)
+    counts = import_history(History(file), other, project)
+    lines = [f"{plural(counts.added, 'build')} added, {counts.known} known already", *counts.notes]
+    print_answer(options, {"schema": IMPORT_SCHEMA, **counts._asdict()}, lines)
     return 0
 
 
 def _as_json(history: History, name: str, builds: Sequence[Build]) -> dict[str, Any]:
-    shown = []
+    documents = []
     for build in builds:
         measured = history.measurements(build) if build.stage == BENCH else ()
-        shown.append({**asdict(build), "measurements": list(map(asdict, measured))})
+        documents.append({**asdict(build), "measurements": list(map(asdict, measured))})
     environments = {b.environment: history.environment(b) for b in builds if b.environment}
-    return {"schema": SCHEMA, "name": name, "builds": shown, "environments": environments}
+    return {"schema": SCHEMA, "name": name, "builds": documents, "environments": environments}
 
 
 def _machine(history: History, build: Build) -> str:
@@ -338,7 +338,7 @@ def _precision(bench: Mapping[str, Any]) -> str:
 
 
 def _when(started: str) -> str:
-    """Return a time without the present year."""
+    """Format a time without the present year."""
     year = time.strftime("%Y-", time.gmtime())
     return started[:16].removeprefix(year).replace("T", " ")
 

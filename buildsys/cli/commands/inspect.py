@@ -121,13 +121,13 @@ def _describe_nodes(
     head: Document, document: Document, name: str
 ) -> tuple[Document, Sequence[str]]:
     """Return the nodes of a name, or the producer of a tensor."""
-    found = [node for node in document["nodes"] if node["name"] == name]
-    found = found or [node for node in document["nodes"] if name in node["outputs"]]
-    if not found:
+    chosen = [node for node in document["nodes"] if node["name"] == name]
+    chosen = chosen or [node for node in document["nodes"] if name in node["outputs"]]
+    if not chosen:
         raise _unknown("node", name, [node["label"] for node in document["nodes"]])
     nodes: list[Document] = []
     lines: list[str] = []
-    for node in found:
+    for node in chosen:
         ports = filter(None, (*node["inputs"], *node["outputs"]))
         tensors = {port: _tensor(node, port, document["tensors"]) for port in ports}
         nodes.append({**node, "tensors": tensors})
@@ -136,8 +136,12 @@ def _describe_nodes(
         lines += [
             f"{node['operator']} {node['label']}{where}",
             *_entry("attributes", attributes),
-            *_entry("inputs", (_end(one, tensors, "producer") for one in node["inputs"])),
-            *_entry("outputs", (_end(one, tensors, "consumers") for one in node["outputs"])),
+            *_entry(
+                "inputs", (_end(port_name, tensors, "producer") for port_name in node["inputs"])
+            ),
+            *_entry(
+                "outputs", (_end(port_name, tensors, "consumers") for port_name in node["outputs"])
+            ),
             *_entry("MACs", [count(node["macs"])] if node["macs"] else []),
         ]
     return {**head, "nodes": nodes}, lines
@@ -160,8 +164,8 @@ def _describe_engine(
         if options.node:
             nodes = [node for node in nodes if node["name"] == options.node]
             if not nodes:
-                known = [name for layer in layers for name in layer["nodes"]]
-                raise _unknown("node", options.node, known)
+                names = [name for layer in layers for name in layer["nodes"]]
+                raise _unknown("node", options.node, names)
         return {**head, "nodes": nodes}, node_lines(nodes)
     of_all_files = result.get("engine_bytes", graph.bytes)
     lines = [
@@ -184,7 +188,7 @@ def _describe_engine(
 def _built_from(
     session: Session, graph: GraphFile, layers: Sequence[Document]
 ) -> Sequence[Document]:
-    """Return the nodes of the graph that an engine was built from.
+    """List the nodes of the graph that an engine was built from.
 
     Without a graph, those are the layers of the network that layers of the engine name.
     """
@@ -232,8 +236,8 @@ def _draw(graph: GraphFile, head: Document, options: Namespace) -> tuple[Documen
     return {**head, "schema": DRAWING_SCHEMA, "svg": str(path), **answer}, [text]
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    error = unknown_name(kind, name, known, "`--nodes` lists all nodes and their tensors")
+def _unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
+    error = unknown_name(kind, name, names, "`--nodes` lists all nodes and their tensors")
     return UsageError(f"the graph has no {kind} {name!r}", error.hint)
 
 
@@ -244,32 +248,34 @@ def _tensor(node: Document, name: str, tensors: Document) -> Any:
 def _graph_lines(document: Document) -> list[str]:
     graph, domains, stored = document["graph"], document["custom_domains"], document["initializers"]
     opsets = ", ".join(f"{domain} {version}" for domain, version in document["opsets"].items())
-    by_type = ", ".join(f"{count(one['count'])} {name}" for name, one in stored["dtypes"].items())
+    by_type = ", ".join(
+        f"{count(entry['count'])} {name}" for name, entry in stored["dtypes"].items()
+    )
     weights = (
         f"{count(document['parameters'])} parameters, {size(stored['bytes'])} in "
         f"{count(stored['count'])} initializers{': ' if by_type else ''}{by_type}"
     )
     largest = [
-        f"{one['name']}: {one['dtype']} {_shape(one['shape'])}, {size(one['bytes'])}"
-        for one in stored["largest"]
+        f"{entry['name']}: {entry['dtype']} {_shape(entry['shape'])}, {size(entry['bytes'])}"
+        for entry in stored["largest"]
     ]
     functions = [
-        f"{one['name']}({', '.join(one['inputs'])}) → {', '.join(one['outputs'])}: "
-        f"{_counts(one['operators'])}"
-        for one in document["functions"]
+        f"{entry['name']}({', '.join(entry['inputs'])}) → {', '.join(entry['outputs'])}: "
+        f"{_counts(entry['operators'])}"
+        for entry in document["functions"]
     ]
     producer = f"{document['producer'] or 'unknown'}, IR version {document['ir_version']}"
     return [
         f"{graph['target']}: {shown_path(Path(graph['file']))}, {size(graph['bytes'])}",
         *_entry("producer", [producer]),
         *_entry("opsets", [opsets]),
-        *_entry("inputs", [f"{one['name']}: {_typed(one)}" for one in document["inputs"]]),
-        *_entry("outputs", [f"{one['name']}: {_typed(one)}" for one in document["outputs"]]),
+        *_entry("inputs", [f"{entry['name']}: {_typed(entry)}" for entry in document["inputs"]]),
+        *_entry("outputs", [f"{entry['name']}: {_typed(entry)}" for entry in document["outputs"]]),
         *_entry("weights", [weights]),
         *_entry("largest", largest),
         *_entry("MACs", _macs(document["macs"])),
         *_entry("providers", filter(None, [placement_text(document.get("placement", {}))])),
-        *_entry("domains", [f"{name}: {_counts(found)}" for name, found in domains.items()]),
+        *_entry("domains", [f"{name}: {_counts(counts)}" for name, counts in domains.items()]),
         *_entry("functions", functions),
         "",
         *_operator_table(document),
@@ -290,8 +296,8 @@ def _macs(macs: Document) -> Iterator[str]:
         formula = f"; {' + '.join(parts)}"
     yield f"{total}{f' at {sizes}' if sizes else ''}{formula}"
     shares = ", ".join(
-        f"{name} {large(found['macs'])} in {found['nodes']}"
-        for name, found in list(macs["operators"].items())[:_SHOWN_OPERATORS]
+        f"{name} {large(share['macs'])} in {share['nodes']}"
+        for name, share in list(macs["operators"].items())[:_SHOWN_OPERATORS]
     )
     if shares:
         yield shares
@@ -315,25 +321,25 @@ def _operator_table(document: Document) -> list[str]:
         share = f"{100 * own / total:.1f} %" if own else ""
         rows.append((name, count(number), large(own) if own else "", share))
     room = max(_SHOWN_OPERATORS, shutil.get_terminal_size((80, 40)).lines - 24)
-    shown = rows if len(rows) <= room + 1 else rows[:room]
+    printed = rows if len(rows) <= room + 1 else rows[:room]
     titles = (f"{count(sum(operators.values()))} nodes", "count>", "MACs>", "share>")
-    lines = format_table(titles, shown)
-    if len(rows) > len(shown):
-        nodes = sum(list(operators.values())[len(shown) :])
-        more = f"{len(rows) - len(shown)} more operators, {nodes} nodes"
+    lines = format_table(titles, printed)
+    if len(rows) > len(printed):
+        nodes = sum(list(operators.values())[len(printed) :])
+        more = f"{len(rows) - len(printed)} more operators, {nodes} nodes"
         lines.append(f"{more} (--json lists all)")
     return lines
 
 
 def _node_table(document: Document) -> list[str]:
-    """Return one line per node in graph order, nodes of bodies indented."""
+    """Format one line per node in graph order, nodes of bodies indented."""
     rows = []
     for node in document["nodes"]:
         outputs = []
         for name in filter(None, node["outputs"]):
             tensor = _tensor(node, name, document["tensors"]) or {}
-            known = tensor.get("shape") is not None
-            outputs.append(f"{name} {_shape(tensor['shape'])}" if known else name)
+            has_shape = tensor.get("shape") is not None
+            outputs.append(f"{name} {_shape(tensor['shape'])}" if has_shape else name)
         indent = "  " * (node["inside"].count("/") + 1 if node["inside"] else 0)
         inputs, macs = ", ".join(node["inputs"]), large(node["macs"]) if node["macs"] else ""
         name = node["name"] or "-"

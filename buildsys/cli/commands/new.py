@@ -88,40 +88,42 @@ def run(options: Namespace) -> int:
     source = {**source, **_settings(source, options)}
     inputs = dict(map(_input, options.input))
     with open_pool(project.state) as pool:
-        found = try_model(pool, project, model, source, inputs)
-    write_manifest(project, file, model, found)
+        proposal = try_model(pool, project, model, source, inputs)
+    write_manifest(project, file, model, proposal)
     print_lines([f"wrote {shown_file(file)}", f"next: buildsys build {model}"])
     return 0
 
 
 def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
-    """Return further fields of the source.
+    """List further fields of the source.
 
     Raises: UsageError: it does not have them.
     """
     import yaml  # only here
 
     defaults = next(fields for kind, fields in SOURCE_DEFAULTS.items() if kind in source)
-    given: dict[str, Any] = {name: True for name in ("cache", "trusted") if getattr(options, name)}
+    settings: dict[str, Any] = {
+        name: True for name in ("cache", "trusted") if getattr(options, name)
+    }
     if text := options.kwargs:
         try:
-            given["kwargs"] = yaml.safe_load(text)
+            settings["kwargs"] = yaml.safe_load(text)
         except yaml.YAMLError:
-            given["kwargs"] = None
-        if not isinstance(given["kwargs"], dict):
+            settings["kwargs"] = None
+        if not isinstance(settings["kwargs"], dict):
             raise UsageError(f"--kwargs {text} is not a map", "write for example '{width: 64}'")
-    if unknown := [field for field in given if field not in defaults]:
+    if unknown := [field for field in settings if field not in defaults]:
         which = {"cache": "models of transformers", "trusted": ".pt2 files"}
         users = which.get(unknown[0], "models in Python")
         raise UsageError(f"--{unknown[0]} is for {users} only", "remove it")
     if "exported_program" in source and not options.trusted:
         problem = f"torch can run code of {source['exported_program']} when it loads the file"
         raise UsageError(problem, "if you trust its author, add --trusted")
-    return given
+    return settings
 
 
 def _source(root: Path, text: str) -> dict[str, str]:
-    """Return the manifest's ``source``; the worker completes that of a transformers model.
+    """Describe the manifest's ``source``; the worker completes that of a transformers model.
 
     Raises: UsageError: an unknown kind, or a file that is missing or outside of the project.
     """
@@ -146,7 +148,7 @@ def _source(root: Path, text: str) -> dict[str, str]:
 
 
 def _transformers_source(root: Path, text: str) -> dict[str, str]:
-    """Return the source of ``[CLASS:]PLACE``, with an empty class if it is not given.
+    """Describe the source of ``[CLASS:]PLACE``, with an empty class if it is not given.
 
     Raises: UsageError: the place is neither of the project nor of the Hub.
     """
@@ -195,9 +197,9 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
             f"--input {text} is not NAME=SHAPE[:DTYPE]", f"write for example {example}"
         )
     shape = [int(size) if size.isdecimal() else size for size in sizes]
-    dtype, known = match["dtype"] or "float32", get_args(DType)
-    if dtype not in known:
-        raise unknown_name("dtype", dtype, known, f"known: {', '.join(known)}")
+    dtype, dtypes = match["dtype"] or "float32", get_args(DType)
+    if dtype not in dtypes:
+        raise unknown_name("dtype", dtype, dtypes, f"known: {', '.join(dtypes)}")
     return match["name"], {"shape": shape, "dtype": dtype}
 
 
@@ -228,28 +230,28 @@ def _describe_folder(root: Path, name: str) -> int:
 
 def _networks(folder: Path, left_out: Collection[Path]) -> list[Path]:
     """Return a folder's ONNX files, without builds and hidden folders."""
-    found = []
+    files = []
     for place, folders, names in os.walk(folder):
         folders[:] = [
             name for name in folders if name[0] != "." and Path(place, name) not in left_out
         ]
-        found += [Path(place, name) for name in names if name.endswith(".onnx")]
-    return sorted(found)
+        files += [Path(place, name) for name in names if name.endswith(".onnx")]
+    return sorted(files)
 
 
 def _model_names(networks: Sequence[Path], folder: Path) -> list[str]:
-    """Return unique names: of the file, or of folder and file."""
+    """List unique names: of the file, or of folder and file."""
     stems = Counter(network.stem for network in networks)
-    found: list[str] = []
+    taken: list[str] = []
     for network in networks:
         part = network.stem
         if stems[part] > 1:
             part = str(network.relative_to(folder).with_suffix(""))
         name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", part, flags=re.ASCII).lstrip("_.+-") or "model"
         name = name[:_LONGEST_STEM]
-        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in found)
-        found.append(name if number == 1 else f"{name}-{number}")
-    return found
+        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in taken)
+        taken.append(name if number == 1 else f"{name}-{number}")
+    return taken
 
 
 def _other_source(file: Path, network: str) -> str:

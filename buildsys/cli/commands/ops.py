@@ -73,8 +73,8 @@ def run(options: Namespace) -> int:
     if model:
         model = Session(project).one_model("ops --model", [model])
         opset, counts = _operators_of(project, model)
-        known = operator_table(state)["onnx"]
-        onnx: Mapping[str, Any] = {name: known.get(name) for name in counts}
+        operators = operator_table(state)["onnx"]
+        onnx: Mapping[str, Any] = {name: operators.get(name) for name in counts}
         fields |= {"model": model, "opset": opset, "operators": counts}
         title = f"{model}: simplified graph, opset {opset}"
         lines = [title, *_table(_MODEL_TITLES, _model_rows(onnx, counts, opset, users))]
@@ -89,12 +89,12 @@ def run(options: Namespace) -> int:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries."""
+    """List the versions of the libraries."""
     return {"python": python_version(), **tool_versions(_LIBRARIES)}
 
 
 def operator_table(state: Path) -> dict[str, Any]:
-    """Return the operator table of the installed libraries, cached in ``state``.
+    """Read the operator table of the installed libraries, cached in ``state``.
 
     Raises: StageError: torch or onnx cannot be loaded.
     """
@@ -152,7 +152,11 @@ def chosen_rows(
         if not any(rows):
             rows = [_matching(name, part) for part in tables]
         if not any(rows):
-            plain = {one.rpartition("::")[2].lower(): one for part in tables for one in part}
+            plain = {
+                operator.rpartition("::")[2].lower(): operator
+                for part in tables
+                for operator in part
+            }
             near = [plain[word] for word in nearest(name.rpartition("::")[2].lower(), plain)]
             hint = (
                 f"nearest: {', '.join(near)}"
@@ -167,13 +171,13 @@ def chosen_rows(
 
 
 def _matching(name: str, rows: Rows) -> dict[str, Row]:
-    """Return the rows of a name, ignoring case and a missing namespace."""
-    wanted = name.removesuffix("_").lower().replace(".", "::")
+    """List the rows of a name, ignoring case and a missing namespace."""
+    lowered = name.removesuffix("_").lower().replace(".", "::")
     return {
-        known: row
-        for known, row in rows.items()
-        if known.lower() == wanted
-        or ("::" not in wanted and known.lower().rpartition("::")[2] == wanted)
+        operator: row
+        for operator, row in rows.items()
+        if operator.lower() == lowered
+        or ("::" not in lowered and operator.lower().rpartition("::")[2] == lowered)
     }
 
 
@@ -218,16 +222,20 @@ def _model_rows(
     for name, row in onnx.items():
         since, runs, parsed = "", _NO, _NO
         if row is not None:
-            first = max((one for one in row["opsets"] if 0 < one <= opset), default=None)
+            first = max(
+                (version for version in row["opsets"] if 0 < version <= opset), default=None
+            )
             kernels, since = row["onnxruntime"], str(first or "")
-            now = [one for one in kernels or () if first is None or one["opset"] == first]
+            now = [
+                version for version in kernels or () if first is None or version["opset"] == first
+            ]
             runs = _UNKNOWN if kernels is None else _runs(now)
             parsed = _parsed(row["tensorrt_rtx"])
         yield name, str(counts[name]), since, runs, parsed, ", ".join(users.get(name, ()))
 
 
 def _table(titles: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table, without its last column if empty."""
+    """Format a table, without its last column if empty."""
     rows = list(cells)
     if not any(row[-1] for row in rows):
         titles, rows = titles[:-1], [row[:-1] for row in rows]

@@ -73,24 +73,24 @@ def print_plan(
     session: Session, explained: Sequence[Explanation], *, jobs: int, as_json: bool
 ) -> None:
     """Print the targets of the next run, in order."""
-    steps = [one for one in explained if one.state != FRESH]
+    steps = [step for step in explained if step.state != FRESH]
     times = _usual_times(session, steps, jobs)
-    found = {one.target: one.unavailable for one in explained}
-    unavailable = {target: reason for target, reason in found.items() if reason is not None}
+    reasons = {step.target: step.unavailable for step in explained}
+    unavailable = {target: reason for target, reason in reasons.items() if reason is not None}
     obstacles = _obstacles(session, steps)
     if as_json:
-        targets = [explanation_json(one) for one in steps]
+        targets = [explanation_json(step) for step in steps]
         document = {"schema": SCHEMA, "jobs": jobs, **times, "targets": targets}
         document |= {"unavailable": unavailable} if unavailable else {}
         print_json(document | ({"expected_unavailable": obstacles} if obstacles else {}))
         return
-    width = max((len(one.target) for one in steps), default=0)
+    width = max((len(step.target) for step in steps), default=0)
     rows = []
-    for one in steps:
-        word = "restore" if one.restorable else "run" if one.state == STALE else one.state
-        usual = "unknown" if one.expected_s is None else duration(one.expected_s)
-        text = f"{one.target:<{width}}  {'' if one.restorable else usual:>10}"
-        rows.append(Row(word, text, note=summarize_reasons(one.reasons, _SHOWN_REASONS)))
+    for step in steps:
+        word = "restore" if step.restorable else "run" if step.state == STALE else step.state
+        usual = "unknown" if step.expected_s is None else duration(step.expected_s)
+        text = f"{step.target:<{width}}  {'' if step.restorable else usual:>10}"
+        rows.append(Row(word, text, note=summarize_reasons(step.reasons, _SHOWN_REASONS)))
     closing = [_summary(steps, times, jobs)]
     if unavailable:
         names = first_names(list(unavailable), _SHOWN_UNAVAILABLE)
@@ -103,24 +103,24 @@ def print_plan(
 
 
 def _obstacles(session: Session, steps: Sequence[Explanation]) -> dict[str, str]:
-    """Return the expected causes by target, for a missing engine those of the engine."""
+    """List the expected causes by target, for a missing engine those of the engine."""
     from buildsys.execution.availability import expected_obstacle
 
-    found: dict[str, str] = {}
-    for one in steps:  # in build order: engines first
-        engine = engine_of(target_line(one.target))
-        obstacle = found.get(engine) or expected_obstacle(
-            session.actions[one.target], session.project.root
+    obstacles: dict[str, str] = {}
+    for step in steps:  # in build order: engines first
+        engine = engine_of(target_line(step.target))
+        obstacle = obstacles.get(engine) or expected_obstacle(
+            session.actions[step.target], session.project.root
         )
         if obstacle:
-            found[one.target] = obstacle
-    return found
+            obstacles[step.target] = obstacle
+    return obstacles
 
 
 def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> dict[str, Any]:
-    """Return usual times for the JSON output; unbuilt steps have none."""
-    executed = [one for one in steps if not one.restorable]
-    usual = {one.target: one.expected_s or 0.0 for one in executed}
+    """Add up usual times for the JSON output; unbuilt steps have none."""
+    executed = [step for step in steps if not step.restorable]
+    usual = {step.target: step.expected_s or 0.0 for step in executed}
     total_s = sum(usual.values())
     ends: dict[str, float] = {}  # of each step, after the steps that it waits for
     for target, seconds in usual.items():
@@ -128,10 +128,10 @@ def _usual_times(session: Session, steps: Sequence[Explanation], jobs: int) -> d
         before = (ends.get(name, 0.0) for name in (*action.after, *action.order))
         ends[target] = seconds + max(before, default=0.0)
     return {
-        "expected_s": sum(usual[one.target] for one in executed if one.state == STALE),
+        "expected_s": sum(usual[step.target] for step in executed if step.state == STALE),
         "expected_at_most_s": total_s,
         "expected_parallel_s": max(max(ends.values(), default=0.0), total_s / jobs),
-        "unknown": sum(one.expected_s is None for one in executed),
+        "unknown": sum(step.expected_s is None for step in executed),
     }
 
 
@@ -166,25 +166,33 @@ def print_since(
     with project_at(now.project, revision) as there:
         before = Session(there.project)
         chosen = now.select(names, before, only=only)
-        found = [one for one in _differences(before, now) if one.target in chosen]
+        differences = [
+            difference for difference in _differences(before, now) if difference.target in chosen
+        ]
     if as_json:
         states = {DOWNSTREAM: "behind"}  # its name in JSON since the first version
         targets = []
-        for one in found:
-            state, reasons = states.get(one.state, one.state), reasons_json(one.reasons)
-            targets.append({"target": one.target, "state": state, "reasons": reasons})
+        for difference in differences:
+            state, reasons = (
+                states.get(difference.state, difference.state),
+                reasons_json(difference.reasons),
+            )
+            targets.append({"target": difference.target, "state": state, "reasons": reasons})
         fields = {"since": revision, "commit": there.commit, "targets": targets}
         print_json({"schema": SINCE_SCHEMA, **fields})
         return
     words = (CHANGED, ADDED, REMOVED, DOWNSTREAM)
-    counts = [(sum(one.state == word for one in found), word) for word in words]
+    counts = [(sum(difference.state == word for difference in differences), word) for word in words]
     summary = ", ".join(f"{count} {word}" for count, word in counts if count)
-    rows = (Row(one.state, one.target, format_reasons(one.reasons)) for one in found)
+    rows = (
+        Row(difference.state, difference.target, format_reasons(difference.reasons))
+        for difference in differences
+    )
     print_rows(rows, [f"since {revision} ({there.commit[:10]}): {summary or 'no differences'}"])
 
 
 def changed_targets(now: Session, revision: str) -> list[str]:
-    """Return the targets changed since a git revision, and those downstream.
+    """List the targets changed since a git revision, and those downstream.
 
     Models of broken manifests in the revision count as changed.
     Raises: UsageError: the revision is unknown, or its shared manifests are wrong.
@@ -195,8 +203,8 @@ def changed_targets(now: Session, revision: str) -> list[str]:
         for file in there.project.broken:
             text = f"{file} of {revision} is broken; its models count as changed"
             sys.stderr.write(printable(f"buildsys: warning: {text}\n"))
-        found = list(_differences(Session(there.project), now))
-    return [one.target for one in found if one.state != REMOVED]
+        differences = list(_differences(Session(there.project), now))
+    return [difference.target for difference in differences if difference.state != REMOVED]
 
 
 class _Difference(NamedTuple):
@@ -210,8 +218,8 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
     db = ReadOnlyStateDb(now.project.state / "state.db")
     ledger = Ledger(db)
     old, new = (
-        KeyBuilder(one.project.root, one.project.build, _RealPathDigests(db), db)
-        for one in (before, now)
+        KeyBuilder(session.project.root, session.project.build, _RealPathDigests(db), db)
+        for session in (before, now)
     )
     states: dict[str, str] = {}
     for target, action in now.actions.items():
@@ -227,9 +235,9 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
         except StageError as error:
             own = [Reason(UNREADABLE, str(error))]
         upstream = [
-            Reason(UPSTREAM, name, None, "may rerun" if found == DOWNSTREAM else "will rerun")
+            Reason(UPSTREAM, name, None, "may rerun" if state == DOWNSTREAM else "will rerun")
             for name in action.after
-            if (found := states.get(name))
+            if (state := states.get(name))
         ]
         if own or upstream:
             states[target] = CHANGED if own else DOWNSTREAM
@@ -240,7 +248,7 @@ def _differences(before: Session, now: Session) -> Iterator[_Difference]:
 
 
 def _parts(keys: KeyBuilder, action: Action, reads: Reads) -> Mapping[str, str]:
-    """Return key parts for manifest fields and sources."""
+    """List key parts for manifest fields and sources."""
     reads_files = action.sources or action.weights
     parts = keys.build(action, reads).parts if reads_files else declared_parts(action)
     return {

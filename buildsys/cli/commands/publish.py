@@ -72,17 +72,17 @@ def run(options: Namespace) -> int:
         raise UsageError("publish takes the engines to publish", hint)
     version = _check_version(options.version)
     engines = list(_select(Session.read_only(options.root), options.names, only))
-    if any(one.state == REFUSED for one in engines):
-        engines = [one if one.state else one._replace(state=SKIPPED) for one in engines]
+    if any(engine.state == REFUSED for engine in engines):
+        engines = [engine if engine.state else engine._replace(state=SKIPPED) for engine in engines]
     else:
         engines = list(place.publish(engines, version))
     if as_json:
-        found = [one.as_json() for one in engines]
+        published = [engine.as_json() for engine in engines]
         fields = {"url": place.shown, "version": version}
-        print_json({"schema": SCHEMA, **fields, "engines": found})
+        print_json({"schema": SCHEMA, **fields, "engines": published})
     else:
         _print(engines, place, version)
-    return _REFUSED if any(one.state == REFUSED for one in engines) else 0
+    return _REFUSED if any(engine.state == REFUSED for engine in engines) else 0
 
 
 class _Engine(NamedTuple):
@@ -101,7 +101,7 @@ class _Engine(NamedTuple):
         return f"{self.action.model}:{self.action.variant}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the engine for ``--json``."""
+        """Convert the engine for ``--json``."""
         files = {name: file.recorded.size for name, file in self.files.items()}
         reasons = list(self.reasons)
         return {"engine": self.name, "state": self.state, "reasons": reasons, "files": files}
@@ -144,14 +144,14 @@ class _Place(NamedTuple):
             raise self.problem("cannot use", error) from error
 
     def problem(self, attempt: str, error: Exception) -> StageError:
-        """Return an error of the place as one sentence."""
-        found = " ".join(f"{type(error).__name__}: {error}".split())
+        """Describe a problem of the place in one sentence."""
+        message = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, OSError) and error.strerror:
-            found = ": ".join(filter(None, (error.filename, error.strerror)))
+            message = ": ".join(filter(None, (error.filename, error.strerror)))
         if isinstance(error, NotImplementedError):
-            found = "this protocol is read-only"
+            message = "this protocol is read-only"
         hint = remedy_of(self.url, error) or "check the URL, its credentials and its permissions"
-        return StageError(f"{attempt} {self.shown}: {mask_text(found)}", hint)
+        return StageError(f"{attempt} {self.shown}: {mask_text(message)}", hint)
 
     def publish(self, engines: Sequence[_Engine], version: str) -> Iterator[_Engine]:
         """Publish engines one by one; each is complete or absent.
@@ -193,9 +193,11 @@ def _select(session: Session, names: Sequence[str], only: ModelFilter) -> Iterat
     Engines that cannot be built here are skipped, unless they are named.
     Raises: UsageError: there are none.
     """
-    chosen = (session.actions[one] for one in session.select(names, only=only))
+    chosen = (session.actions[candidate] for candidate in session.select(names, only=only))
     targets = {
-        target_of(ENGINE, one.model, one.variant) for one in chosen if one.stage in ENGINE_STAGES
+        target_of(ENGINE, candidate.model, candidate.variant)
+        for candidate in chosen
+        if candidate.stage in ENGINE_STAGES
     }
     engines = [session.actions[target] for target in session.in_order(targets)]
     explained = session.explain(action.target for action in engines)
@@ -228,7 +230,11 @@ def _with_files(engine: _Engine) -> _Engine:
     required = [action.target, *required_checks(session, action)]
     others = [target_of(BENCH, action.model, action.variant), target_of(REPORT, action.model)]
     explained = session.explain([*required, *others])
-    current = (name for name, one in explained.items() if one.state == FRESH and one.noise is None)
+    current = (
+        name
+        for name, explanation in explained.items()
+        if explanation.state == FRESH and explanation.noise is None
+    )
     records = _records(session, current)
     for target in required:
         if target not in records:  # another process builds
@@ -252,18 +258,18 @@ def _with_files(engine: _Engine) -> _Engine:
 
 
 def _records(session: Session, targets: Iterable[str]) -> dict[str, ActionRecord]:
-    """Return the records of the up-to-date ones of targets."""
+    """List the records of those targets that are up to date."""
     checker = session.read_only_checker()
-    found = ((target, checker.up_to_date_record(session.actions[target])) for target in targets)
-    return {target: record for target, record in found if record is not None}
+    records = ((target, checker.up_to_date_record(session.actions[target])) for target in targets)
+    return {target: record for target, record in records if record is not None}
 
 
 def _provenance(engine: _Engine) -> dict[str, Any]:
-    """Return manifest, commit, keys and libraries of an engine."""
+    """Describe the manifest, commit, keys and libraries of an engine."""
     session, action = engine.session, engine.action
     history = History.read_only(history_file(session.project.state))
     key = engine.records[action.target].key
-    builds = [one for one in history.builds(target=action.target) if one.key == key]
+    builds = [build for build in history.builds(target=action.target) if build.key == key]
     built = builds[-1] if builds else None  # the first build of this key
     manifest = session.project.models[action.model].data
     return {
@@ -290,20 +296,20 @@ def _target_json(record: ActionRecord) -> dict[str, Any]:
 
 def _print(engines: Sequence[_Engine], place: _Place, version: str) -> None:
     rows = []
-    for one in engines:
-        details = [reason["problem"] for reason in one.reasons]
-        remedies = dict.fromkeys(reason["remedy"] for reason in one.reasons)
+    for engine in engines:
+        details = [reason["problem"] for reason in engine.reasons]
+        remedies = dict.fromkeys(reason["remedy"] for reason in engine.reasons)
         targets = [text.removeprefix(_BUILD) for text in remedies if text.startswith(_BUILD)]
         details += [f"run `{_BUILD}{' '.join(targets)}`"] if targets else []
         details += [f"run `{text}`" for text in remedies if text and not text.startswith(_BUILD)]
-        note = "" if one.reasons or one.state != SKIPPED else "as another engine is refused"
-        if one.files:
-            total = sum(file.recorded.size for file in one.files.values())
-            where = f"{place.shown}/{one.name.replace(':', '/')}/{version}"
-            note = f"{where}, {plural(len(one.files), 'file')}, {size(total)}"
-        rows.append(Row(one.state, one.name, details, note=note))
+        note = "" if engine.reasons or engine.state != SKIPPED else "as another engine is refused"
+        if engine.files:
+            total = sum(file.recorded.size for file in engine.files.values())
+            where = f"{place.shown}/{engine.name.replace(':', '/')}/{version}"
+            note = f"{where}, {plural(len(engine.files), 'file')}, {size(total)}"
+        rows.append(Row(engine.state, engine.name, details, note=note))
     counts = {
-        state: sum(one.state == state for one in engines)
+        state: sum(engine.state == state for engine in engines)
         for state in (PUBLISHED, UNCHANGED, SKIPPED, REFUSED)
     }
     summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -312,22 +318,22 @@ def _print(engines: Sequence[_Engine], place: _Place, version: str) -> None:
 
 def _list(place: _Place, options: Namespace) -> int:
     try:
-        found = list(list_versions(place.connect()))
+        versions = list(list_versions(place.connect()))
     except BuildsysError:
         raise
     except Exception as error:  # each protocol has its own
         raise place.problem("cannot list", error) from error
     rows = [
         [
-            f"{one['model']}:{one['engine']}",
-            one["version"],
-            one.get("problem") or str(one.get("published"))[:16].replace("T", " "),
-            size(sum(file["bytes"] for file in one["files"].values())),
+            f"{version['model']}:{version['engine']}",
+            version["version"],
+            version.get("problem") or str(version.get("published"))[:16].replace("T", " "),
+            size(sum(file["bytes"] for file in version["files"].values())),
         ]
-        for one in found
+        for version in versions
     ]
     titles = ("engine", "version", "published (UTC)", "size>")
     lines = format_table(titles, rows) if rows else [f"{place.shown} has no published engines"]
-    document = {"schema": LIST_SCHEMA, "url": place.shown, "versions": found}
+    document = {"schema": LIST_SCHEMA, "url": place.shown, "versions": versions}
     print_answer(options, document, lines)
     return 0

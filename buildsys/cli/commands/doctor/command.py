@@ -134,16 +134,16 @@ class _Needs:
     exit_code: int = 0
 
     def users(self, toolchain: str | None) -> dict[str, list[str]]:
-        """Return backend -> engines of a toolchain or of our interpreter."""
-        found: dict[str, list[str]] = {}
+        """List backend -> engines of a toolchain or of our interpreter."""
+        engines: dict[str, list[str]] = {}
         for engine in self.engines:
             if engine.toolchain == toolchain:
-                found.setdefault(engine.backend, []).append(engine.name)
-        return found
+                engines.setdefault(engine.backend, []).append(engine.name)
+        return engines
 
 
 def _read_needs(root: Path) -> _Needs:
-    """Return the project's needs; wrong manifests don't prevent other checks."""
+    """Read the project's needs; wrong manifests don't prevent other checks."""
     try:
         project = load_project(root, remember=False)
     except ManifestErrors as error:
@@ -179,11 +179,13 @@ def _checks(needs: _Needs) -> Iterator[Check]:
         probed = threads.map(partial(check_environment, limit_s=limit_s), needs.toolchains)
         python, names = (
             Path(sys.executable),
-            (*LIBRARIES, *(describe_backend(each).module for each in backend_names())),
+            (*LIBRARIES, *(describe_backend(backend).module for backend in backend_names())),
         )
         libraries = check_libraries(python, names, package_environment(), limit_s)
         environments: dict[str | None, Environment] = {
-            found.toolchain.name: found for found in probed if found.toolchain
+            environment.toolchain.name: environment
+            for environment in probed
+            if environment.toolchain
         }
     environments[None] = own = Environment(
         None, libraries=libraries, has_cuda=find_spec("cuda") is not None
@@ -201,8 +203,8 @@ def _checks(needs: _Needs) -> Iterator[Check]:
     yield from check_libraries_here(libraries)
     yield from check_backends(own, gpus, needs.users(None))
     for toolchain in needs.toolchains:
-        found = environments[toolchain.name]
-        yield check_toolchain(found, gpus, needs.users(toolchain.name))
+        environment = environments[toolchain.name]
+        yield check_toolchain(environment, gpus, needs.users(toolchain.name))
     yield from gpu_checks
     yield from check_extras(gpus)
     yield from check_folders(needs.project)

@@ -62,13 +62,13 @@ def check_engines(
     """
     checker = _EngineChecker(root, trusted, revoked)
     names = checker.matching(names, only) if only else names
-    found = [checker.check(engine) for name in names for engine in checker.find(name)]
+    answers = [checker.check(engine) for name in names for engine in checker.find(name)]
     if as_json:
-        print_json({"schema": SCHEMA, "engines": found})
+        print_json({"schema": SCHEMA, "engines": answers})
     else:
-        for at, one in enumerate(found):
-            print_lines(([""] if at else []) + _lines(one))
-    usable = all(one["runs"] and one["current"] is not False for one in found)
+        for at, answer in enumerate(answers):
+            print_lines(([""] if at else []) + _lines(answer))
+    usable = all(answer["runs"] and answer["current"] is not False for answer in answers)
     return 0 if usable else _NOT_USABLE
 
 
@@ -108,14 +108,18 @@ class _EngineChecker:
         return Session.read_only(self._root)
 
     def matching(self, names: Sequence[str], only: ModelFilter) -> list[str]:
-        """Return the engine targets of names and of matching models.
+        """List the engine targets of names and of matching models.
 
         Raises: UsageError: there are none.
         """
         session = self._session
-        found = (session.actions[one] for one in session.select(names or [ENGINE], only=only))
-        named = (one for one in found if one.stage in ENGINE_STAGES)
-        targets = session.in_order({target_of(ENGINE, one.model, one.variant) for one in named})
+        chosen = (
+            session.actions[action] for action in session.select(names or [ENGINE], only=only)
+        )
+        named = (action for action in chosen if action.stage in ENGINE_STAGES)
+        targets = session.in_order(
+            {target_of(ENGINE, action.model, action.variant) for action in named}
+        )
         if not targets:
             raise UsageError(
                 f"no engine of {' '.join(names)} has {only}",
@@ -124,23 +128,25 @@ class _EngineChecker:
         return targets
 
     def find(self, name: str) -> list[_Engine]:
-        """Return the engines of a name."""
+        """Find the engines of a name."""
         typed = typed_path(name)
         if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
             actions = self._session.actions
             named = (actions[target] for target in self._session.targets_of(name))
-            named = (one for one in named if one.stage in ENGINE_STAGES)
-            found = dict.fromkeys(target_of(ENGINE, one.model, one.variant) for one in named)
-            engines = [self._of_action(actions[target]) for target in found if target in actions]
+            named = (chosen for chosen in named if chosen.stage in ENGINE_STAGES)
+            targets = dict.fromkeys(
+                target_of(ENGINE, chosen.model, chosen.variant) for chosen in named
+            )
+            engines = [self._of_action(actions[target]) for target in targets if target in actions]
             if engines:
                 return engines
-            known = [
+            names = [
                 f"{model}:{engine['name']}"
-                for model, found in self._session.project.models.items()
-                for engine in found.data["engines"]
+                for model, targets in self._session.project.models.items()
+                for engine in targets.data["engines"]
             ]
-            near = nearest(name.removeprefix(f"{ENGINE}:"), known)
-            listed = ", ".join(known[:_SHOWN_ENGINES]) or "none yet"
+            near = nearest(name.removeprefix(f"{ENGINE}:"), names)
+            listed = ", ".join(names[:_SHOWN_ENGINES]) or "none yet"
             hint = f"nearest: {', '.join(near)}" if near else f"engines: {listed}"
             raise UsageError(f"there is no engine file and no engine {name!r}", hint)
         path = typed.resolve()
@@ -180,19 +186,19 @@ class _EngineChecker:
         return signer, problems, ""
 
     def check(self, engine: _Engine) -> dict[str, Any]:
-        """Return the ability of an engine to run here, and its freshness."""
+        """Check whether an engine can run here, and is current."""
         signer, problems, note = self._signature(engine)
         if problems:  # nothing may load its library
-            found = _refusal(engine, [asdict(problem) for problem in problems])
+            answer = _refusal(engine, [asdict(problem) for problem in problems])
         else:
-            found = _check_in_process(engine, self._root)
-            found |= {"signed_by": signer} if signer else {}
-            found["notes"] = [*found["notes"], *([note] if note else [])]
+            answer = _check_in_process(engine, self._root)
+            answer |= {"signed_by": signer} if signer else {}
+            answer["notes"] = [*answer["notes"], *([note] if note else [])]
         reasons: list[Reason] = []
         if engine.action is not None and engine.path.parent.is_dir():
             reasons = list(project_reasons(self._session, engine.action))
         current = None if engine.action is None else not reasons and engine.path.is_file()
-        return {**found, "current": current, "reasons": [*found["reasons"], *reasons]}
+        return {**answer, "current": current, "reasons": [*answer["reasons"], *reasons]}
 
 
 def required_checks(session: Session, engine: Action) -> list[str]:
@@ -213,17 +219,17 @@ def project_reasons(
 ) -> Iterator[Reason]:
     """Yield reasons against deploying an engine: stale, or without passed checks."""
     checks = [name for name in required_checks(session, engine) if with_gate or not _is_gate(name)]
-    found = session.explain([engine.target, *checks])
+    states = session.explain([engine.target, *checks])
 
     def reason(kind: str, problem: str, target: str) -> Reason:
         return {"kind": kind, "problem": problem, "remedy": f"buildsys build {target}"}
 
-    explained = found[engine.target]
+    explained = states[engine.target]
     if explained.state != FRESH:
         why = summarize_reasons(explained.reasons, _SHOWN_REASONS)
         yield reason(STALE, f"{engine.target} does not match its manifest: {why}", engine.target)
     for name in checks:
-        check = found[name]
+        check = states[name]
         why = summarize_reasons(check.reasons, _SHOWN_REASONS)
         if check.state == FRESH:
             # a gate has no baseline before the second build; validate cannot run operators that
@@ -238,7 +244,7 @@ def project_reasons(
                     "problem": f"{name} has not passed, it was noisy: {check.noise}",
                     "remedy": f"buildsys build --remeasure {engine.model}",
                 }
-        elif any(one.kind == FAILED for one in check.reasons):
+        elif any(cause.kind == FAILED for cause in check.reasons):
             yield reason(CHECK, f"{name} has not passed: {why}", name)
         else:
             yield reason(CHECK, f"{name} has not run on the current files: {why}", name)
@@ -266,15 +272,15 @@ def _check_in_process(engine: _Engine, root: Path) -> dict[str, Any]:
         problem = f"{python} has not answered for {_LIMIT_S} s about {engine.shown}"
         raise StageError(problem, "run it again when this machine is idle")
     try:
-        found: dict[str, Any] = done.json()
+        answer: dict[str, Any] = done.json()
     except ValueError:
         how, last = describe_exit(done.code), done.stderr.strip().rpartition("\n")[2]
         problem = f"{python} {how} while it loaded the library{f': {last}' if last else ''}"
         return _refused(engine, problem, "reinstall that library")
     if engine.toolchain:
-        for reason in found["reasons"]:
+        for reason in answer["reasons"]:
             reason["remedy"] = reason["remedy"].replace("pip install", engine.toolchain.pip)
-    return {**found, "engine": engine.shown}
+    return {**answer, "engine": engine.shown}
 
 
 def _refused(engine: _Engine, problem: str, remedy: str, kind: str = "library") -> dict[str, Any]:
@@ -286,19 +292,19 @@ def _refusal(engine: _Engine, reasons: Sequence[Reason]) -> dict[str, Any]:
     return {**facts, "reasons": list(reasons), "notes": []}
 
 
-def _lines(found: Mapping[str, Any]) -> list[str]:
-    ours = [reason for reason in found["reasons"] if reason["kind"] in (STALE, CHECK)]
-    others = [reason for reason in found["reasons"] if reason["kind"] not in (STALE, CHECK)]
-    lines = [f"{found['engine']}: {found['built']}".removesuffix(": ")]
-    signed = f", and is signed by {key_name(found['signed_by'])}" if "signed_by" in found else ""
-    lines += [f"it can run here{signed}" if found["runs"] else "it cannot run here:"]
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    ours = [reason for reason in answer["reasons"] if reason["kind"] in (STALE, CHECK)]
+    others = [reason for reason in answer["reasons"] if reason["kind"] not in (STALE, CHECK)]
+    lines = [f"{answer['engine']}: {answer['built']}".removesuffix(": ")]
+    signed = f", and is signed by {key_name(answer['signed_by'])}" if "signed_by" in answer else ""
+    lines += [f"it can run here{signed}" if answer["runs"] else "it cannot run here:"]
     lines += _listed(others)
-    if found["current"]:
+    if answer["current"]:
         lines.append("it matches its manifest and has passed its checks")
     if ours:
         lines.append("it does not match its manifest, or has not passed its checks:")
-    return [*lines, *_listed(ours), *(f"  note: {note}" for note in found["notes"])]
+    return [*lines, *_listed(ours), *(f"  note: {note}" for note in answer["notes"])]
 
 
 def _listed(reasons: Iterable[Mapping[str, str]]) -> list[str]:
-    return [f"  - {one['problem']}; {one['remedy']}".rstrip("; ") for one in reasons]
+    return [f"  - {reason['problem']}; {reason['remedy']}".rstrip("; ") for reason in reasons]

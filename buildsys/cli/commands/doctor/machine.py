@@ -69,7 +69,7 @@ class Check:
         return needed and bool(self.remedy) and not self.elsewhere
 
     def as_json(self) -> dict[str, Any]:
-        """Return the check under the field names of the JSON output."""
+        """Convert the check to the field names of the JSON output."""
         fields = {
             "about": self.kind, "name": self.name, "state": self.state, "text": self.text,
             "mend": self.remedy,
@@ -77,7 +77,7 @@ class Check:
         return {**fields, "facts": dict(self.facts)} if self.facts else fields
 
 
-def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
+def check_libraries_here(libraries: Mapping[str, Library]) -> Iterator[Check]:
     """Yield the state of the libraries needed by every project."""
     requirements = {
         normalized(match[1]): line.strip()
@@ -85,7 +85,7 @@ def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
         if (match := _REQUIREMENT.match(line))
     }
     for name in LIBRARIES:
-        library = found[name]
+        library = libraries[name]
         if library.is_usable:
             yield Check("library", name, OK, library.version, facts=dict(library.facts or {}))
             continue
@@ -104,16 +104,16 @@ def check_libraries_here(found: Mapping[str, Library]) -> Iterator[Check]:
 def check_extras(gpus: Gpus) -> Iterator[Check]:
     """Yield the optional extras with their missing packages."""
     backends = [describe_backend(name) for name in backend_names()]
-    only_with_gpu = {each.install for each in backends if each.needs_gpu_library}
+    only_with_gpu = {backend.install for backend in backends if backend.needs_gpu_library}
     installed = installed_versions(tuple(sys.path))
     for extra, requirements in declared_requirements().items():
         if extra in ("", *_DEVELOPMENT_EXTRAS):
             continue
         matches = (_REQUIREMENT.match(line) for line in requirements)
         names = [normalized(match[1]) for match in matches if match]
-        found = {name: installed[name] for name in names if name in installed}
+        versions = {name: installed[name] for name in names if name in installed}
         missing = [name for name in names if name not in installed]
-        facts = {"installed": found, "missing": missing}
+        facts = {"installed": versions, "missing": missing}
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             text = f"{', '.join(missing)} {verb} not installed"
@@ -122,15 +122,15 @@ def check_extras(gpus: Gpus) -> Iterator[Check]:
                 remedy = f"{_ON_A_GPU}: {remedy}"
             yield Check("extra", extra, MISSING, text, remedy, facts)
         else:
-            text = ", ".join(f"{name} {version}" for name, version in found.items())
+            text = ", ".join(f"{name} {version}" for name, version in versions.items())
             yield Check("extra", extra, OK, text, facts=facts)
 
 
 def declared_requirements() -> dict[str, list[str]]:
-    """Return extra -> requirements of the package or of a clone; those of all users under ""."""
+    """List extra -> requirements of the package or of a clone; those of all users under ""."""
     from importlib import metadata
 
-    found: dict[str, list[str]] = {}
+    declared: dict[str, list[str]] = {}
     try:
         lines = metadata.requires("buildsys") or []
     except metadata.PackageNotFoundError:
@@ -138,35 +138,35 @@ def declared_requirements() -> dict[str, list[str]]:
         with contextlib.suppress(ImportError, OSError, ValueError, KeyError):
             reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
             project = reader.loads(file.read_text(encoding="utf-8"))["project"]
-            found = {"": project["dependencies"], **project["optional-dependencies"]}
+            declared = {"": project["dependencies"], **project["optional-dependencies"]}
     else:
         for line in lines:
             extra = _EXTRA.search(line)
             name = extra[1] if extra else ""
-            found.setdefault(name, []).append(line.partition(";")[0])
-    return found
+            declared.setdefault(name, []).append(line.partition(";")[0])
+    return declared
 
 
 def check_gpus() -> tuple[Gpus, list[Check]]:
     """Return the GPUs of this machine and their checks."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        found = read_details(visible)
+        details = read_details(visible)
         problem, remedy = "the NVIDIA driver finds no GPU", "nvidia-smi"
         if visible is not None:
             problem = f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
             remedy = "unset CUDA_VISIBLE_DEVICES"
     except GpuError as error:
-        found = []
+        details = []
         if any(Path(path).exists() for path in _DRIVER_FILES):
             problem, remedy = f"the NVIDIA driver does not answer ({error})", "nvidia-smi"
         else:
             problem = "this machine has no NVIDIA driver"
             remedy = "if there is a GPU, install its driver: sudo ubuntu-drivers install"
-    if not found:
+    if not details:
         return Gpus(problem=problem), [Check("gpu", "none", MISSING, problem, remedy)]
     checks = []
-    for gpu in found:
+    for gpu in details:
         mig = {"on": ", MIG on", "off": ", MIG off"}.get(gpu.mig, "")
         memory = "memory unknown"
         if gpu.memory_bytes:
@@ -174,7 +174,7 @@ def check_gpus() -> tuple[Gpus, list[Check]]:
         driver = f"driver {gpu.driver}, CUDA {gpu.cuda_driver}{mig}"
         text = f"compute capability {gpu.compute_capability}, {memory}, {driver}"
         checks.append(Check("gpu", gpu.name, OK, text, facts=asdict(gpu)))
-    return Gpus(tuple(gpu.compute_capability for gpu in found)), checks
+    return Gpus(tuple(gpu.compute_capability for gpu in details)), checks
 
 
 def _state(ability: Ability) -> str:
@@ -226,16 +226,16 @@ class Environment:
 
 def check_environment(toolchain: Toolchain, limit_s: float) -> Environment:
     """Probe the interpreter of a toolchain and its libraries."""
-    found = check_interpreter(toolchain)
-    if found.interpreter is None or found.problem:
-        return Environment(toolchain, found.problem, found.hint, unknown=found.timed_out)
+    probed = check_interpreter(toolchain)
+    if probed.interpreter is None or probed.problem:
+        return Environment(toolchain, probed.problem, probed.hint, unknown=probed.timed_out)
     environment = toolchain.environment(os.environ)
     names = ("numpy", *(describe_backend(name).module for name in backend_names()))
     libraries = check_libraries(toolchain.python, names, environment, limit_s)
-    python = f"{found.interpreter.implementation} {found.interpreter.version}, {toolchain.python}"
+    python = f"{probed.interpreter.implementation} {probed.interpreter.version}, {toolchain.python}"
     numpy = libraries["numpy"]
     if numpy.is_usable:
-        has_cuda = found.interpreter.finds("cuda")
+        has_cuda = probed.interpreter.finds("cuda")
         return Environment(toolchain, python=python, libraries=libraries, has_cuda=has_cuda)
     if numpy.timed_out:
         problem = f"numpy in the toolchain {toolchain.name} {numpy.problem}"
@@ -267,32 +267,35 @@ def check_backends(
             yield Check("backend", backend, OK, f"{library.version}: {ability.text}", facts=facts)
 
 
-def check_toolchain(found: Environment, gpus: Gpus, users: Mapping[str, Sequence[str]]) -> Check:
+def check_toolchain(
+    environment: Environment, gpus: Gpus, users: Mapping[str, Sequence[str]]
+) -> Check:
     """Return the libraries of a toolchain and the abilities of its backends."""
-    assert found.toolchain is not None
-    name, libraries = found.toolchain.name, found.libraries
+    assert environment.toolchain is not None
+    name, libraries = environment.toolchain.name, environment.libraries
     engines = [engine for names in users.values() for engine in names]
-    versions = {one.name: one.version for one in libraries.values() if one.is_usable}
-    facts = {"python": str(found.toolchain.python), "versions": versions, "engines": engines}
-    if found.problem:
-        state = UNKNOWN if found.unknown else MISSING
-        return Check("toolchain", name, state, found.problem, found.remedy, facts)
+    versions = {item.name: item.version for item in libraries.values() if item.is_usable}
+    facts = {"python": str(environment.toolchain.python), "versions": versions, "engines": engines}
+    if environment.problem:
+        state = UNKNOWN if environment.unknown else MISSING
+        return Check("toolchain", name, state, environment.problem, environment.remedy, facts)
     backends = list(users) or [
         name for name in backend_names() if libraries[describe_backend(name).module].is_usable
     ]
-    abilities = [(backend, found.ability(backend, gpus)) for backend in backends]
+    abilities = [(backend, environment.ability(backend, gpus)) for backend in backends]
     failed = [ability for _, ability in abilities if ability.problem]
     if not backends:
-        problem, remedy = "no backend library is installed", f"{found.toolchain.pip} tensorrt"
+        problem, remedy = "no backend library is installed", f"{environment.toolchain.pip} tensorrt"
         failed = [Ability(problem=problem, remedy=remedy)]
     parts = [
-        f"{found.python}: " + ", ".join(f"{one} {version}" for one, version in versions.items())
+        f"{environment.python}: "
+        + ", ".join(f"{item} {version}" for item, version in versions.items())
     ]
     parts += [f"{backend} {ability.text}" for backend, ability in abilities if ability.text]
     parts += [ability.problem for ability in failed]
     solved = next((ability for ability in failed if ability.remedy), Ability())
     states = {_state(ability) for ability in failed}
-    state = next((one for one in (MISSING, UNKNOWN) if one in states), OK)
+    state = next((item for item in (MISSING, UNKNOWN) if item in states), OK)
     text = "; ".join(parts)
     return Check("toolchain", name, state, text, solved.remedy, facts, solved.elsewhere)
 

@@ -15,9 +15,9 @@ from buildsys.project.plan import model_of
 
 
 def next_step(root: Path, checks: Sequence[Check]) -> str:
-    """Return what to do first: a repair, a build, an installation, or nothing."""
+    """Describe what to do first: a repair, a build, an installation, or nothing."""
     broken = [check for check in checks if check.state == BROKEN]
-    missing = [one.facts["requirement"] for one in broken if "requirement" in one.facts]
+    missing = [finding.facts["requirement"] for finding in broken if "requirement" in finding.facts]
     if len(missing) > 1:  # in one command
         return f"{sys.executable} -m pip install {' '.join(missing)}"
     if broken:
@@ -29,7 +29,7 @@ def next_step(root: Path, checks: Sequence[Check]) -> str:
 
 
 def _build(root: Path) -> str:
-    """Return the command to build or explain stale targets, "" without any."""
+    """Find the command to build or explain stale targets, "" without any."""
     try:
         session = Session.read_only(root)
         models = list(session.project.models)
@@ -38,14 +38,16 @@ def _build(root: Path) -> str:
         explained = session.explain(session.actions).values()
     except (BuildsysError, OSError) as error:
         return f"buildsys plan, which ends with: {error}"
-    stale = [one for one in explained if one.state != FRESH]
+    stale = [explanation for explanation in explained if explanation.state != FRESH]
     if not stale:
         return ""
-    for one in stale:
-        if any(reason.kind == FAILED for reason in one.reasons):
-            return f"buildsys explain build:{model_of(one.target)}"
-    waiting = dict.fromkeys(model_of(one.target) for one in stale)
-    never_built = len(waiting) == len(models) and all(one.last is None for one in stale)
+    for explanation in stale:
+        if any(reason.kind == FAILED for reason in explanation.reasons):
+            return f"buildsys explain build:{model_of(explanation.target)}"
+    waiting = dict.fromkeys(model_of(explanation.target) for explanation in stale)
+    never_built = len(waiting) == len(models) and all(
+        explanation.last is None for explanation in stale
+    )
     if len(waiting) == 1 or never_built:
         return f"buildsys build {next(iter(waiting))}"
     return "buildsys build"

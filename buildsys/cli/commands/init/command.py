@@ -79,7 +79,9 @@ def run(options: Namespace) -> int:
 
 def _notes(root: Path, system: str) -> Iterator[str]:
     """Yield a sentence about a recipe below the root of the repository."""
-    repository = next((each for each in (root, *root.parents) if (each / ".git").exists()), root)
+    repository = next(
+        (folder for folder in (root, *root.parents) if (folder / ".git").exists()), root
+    )
     if system and repository != root:
         recipe = next(iter(_WORKFLOWS[system])).partition("/")[0]
         yield (
@@ -89,13 +91,13 @@ def _notes(root: Path, system: str) -> Iterator[str]:
 
 
 def _templates(names: Mapping[str, str]) -> dict[str, bytes]:
-    """Return path -> content of packaged files."""
+    """Read packaged files, by path."""
     folder = files(__package__).joinpath("templates")
     return {path: folder.joinpath(name).read_bytes() for path, name in names.items()}
 
 
 def _editor_files(root: Path) -> dict[str, bytes]:
-    """Return the JSON Schemas, and settings that name them unless there are settings."""
+    """Generate the JSON Schemas, and settings that name them unless there are settings."""
     from buildsys.manifest.json_schema import schema_texts
 
     schemas = {f"configs/schema/{name}": text.encode() for name, text in schema_texts().items()}
@@ -149,8 +151,8 @@ def _check_files(root: Path, contents: Mapping[str, bytes]) -> None:
     if present:
         exist = "exists" if len(present) == 1 else "exist"
         hint = "move it away, or run `buildsys init` in an empty folder and copy what is missing"
-        shown = first_names(present, _SHOWN_FILES)
-        raise UsageError(f"{shown} {exist} already, so nothing was written", hint)
+        listed = first_names(present, _SHOWN_FILES)
+        raise UsageError(f"{listed} {exist} already, so nothing was written", hint)
 
 
 def _is_in_the_way(root: Path, name: str, content: bytes) -> bool:
@@ -164,5 +166,5 @@ def _is_in_the_way(root: Path, name: str, content: bytes) -> bool:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the content of a regular file, None for anything else."""
+    """Read the content of a regular file, None for anything else."""
     return path.read_bytes() if path.is_file() else None

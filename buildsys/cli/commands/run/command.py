@@ -114,11 +114,11 @@ class Network:
         spec = session.project.models[model].data
 
         def fields(section: str, name: str) -> dict[str, Any]:
-            found = {tensor: fields[name] for tensor, fields in spec[section].items()}
+            values = {tensor: fields[name] for tensor, fields in spec[section].items()}
             for step in (step for when in WHENS for step in steps_of(spec, when)):
                 names = step.get("rename") or {}
-                found = {names.get(tensor, tensor): value for tensor, value in found.items()}
-            return {tensor: value for tensor, value in found.items() if value is not None}
+                values = {names.get(tensor, tensor): value for tensor, value in values.items()}
+            return {tensor: value for tensor, value in values.items() if value is not None}
 
         source = spec["source"].get("reference") or spec["source"]  # with its weights
         is_untrained = not {"torchvision", "timm", "config"}.isdisjoint(
@@ -138,26 +138,26 @@ class Network:
         Raises: UsageError: an unknown input, no such file, or one that does not fit the input.
         """
         inputs = self.point.inputs
-        name, equals, shown = text.partition("=")
+        name, equals, typed = text.partition("=")
         if not equals or (name not in inputs and typed_path(text).exists()):
-            name, shown = "", text
+            name, typed = "", text
         if name and name not in inputs:
             raise unknown_name("input", name, inputs, f"inputs: {', '.join(inputs)}")
-        path = typed_path(shown).absolute()
+        path = typed_path(typed).absolute()
         try:
             is_file = stat.S_ISREG(path.stat().st_mode)
         except (OSError, ValueError):
             hint = suggest_file(path) or "check the path; it is relative to the current folder"
-            raise UsageError(f"there is no file {shown}", hint) from None
+            raise UsageError(f"there is no file {typed}", hint) from None
         suffix = path.suffix.lower()
         if not is_file or suffix not in (*_ARRAY_SUFFIXES, *IMAGE_SUFFIXES):
             if not is_file:
-                raise UsageError(f"{shown} is not a regular file", "name a regular file")
+                raise UsageError(f"{typed} is not a regular file", "name a regular file")
             hint = f"images end in {' '.join(IMAGE_SUFFIXES)}"
-            raise UsageError(f"{shown} is no image, .npy or .npz file", hint)
+            raise UsageError(f"{typed} is no image, .npy or .npz file", hint)
         if not name and (suffix != ".npz" or len(inputs) == 1):
             if len(inputs) > 1:
-                hint = f"write --input NAME={shown}; inputs: {', '.join(inputs)}"
+                hint = f"write --input NAME={typed}; inputs: {', '.join(inputs)}"
                 raise UsageError(f"{self.model} has several inputs", hint)
             name = "" if suffix == ".npz" else next(iter(inputs))
         if suffix in IMAGE_SUFFIXES and len(inputs[name]["shape"]) not in (3, 4):
@@ -167,7 +167,7 @@ class Network:
             problem = f"the manifest of {self.model} has no preprocessing of images for {name}"
             hint = f"add for example inputs: {{{name}: {{preprocess: {{resize: 256}}}}}}"
             raise UsageError(problem, f"{hint}, or give an .npz file")
-        return name, str(path), shown
+        return name, str(path), typed
 
 
 class _Call:
@@ -180,7 +180,7 @@ class _Call:
         self._folder = folder
 
     def make(self, files: Sequence[tuple[str, str, str]], top: int) -> dict[str, Any]:
-        """Return inputs, outputs and latency.
+        """Compute the outputs, and measure the latency.
 
         Raises: StageError: a file is unsuitable, or the engine does not run.
         """
@@ -193,7 +193,7 @@ class _Call:
         toolchain = self._engine.toolchain
         with open_pool(project.state) as pool:
             options = {"inputs": declared, "dims": point.dims, "files": files}
-            found = self._work(pool, "inputs", options, outputs={"inputs": values})
+            prepared = self._work(pool, "inputs", options, outputs={"inputs": values})
             names = self._labels(pool)
             labels = {
                 output: {"activation": fields["activation"], "count": len(names[output])}
@@ -213,23 +213,23 @@ class _Call:
                 row["label"] = [names[output][index] for index in row["index"]]
         return {
             "latency_ms": answer["latency_ms"],
-            "inputs": found["inputs"],
+            "inputs": prepared["inputs"],
             "outputs": answer["outputs"],
         }
 
     def _labels(self, pool: WorkerPool) -> dict[str, list[str]]:
-        """Return the class names of every labelled output."""
-        found: dict[str, list[str]] = {}
+        """List the class names of every labelled output."""
+        names: dict[str, list[str]] = {}
         for output, labels in self._network.labels.items():
             if "torchvision" in labels:
                 weights = labels["torchvision"]
                 answer = self._work(pool, "labels", {"weights": [weights]}, server="torch")
-                found[output] = answer["labels"][weights]["names"]
+                names[output] = answer["labels"][weights]["names"]
             elif "file" in labels:
-                found[output] = _read_labels(self._session.project.root, output, labels["file"])
+                names[output] = _read_labels(self._session.project.root, output, labels["file"])
             else:
-                found[output] = labels["names"]
-        return found
+                names[output] = labels["names"]
+        return names
 
     def _work(
         self,
@@ -260,7 +260,7 @@ def _final(session: Session, model: str) -> GraphPoint:
 
 
 def _output_file(typed: str) -> Path | None:
-    """Return the file of ``--output``. Raises: UsageError: it cannot be written."""
+    """Check the file of ``--output``. Raises: UsageError: it cannot be written."""
     if not typed:
         return None
     path = typed_path(typed)
@@ -272,7 +272,7 @@ def _output_file(typed: str) -> Path | None:
 
 
 def _read_labels(root: Path, output: str, name: str) -> list[str]:
-    """Return the lines of a file. Raises: UsageError: it cannot be read."""
+    """Read the lines of a file. Raises: UsageError: it cannot be read."""
     where = f"outputs.{output}.labels.file: {name}"
     try:
         text = read_limited(root / name, _MAX_LABELS_BYTES).decode("utf-8-sig")
@@ -289,23 +289,25 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     name = f"{document['model']}:{document['engine']}"
     why = _REASONS[document["chosen"]]
     yield f"{name}{why}: {significant(document['latency_ms'])} ms, the first call after loading"
-    for tensor, found in document["inputs"].items():
-        files, steps = first_names(found["files"], _SHOWN_ROWS), found["preprocess"]
+    for tensor, figures in document["inputs"].items():
+        files, steps = first_names(figures["files"], _SHOWN_ROWS), figures["preprocess"]
         yield f"  {tensor}: {files}{', ' + steps if steps else ''}"
-    plain = {tensor: found for tensor, found in document["outputs"].items() if "top" not in found}
-    for tensor, found in document["outputs"].items():
+    plain = {
+        tensor: figures for tensor, figures in document["outputs"].items() if "top" not in figures
+    }
+    for tensor, figures in document["outputs"].items():
         if tensor not in plain:
-            yield from _class_lines(tensor, found, document["inputs"])
+            yield from _class_lines(tensor, figures, document["inputs"])
     if plain:
         yield ""
         rows = (
             (
                 tensor,
-                f"{found['dtype']} [{', '.join(map(str, found['shape']))}]",
-                *(_number(found.get(end)) for end in ("min", "max")),
-                _warning(found),
+                f"{figures['dtype']} [{', '.join(map(str, figures['shape']))}]",
+                *(_number(figures.get(end)) for end in ("min", "max")),
+                _warning(figures),
             )
-            for tensor, found in plain.items()
+            for tensor, figures in plain.items()
         )
         yield from format_table(("output", "type", "min>", "max>", ""), rows)
     if document["random_weights"] and len(plain) < len(document["outputs"]):
@@ -316,26 +318,26 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _class_lines(
-    tensor: str, found: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]]
+    tensor: str, figures: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
     """Yield the best classes of each row, with its image if known."""
-    count = found["rows"]
-    images = [one["files"] for one in inputs.values() if len(one["files"]) == count > 1]
-    for number, row in enumerate(found["top"][:_SHOWN_ROWS]):
+    count = figures["rows"]
+    images = [entry["files"] for entry in inputs.values() if len(entry["files"]) == count > 1]
+    for number, row in enumerate(figures["top"][:_SHOWN_ROWS]):
         yield ""
         which = f", row {number + 1} of {count}" if count > 1 else ""
         which = f", {images[0][number]}" if len(images) == 1 else which
-        yield f"{tensor}{which}{_warning(found) and ': '}{_warning(found)}"
+        yield f"{tensor}{which}{_warning(figures) and ': '}{_warning(figures)}"
         scores = row["score"]
-        known = [score for score in scores if score is not None]  # JSON has no NaN
-        unit = all(0 <= score <= 1 for score in known)
-        shown = [
+        numbers = [score for score in scores if score is not None]  # JSON has no NaN
+        unit = all(0 <= score <= 1 for score in numbers)
+        formatted = [
             "NaN" if score is None else f"{100 * score:.2f} %" if unit else significant(score, 4)
             for score in scores
         ]
         yield from (
             f"  {score:>9}  {label} ({index})"
-            for score, label, index in zip(shown, row["label"], row["index"], strict=True)
+            for score, label, index in zip(formatted, row["label"], row["index"], strict=True)
         )
     if count > _SHOWN_ROWS:
         yield f"{plural(count - _SHOWN_ROWS, 'more row')}; --output writes all"
@@ -345,6 +347,6 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else significant(value, 4)
 
 
-def _warning(found: Mapping[str, Any]) -> str:
-    number = found.get("non_finite")
+def _warning(figures: Mapping[str, Any]) -> str:
+    number = figures.get("non_finite")
     return f"{plural(number, 'value')} NaN or infinite" if number else ""

@@ -21,24 +21,24 @@ _UNAVAILABLE = "unavailable here"
 
 
 def named_engines(session: Session, name: str) -> list[Action]:
-    """Return the engines of a name.
+    """List the engines of a name.
 
     Raises: UsageError: it names none, or those of several models.
     """
     actions, targets = session.actions, session.targets_of(name)
     models = dict.fromkeys(map(model_of, targets))
     chosen = [actions[target] for target in targets if actions[target].stage in ENGINE_STAGES]
-    variants = dict.fromkeys(target_of(ENGINE, one.model, one.variant) for one in chosen)
+    variants = dict.fromkeys(target_of(ENGINE, action.model, action.variant) for action in chosen)
     if len(models) == 1 and variants:
         return [actions[target] for target in variants]
-    known = [
+    engines = [
         f"{model}:{engine['name']}"
-        for model, found in session.project.models.items()
-        for engine in found.data["engines"]
+        for model, spec in session.project.models.items()
+        for engine in spec.data["engines"]
     ]
-    listed = f"engines: {first_names(known, _SHOWN_ENGINES) or 'none yet'}"
+    listed = f"engines: {first_names(engines, _SHOWN_ENGINES) or 'none yet'}"
     if not targets:
-        raise unknown_name("model or engine", name, [*session.project.models, *known], listed)
+        raise unknown_name("model or engine", name, [*session.project.models, *engines], listed)
     if len(models) > 1:
         raise UsageError(f"{name!r} names {len(models)} models", listed)
     if not session.project.models[next(iter(models))].data["engines"]:
@@ -64,9 +64,9 @@ def choose_engine(session: Session, engines: Sequence[Action]) -> tuple[Action, 
     name = f"{model}:{first}"
     if several:
         groups: dict[str, list[str]] = {}
-        for engine_name, found in problems.items():
-            groups.setdefault(found, []).append(engine_name)
-        listed = "; ".join(f"{', '.join(names)}: {found}" for found, names in groups.items())
+        for engine_name, cause in problems.items():
+            groups.setdefault(cause, []).append(engine_name)
+        listed = "; ".join(f"{', '.join(names)}: {cause}" for cause, names in groups.items())
         problem = f"no engine of {model} can run ({listed})"
         raise UsageError(problem, f"`buildsys build {model}` builds and verifies them")
     if problem.startswith(_UNAVAILABLE):
@@ -76,16 +76,16 @@ def choose_engine(session: Session, engines: Sequence[Action]) -> tuple[Action, 
 
 
 def _recommended(session: Session, model: str) -> str:
-    """Return the engine recommended by an up-to-date report, or ""."""
+    """Find the engine recommended by an up-to-date report, or ""."""
     target = target_of(REPORT, model)
     if session.explain([target])[target].state != FRESH:
         return ""
-    found = session.result(target).get("recommendation")
-    return str(found.get("engine") or "") if isinstance(found, dict) else ""
+    recommendation = session.result(target).get("recommendation")
+    return str(recommendation.get("engine") or "") if isinstance(recommendation, dict) else ""
 
 
 def _problem(session: Session, engine: Action) -> str | None:
-    """Return the first reason against running an engine, None without any."""
+    """Find the first reason against running an engine, None without any."""
     # a gate decides on deployment, not on the outputs
     reason = next(project_reasons(session, engine, with_gate=False), None)
     for target in (engine.target, target_of(VERIFY, engine.model, engine.variant)):
