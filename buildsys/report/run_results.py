@@ -57,44 +57,44 @@ class RunResults:
     @property
     def failed(self) -> list[TargetResult]:
         """Failed targets without an earlier success, or failed before."""
-        return self._where(lambda one: one.status == FAILED and not one.regressed)
+        return self._where(lambda end: end.status == FAILED and not end.regressed)
 
     @property
     def regressed(self) -> list[TargetResult]:
         """Targets failed or unavailable after a successful run."""
-        return self._where(lambda one: one.regressed)
+        return self._where(lambda end: end.regressed)
 
     @property
     def never_ran(self) -> list[TargetResult]:
         """Requested targets not reached by this run."""
-        return self._where(lambda one: one.status in (NOT_RUN, IGNORED))
+        return self._where(lambda end: end.status in (NOT_RUN, IGNORED))
 
     @property
     def never_ran_by_reason(self) -> dict[str, list[TargetResult]]:
         """Targets not reached, by the reason."""
-        found: dict[str, list[TargetResult]] = {}
-        for one in self.never_ran:
-            found.setdefault(one.reason, []).append(one)
-        return found
+        targets: dict[str, list[TargetResult]] = {}
+        for target in self.never_ran:
+            targets.setdefault(target.reason, []).append(target)
+        return targets
 
     @property
     def flaky(self) -> list[TargetResult]:
         """Targets passed only on repetition."""
-        return self._where(lambda one: bool(one.first_failure) and one.status != FAILED)
+        return self._where(lambda end: bool(end.first_failure) and end.status != FAILED)
 
     @property
     def noisy(self) -> list[TargetResult]:
         """Benchmarks without a trustworthy figure."""
-        return self._where(lambda one: one.status == NOISY)
+        return self._where(lambda end: end.status == NOISY)
 
     @property
     def built(self) -> list[TargetResult]:
         """Targets built or restored by this run."""
-        return self._where(lambda one: one.status in (PASSED, RESTORED))
+        return self._where(lambda end: end.status in (PASSED, RESTORED))
 
     def count(self, status: str) -> int:
-        """Return the number of targets with a status."""
-        return sum(one.status == status for one in self.targets)
+        """Count the targets with a status."""
+        return sum(target.status == status for target in self.targets)
 
     def _where(self, accepts: Callable[[TargetResult], bool]) -> list[TargetResult]:
-        return [one for one in self.targets if accepts(one)]
+        return [target for target in self.targets if accepts(target)]

@@ -22,12 +22,12 @@ _MOST_NAMES = 5
 
 
 def run_summary(run: RunResults, title: str) -> str:
-    """Return the summary of a run as Markdown."""
+    """Write the summary of a run as Markdown."""
     return "\n".join((f"# {escape(title)}: {escape(outcome(run))}", *_lines(run))) + "\n"
 
 
 def outcome(run: RunResults) -> str:
-    """Return a run's outcome: ``1 failed, 2 never ran`` or ``passed``."""
+    """Describe a run's outcome: ``1 failed, 2 never ran`` or ``passed``."""
     if run.status == REFUSED:
         return "nothing could run"
     if run.status == RUNNING:
@@ -39,21 +39,17 @@ def outcome(run: RunResults) -> str:
         (len(run.never_ran), "never ran", "never ran"),
     )
     parts = [INTERRUPTED] if run.status == INTERRUPTED else []
-    parts += [plural(count, one, many) for count, one, many in counts if count]
+    parts += [plural(count, single, several) for count, single, several in counts if count]
     parts = parts or ["passed"]
-    parts += [f"{run.count(one)} {one}" for one in (UNAVAILABLE, NOISY) if run.count(one)]
+    parts += [f"{count} {s}" for s in (UNAVAILABLE, NOISY) if (count := run.count(s))]
     return ", ".join(parts)
 
 
 def _lines(run: RunResults) -> Iterator[str]:
-    counts = [
-        f"{run.count(status)} {status.replace('-', ' ')}"
-        for status in STATUSES
-        if run.count(status)
-    ]
-    listed = ", ".join(counts) or "no targets"
+    counts = [f"{count} {s.replace('-', ' ')}" for s in STATUSES if (count := run.count(s))]
+    targets = ", ".join(counts) or "no targets"
     when = run.started.replace("T", " ").removesuffix("Z")
-    yield from ("", f"{listed} in {duration(run.seconds)}, on {escape(run.host)} from {when} UTC.")
+    yield from ("", f"{targets} in {duration(run.seconds)}, on {escape(run.host)} from {when} UTC.")
     if run.error:
         yield from ("", escape(run.error))
     if run.manifests:
@@ -61,56 +57,60 @@ def _lines(run: RunResults) -> Iterator[str]:
         for manifest in run.manifests[:_MOST_ROWS]:
             yield from (f"- {escape(error)}" for error in manifest.errors[:_MOST_ROWS])
         yield from _more(len(run.manifests))
-    for heading, targets in (("Failed", run.failed), ("Regressed", run.regressed)):
-        if targets:
+    for heading, columns, rows in _tables(run):
+        if rows:
             yield from section(f"## {heading}")
-            rows = ((code(one.target), escape(one.owner), _reason(one)) for one in targets)
-            yield from table(("target", "owner", "reason"), list(rows)[:_MOST_ROWS])
-            yield from _more(len(targets))
-    if run.never_ran:
-        yield from section("## Never ran")
-        groups = [
+            yield from table(columns, rows[:_MOST_ROWS])
+            yield from _more(len(rows))
+
+
+def _tables(run: RunResults) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+    """Yield heading, columns and rows, first what needs somebody."""
+    columns = ("target", "owner", "reason")
+    yield "Failed", columns, [(*_names(target), _reason(target)) for target in run.failed]
+    yield "Regressed", columns, [(*_names(target), _reason(target)) for target in run.regressed]
+    yield (
+        "Never ran",
+        ("targets", "owner", "reason"),
+        [
             (
-                first_names([code(one.target) for one in found], _MOST_NAMES),
-                _owners(found),
+                first_names([code(target.target) for target in targets], _MOST_NAMES),
+                escape(", ".join(dict.fromkeys(t.owner for t in targets if t.owner))),
                 escape(why),
             )
-            for why, found in run.never_ran_by_reason.items()
-        ]
-        yield from table(("targets", "owner", "reason"), groups[:_MOST_ROWS])
-        yield from _more(len(groups))
-    if run.noisy:
-        yield from section("## Noisy")
-        noisy = ((code(one.target), escape(one.owner), _reason(one)) for one in run.noisy)
-        yield from table(("target", "owner", "reason"), list(noisy)[:_MOST_ROWS])
-        yield from _more(len(run.noisy))
-    if run.flaky:
-        yield from section("## Flaky: passed when repeated")
-        rows = (
-            (code(one.target), escape(one.owner), escape(one.first_failure)) for one in run.flaky
-        )
-        yield from table(("target", "owner", "first failure"), list(rows)[:_MOST_ROWS])
-        yield from _more(len(run.flaky))
-    if run.built:
-        yield from section("## Built")
-        built = (
-            (code(one.target), duration(one.seconds) if one.seconds else NOTHING,
-             escape(one.figure), escape(one.why))
-            for one in run.built
-        )  # fmt: skip
-        yield from table(("target", "time>", "key figure", "reason"), list(built)[:_MOST_ROWS])
-        yield from _more(len(run.built))
+            for why, targets in run.never_ran_by_reason.items()
+        ],
+    )
+    yield "Noisy", columns, [(*_names(target), _reason(target)) for target in run.noisy]
+    yield (
+        "Flaky: passed when repeated",
+        ("target", "owner", "first failure"),
+        [(*_names(target), escape(target.first_failure)) for target in run.flaky],
+    )
+    yield (
+        "Built",
+        ("target", "time>", "key figure", "reason"),
+        [
+            (
+                code(target.target),
+                duration(target.seconds) if target.seconds else NOTHING,
+                escape(target.figure),
+                escape(target.why),
+            )
+            for target in run.built
+        ],
+    )
 
 
-def _reason(one: TargetResult) -> str:
-    parts = [escape(one.reason.split("\n")[0])]
-    parts += [f"last passed {one.last_passed[:10]}"] if one.last_passed else []
-    parts += [f"log: {code(one.log)}"] if one.log else []
+def _names(target: TargetResult) -> tuple[str, str]:
+    return code(target.target), escape(target.owner)
+
+
+def _reason(target: TargetResult) -> str:
+    parts = [escape(target.reason.split("\n")[0])]
+    parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
+    parts += [f"log: {code(target.log)}"] if target.log else []
     return "; ".join(part for part in parts if part)
-
-
-def _owners(targets: Sequence[TargetResult]) -> str:
-    return escape(", ".join(dict.fromkeys(one.owner for one in targets if one.owner)))
 
 
 def _more(count: int) -> Sequence[str]:
