@@ -22,7 +22,7 @@ from buildsys.report.markdown.elements import (
     table,
 )
 from buildsys.report.mixed_precision import timed_engines
-from buildsys.report.ranking import contender_name, rank_text
+from buildsys.report.ranking import rank_text, unique_names
 from buildsys.report.recommendation import error_margin
 from buildsys.report.results.engine_lines import LATENCY, ErrorMargin, Ranking
 from buildsys.report.results.report import Report, TargetLine
@@ -84,7 +84,10 @@ def _engines(report: Report) -> Lines:
         return
     margins = {check.target: error_margin(check) for check in report.checks}
     ranking = report.ranking or Ranking(LATENCY)
-    ranked = {one.engine: one for one in ranking.ranked}
+    ranks = {
+        engine.engine: (rank_text(ranking, engine), "yes" if engine.is_optimal else "no")
+        for engine in ranking.ranked
+    }
     columns = (
         "engine", "precision", "built", "size>", "verified", "error of limit>", "timed", "rank>",
         "Pareto-optimal",
@@ -98,8 +101,7 @@ def _engines(report: Report) -> Lines:
             status_text(line.verified),
             _margin(margins.get(target_of(VERIFY, report.model, line.name))),
             status_text(line.timed),
-            rank_text(ranking, ranked[line.name]) if line.name in ranked else q.NOTHING,
-            ("yes" if ranked[line.name].is_optimal else "no") if line.name in ranked else q.NOTHING,
+            *ranks.get(line.name, (q.NOTHING, q.NOTHING)),
         )
         for line in report.engines[:_MOST_ROWS]
     ]
@@ -133,13 +135,9 @@ def _latencies(report: Report) -> Lines:
     if not lines:
         return
     lines.sort(key=lambda line: (line.noisy, line.p50_ms or 0.0))
-    several = len({line.engine for line in lines}) > 1
-    rows = []
+    names, rows = unique_names(lines), []
     for line in lines[:_MOST_ROWS]:
-        name = escape(contender_name(line.engine, line.contender))
-        if several and not line.contender.startswith("engine"):
-            name += f" (with {code(line.engine)})"
-        name += " NOISY" if line.noisy else ""
+        name = escape(names[line.engine, line.contender]) + (" NOISY" if line.noisy else "")
         p50_ms, p99_ms, rate = (
             q.latency(value, noisy=line.noisy)
             for value in (line.p50_ms, line.p99_ms, line.throughput_per_s)
