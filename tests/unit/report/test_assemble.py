@@ -67,9 +67,8 @@ def test_an_unknown_status_fails_the_verdict(results: Results, status: str | Non
 def test_a_failed_check_comes_first(results: Results) -> None:
     results.without_gpu()
     results.failed("validate:tiny", "output scores in case max is off")
-    assert (
-        report_on(results).verdict.text == "FAILED: validate:tiny: output scores in case max is off"
-    )
+    text = "FAILED: validate:tiny: output scores in case max is off"
+    assert report_on(results).verdict.text == text
 
 
 def test_a_status_against_its_own_numbers_fails_the_verdict(results: Results) -> None:
@@ -173,15 +172,8 @@ def test_gates_are_a_table_with_both_figures_and_the_interval(results: Results) 
     assert (line.engine, line.metric, line.interval) == ("ort-cpu", "latency", (0.06, 0.08))
     row = next(row for row in render(report).splitlines() if row.startswith("| ort-cpu | latency"))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[2:] == [
-        "FAILED",
-        "2.10 ms",
-        "2.25 ms",
-        "+7.1 %",
-        "+6.0 % to +8.0 %",
-        "5.0 %",
-        "≤ 3.00 ms",
-    ]
+    figures = ["2.10 ms", "2.25 ms", "+7.1 %", "+6.0 % to +8.0 %", "5.0 %", "≤ 3.00 ms"]
+    assert cells[2:] == ["FAILED", *figures]
     assert report.verdict.text.startswith(f"FAILED: {target}: latency is worse")
 
 

@@ -11,7 +11,7 @@ import pytest
 from browser import NAMES, Tab, find_browser, open_tab
 from hostile_text import with_hostile_names
 from html_page import page_of
-from tiny_results import Results, contender
+from tiny_results import Results, bench
 
 from buildsys.report.assemble import assemble
 from buildsys.report.html.changes import EngineHistory, PastBuild
@@ -59,14 +59,8 @@ def folder(results: Results) -> Path:
     """Return a folder with the pages of two models and an index of 300."""
     folder = results.build / "report"
     folder.mkdir()
-    contenders = {
-        "engine": contender(2.1), "torch": contender(4.2), "torch_compile": contender(1),
-        "onnxruntime": contender(0.9),
-    }  # fmt: skip
-    cases = {
-        name: {"dims": {"batch": n}, "batch": n, "contenders": contenders, "speedup": 2.0}
-        for name, n in (("min", 1), ("opt", 8))
-    }
+    case = bench(2.0, engine=2.1, torch=4.2, torch_compile=1, onnxruntime=0.9)["cases"]["opt"]
+    cases = {"min": {**case, "batch": 1, "dims": {"batch": 1}}, "opt": case}
     results.passed("bench:tiny:ort-cpu", cases=cases)
     results.passed("bench:tiny:rtx-fp16", cases=cases)
     results.failed("validate:tiny", "output scores differs " * 9, hint="do this\n  and that: " * 5)

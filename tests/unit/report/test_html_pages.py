@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from html_page import Page, page_of
-from tiny_results import Results, contender
+from tiny_results import Results, bench
 
 from buildsys.report.assemble import TargetProblem, assemble, assemble_after_failure
 from buildsys.report.html.changes import EngineHistory, PastBuild, changes
@@ -68,9 +68,7 @@ def test_the_first_screen_has_verdict_engine_latency_and_error(results: Results)
 
 
 def test_every_contender_is_listed_and_the_fastest_marked(results: Results) -> None:
-    case = {"dims": {"batch": 8}, "batch": 8, "speedup": 2.0}
-    contenders = {"torch": contender(4.2), "engine": contender(2.1), "torch_compile": contender(1)}
-    results.passed("bench:tiny:ort-cpu", cases={"opt": {**case, "contenders": contenders}})
+    results.passed("bench:tiny:ort-cpu", **bench(2.0, torch=4.2, engine=2.1, torch_compile=1))
     del results.inputs["bench:tiny:rtx-fp16"]
     rows = {row[0].strip(): row for row in shown(page(results)).rows if len(row) == 9}
     assert rows.keys() >= {"ort-cpu", "torch", "torch.compile fastest"}
@@ -264,10 +262,8 @@ def test_the_index_lists_failures_first_with_their_reason() -> None:
     assert "FAILED: export:zoo: <no> file" in found.text
     assert "2.10 ms" in found.text
     assert "torch.compile is faster" in found.text
-    assert [f["value"] for _, f in found.elements if f.get("data-f") == "t"] == [
-        "nightly",
-        "vision",
-    ]
+    tags = [f["value"] for _, f in found.elements if f.get("data-f") == "t"]
+    assert tags == ["nightly", "vision"]
 
 
 def test_an_index_of_no_models_is_a_page() -> None:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
-from tiny_results import Results, contender
+from tiny_results import Results, bench
 
 from buildsys.report.assemble import assemble
 from buildsys.report.formatting import TIMES
@@ -21,12 +20,12 @@ def recommendation(results: Results) -> Recommendation:
     return found
 
 
-def bench(results: Results, **p50_ms: float) -> None:
-    contenders: dict[str, Any] = {name: contender(time) for name, time in p50_ms.items()}
+def set_latencies(results: Results, **p50_ms: float) -> None:
+    content = bench(None, **p50_ms)
     for name, time in p50_ms.items():
-        contenders[name]["p50_interval_ms"] = [time * 0.99, time * 1.01]
-    case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": None}
-    results.passed("bench:tiny:ort-cpu", cases={"opt": case})
+        own = content["cases"]["opt"]["contenders"][name]
+        own["p50_interval_ms"] = [time * 0.99, time * 1.01]
+    results.passed("bench:tiny:ort-cpu", **content)
 
 
 def test_the_fastest_verified_engine_is_recommended(results: Results) -> None:
@@ -38,7 +37,7 @@ def test_the_fastest_verified_engine_is_recommended(results: Results) -> None:
 
 def test_a_faster_baseline_is_named(results: Results) -> None:
     results.without_gpu()
-    bench(results, engine=2.0, torch=6.0, torch_compile=1.6)
+    set_latencies(results, engine=2.0, torch=6.0, torch_compile=1.6)
     found = recommendation(results)
     assert found.engine == "ort-cpu"
     assert found.why == (
@@ -51,7 +50,7 @@ def test_a_faster_baseline_is_named(results: Results) -> None:
 
 def test_overlapping_intervals_are_no_difference(results: Results) -> None:
     results.without_gpu()
-    bench(results, engine=2.0, torch=1.99)
+    set_latencies(results, engine=2.0, torch=1.99)
     assert "torch is not distinguishable from it (p50 1.99 ms)." in recommendation(results).why
 
 
@@ -95,10 +94,9 @@ def test_a_model_without_engines_has_no_recommendation(results: Results) -> None
 @pytest.mark.parametrize("torch_ms", [1.0, 6.0])
 def test_a_noisy_baseline_is_not_compared(results: Results, torch_ms: float) -> None:
     results.without_gpu()
-    noisy = {**contender(torch_ms), "noisy": "the median is only known within ±30 %"}
-    contenders = {"engine": contender(2.0), "torch": noisy}
-    case = {"dims": {"batch": 8}, "batch": 8, "contenders": contenders, "speedup": None}
-    results.passed("bench:tiny:ort-cpu", cases={"opt": case})
+    content = bench(None, engine=2.0, torch=torch_ms)
+    content["cases"]["opt"]["contenders"]["torch"]["noisy"] = "only known within ±30 %"
+    results.passed("bench:tiny:ort-cpu", **content)
     found = recommendation(results)
     assert (found.engine, found.why) == ("ort-cpu", "It is the only verified engine (case opt).")
     assert found.fastest == found.timing
@@ -109,9 +107,9 @@ def test_no_engine_is_recommended_if_all_benchmarks_are_noisy(
     results: Results, status: str
 ) -> None:
     for name, p50_ms in (("ort-cpu", 2.123), ("rtx-fp16", 0.1)):
-        noisy = {**contender(p50_ms), "noisy": "the median is only known within ±30 %"}
-        case = {"dims": {}, "batch": 8, "contenders": {"engine": noisy}, "speedup": None}
-        results.write(f"bench:tiny:{name}", {"status": status, "cases": {"opt": case}})
+        content = bench(None, engine=p50_ms)
+        content["cases"]["opt"]["contenders"]["engine"]["noisy"] = "only known within ±30 %"
+        results.write(f"bench:tiny:{name}", {"status": status, **content})
     report = assemble("tiny", results.manifest, results.inputs, {})
     found = report.recommendation
     assert found is not None
