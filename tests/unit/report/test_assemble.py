@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,30 +23,73 @@ def report_on(results: Results) -> Report:
     return assemble("tiny", results.manifest, results.inputs, {})
 
 
-def test_the_verdict_is_passed_only_when_everything_ran(results: Results) -> None:
-    assert report_on(results).verdict.status == "passed"
-    assert "all 12 targets passed" in report_on(results).verdict.text
+WRONG = {"max_abs": NAN, "relative": NAN, "cosine": NAN, "top1": None, "passed": False}
+PROFILES = [
+    {"profile": 0, "cases": {"min": {"scores": {"passed": True}}}},
+    {"profile": 1, "cases": {}},
+]
+VERDICTS: dict[str, tuple[Callable[[Results], None], str]] = {
+    "all passed": (lambda _: None, "PASSED: all 12 targets passed"),
+    "unavailable": (
+        lambda results: results.without_gpu(),
+        "PARTIAL: 10 of 12 targets passed; 2 unavailable: verify:tiny:rtx-fp16, bench",
+    ),
+    "missing": (
+        lambda results: results.inputs["validate:tiny"].unlink(),
+        "PARTIAL: 11 of 12 targets passed; 1 did not run: validate:tiny",
+    ),
+    "failed": (
+        lambda results: results.failed("validate:tiny", "output scores in case max is off"),
+        "FAILED: validate:tiny: output scores in case max is off",
+    ),
+    "against its own numbers": (
+        lambda results: results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": WRONG}}),
+        "FAILED: verify:tiny:ort-cpu has passed, although output scores in case min is not within",
+    ),
+    "empty": (
+        lambda results: results.passed("validate:tiny", graphs={}),
+        "FAILED: validate:tiny has passed without comparing anything",
+    ),
+    "empty conversion": (
+        lambda results: results.passed("convert:tiny:fp16", cases={}),
+        "FAILED: convert:tiny:fp16 has passed without comparing anything",
+    ),
+    "empty profile": (
+        lambda results: results.passed("verify:tiny:rtx-fp16", profiles=PROFILES),
+        "FAILED: verify:tiny:rtx-fp16 has passed without comparing anything in profile 1",
+    ),
+    **{
+        f"status {status}": (
+            lambda results, status=status: results.passed("export:tiny", status=status),
+            f"FAILED: export:tiny: unknown status {status!r}",
+        )
+        for status in ("", "ok", "PASSED")
+    },
+}
 
 
-def test_missing_targets_make_the_verdict_partial(results: Results) -> None:
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_verdict_is_passed_only_if_everything_ran_and_was_compared(
+    results: Results, case: str
+) -> None:
+    change, text = VERDICTS[case]
+    change(results)
+    report = report_on(results)
+    assert report.verdict.text.startswith(text)
+    assert report.verdict.status == text.partition(":")[0].lower()
+    if case != "all passed":
+        results.without_gpu()
+        results.failed("export:tiny", "first")
+        assert report_on(results).verdict.text.startswith("FAILED: export:tiny: first")
+
+
+def test_a_target_that_did_not_run_has_its_reason(results: Results) -> None:
     results.without_gpu()
     report = report_on(results)
-    assert report.verdict.status == "partial"
-    assert report.verdict.text.startswith(
-        "PARTIAL: 10 of 12 targets passed; 2 unavailable: verify:tiny:rtx-fp16"
-    )
     line = next(line for line in report.summary if line.target == "verify:tiny:rtx-fp16")
     assert (line.status, line.outcome, line.reason, line.hint) == ("unavailable", "", *NO_GPU)
     engine = next(line for line in report.engines if line.name == "rtx-fp16")
     assert (engine.built, engine.verified, engine.timed) == ("passed", "unavailable", "unavailable")
-
-
-def test_a_missing_result_is_never_passed(results: Results) -> None:
-    results.inputs["validate:tiny"].unlink()
-    report = report_on(results)
-    assert report.verdict.status == "partial"
-    assert "validate:tiny" in report.verdict.text
-    assert next(line.status for line in report.summary if line.stage == "validate") == "absent"
 
 
 @pytest.mark.parametrize(
@@ -56,41 +100,6 @@ def test_an_unusable_result_fails_the_verdict(results: Results, content: str) ->
     report = report_on(results)
     assert report.verdict.status == "failed"
     assert report.verdict.text.startswith("FAILED: export:tiny: the result file")
-
-
-@pytest.mark.parametrize("status", ["", "ok", "PASSED", None])
-def test_an_unknown_status_fails_the_verdict(results: Results, status: str | None) -> None:
-    results.passed("export:tiny", status=status)
-    assert report_on(results).verdict.status == "failed"
-
-
-def test_a_failed_check_comes_first(results: Results) -> None:
-    results.without_gpu()
-    results.failed("validate:tiny", "output scores in case max is off")
-    text = "FAILED: validate:tiny: output scores in case max is off"
-    assert report_on(results).verdict.text == text
-
-
-def test_a_status_against_its_own_numbers_fails_the_verdict(results: Results) -> None:
-    wrong = {"max_abs": NAN, "relative": NAN, "cosine": NAN, "top1": None, "passed": False}
-    results.passed("verify:tiny:ort-cpu", cases={"min": {"scores": wrong}})
-    report = report_on(results)
-    assert report.verdict.status == "failed"
-    contradiction = "output scores in case min is not within the limits"
-    assert f"verify:tiny:ort-cpu has passed, although {contradiction}" in report.verdict.text
-    assert report.warnings[0] in report.verdict.text
-
-
-def test_an_empty_check_has_not_passed(results: Results) -> None:
-    results.passed("validate:tiny", graphs={})
-    report = report_on(results)
-    assert report.verdict.status == "failed"
-    assert "validate:tiny has passed without comparing anything" in report.verdict.text
-    results.passed("validate:tiny")
-    results.passed("convert:tiny:fp16", cases={})
-    assert (
-        "convert:tiny:fp16 has passed without comparing anything" in report_on(results).verdict.text
-    )
 
 
 def test_the_numbers_of_a_conversion_are_among_the_checks(results: Results) -> None:
@@ -253,19 +262,6 @@ def test_verify_is_reported_per_profile(results: Results) -> None:
     rows = [row[:2] for row in Page(render_model(page_of(report_on(results)))).rows]
     assert ["rtx-fp16, profile 1", "opt (batch 8)"] in rows
     assert ["rtx-fp16, profile 1", "batch=12"] in rows
-
-
-def test_a_profile_without_comparisons_is_never_passed(results: Results) -> None:
-    nothing = [
-        {"profile": 0, "cases": {"min": {"scores": {"passed": True}}}},
-        {"profile": 1, "cases": {}},
-    ]
-    results.passed("verify:tiny:rtx-fp16", profiles=nothing)
-    report = report_on(results)
-    assert report.verdict.status != "passed"
-    assert (
-        "verify:tiny:rtx-fp16 has passed without comparing anything in profile 1" in report.warnings
-    )
 
 
 def test_engine_provenance_names_operators_outside_the_delegate() -> None:
