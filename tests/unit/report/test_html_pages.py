@@ -232,7 +232,7 @@ def test_pictures_are_inside_or_linked(results: Results) -> None:
     assert ("img", {"src": inside.link, "alt": "exported"}) in found.elements
     assert "../a%20b.svg" in found.links
     assert "There is no picture" not in found.text
-    assert "buildsys netron tiny shows any graph" in shown(page(results)).text
+    assert "buildsys inspect tiny --serve shows any graph" in shown(page(results)).text
 
 
 def test_the_report_reads_its_own_json(results: Results, tmp_path: Path) -> None:
