@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -51,75 +51,62 @@ class BuildCache:
         self._signer = signer
         self._trust = trust
         self._warned: set[str] = set()
-        # target -> key and record of the last look into the shared cache
-        self._read_last: dict[str, tuple[str, ActionRecord | None]] = {}
-
-    def find(self, action: Action, key: ActionKey) -> ActionRecord | None:
-        """Return a record with this key and complete outputs."""
-        # the ledger does not know where a record came from
-        known = (self._stored,) if self._trust.is_active else (self._ledger.lookup, self._stored)
-        for look_up in known:
-            found = look_up(action.target, key.digest)
-            if (
-                found is not None
-                and self._is_valid(found, action, key)
-                and all(map(self._store.holds, found.files.values()))
-                and self._is_trusted(found)
-            ):
-                return found
-        if self._remote is None or action.measures:  # figures of other machines are not ours
-            return None
-        found = self._remote.read_action(action.target, key.digest)
-        if action.sources:  # else it is not asked for again
-            self._read_last[action.target] = key.digest, found
-        if found is None or not self._is_valid(found, action, key, shared=True):
-            return None
-        if not self._is_trusted(found):
-            return None
-        with self._tolerant(), self._store.lock(shared=True):
-            if self._remote.fetch(found.files.values(), self._store):
-                self._store.write_action(found)
-                return found
-        return None
 
     def find_with_reads(
         self, action: Action, key: ActionKey, with_reads: Callable[[Reads], ActionKey]
     ) -> tuple[ActionKey, ActionRecord | None]:
-        """Return a record with this key, or with the reads of another build, and its key."""
-        found = self.find(action, key)
-        if found is None and action.sources:  # what other builds read may be something else
-            for reads in self._reads(action, key.without_reads()):
-                key = with_reads(reads)
-                found = self.find(action, key)
-                if found is not None:
-                    break
-        self._read_last.pop(action.target, None)  # a record takes 50 kB
-        return key, found
+        """Find a record with this key, or with the reads of another build, and its key.
 
-    def _reads(self, action: Action, key: ActionKey) -> Iterator[Reads]:
-        """Yield reads of other builds with otherwise equal parts.
-
-        Such a build has two records: its own, and this one without the reads in its key.
+        A build whose stage read something has two records: its own, and this one without the reads
+        in its key.
         """
-        for found in self._records(action, key):
-            own = found.parts.keys() - key.parts.keys()
-            reads = {
-                label: found.parts[label].partition(" ")[2] if label.startswith(READ) else ""
-                for label in sorted(own)
-            }
-            if reads and all(map(is_followed, reads)) and self._is_trusted(found):
-                yield reads
+        read_shared = cache(partial(self._read_shared, action))
+        record = self._find(action, key, read_shared)
+        if record is None and action.sources:  # what other builds read may be something else
+            bare = key.without_reads()
+            for other in (self._stored(action.target, bare.digest), read_shared(bare.digest)):
+                reads = {} if other is None else _reads_of(other, bare)
+                if other is None or not reads or not self._is_trusted(other):
+                    continue
+                key = with_reads(reads)
+                record = self._find(action, key, read_shared)
+                if record is not None:
+                    break
+        return key, record
 
-    def _records(self, action: Action, key: ActionKey) -> Iterator[ActionRecord]:
-        """Yield a key's records in the store and the shared cache."""
-        if found := self._stored(action.target, key.digest):
-            yield found
-        if self._remote is not None and not action.measures:
-            digest, shared = self._read_last.pop(action.target, ("", None))
-            if digest != key.digest:
-                shared = self._remote.read_action(action.target, key.digest)
-            if shared is not None:
-                yield shared
+    def _find(
+        self,
+        action: Action,
+        key: ActionKey,
+        read_shared: Callable[[str], ActionRecord | None],
+    ) -> ActionRecord | None:
+        """Find a record with this key and complete outputs."""
+        # the ledger does not know where a record came from
+        local = (self._stored,) if self._trust.is_active else (self._ledger.lookup, self._stored)
+        for look_up in local:
+            record = look_up(action.target, key.digest)
+            if (
+                record is not None
+                and self._is_valid(record, action, key)
+                and all(map(self._store.holds, record.files.values()))
+                and self._is_trusted(record)
+            ):
+                return record
+        record = read_shared(key.digest)
+        if record is None or not self._is_valid(record, action, key, shared=True):
+            return None
+        if self._remote is None or not self._is_trusted(record):
+            return None
+        with self._tolerant(), self._store.lock(shared=True):
+            if self._remote.fetch(record.files.values(), self._store):
+                self._store.write_action(record)
+                return record
+        return None
+
+    def _read_shared(self, action: Action, key: str) -> ActionRecord | None:
+        if self._remote is None or action.measures:  # figures of other machines are not ours
+            return None
+        return self._remote.read_action(action.target, key)
 
     def fetch(self, record: ActionRecord, names: Mapping[str, OutputFile], tree: Path) -> bool:
         """Copy outputs into an empty folder, False if one is damaged."""
@@ -148,14 +135,14 @@ class BuildCache:
         """
         share = record.status == PASSED and not action.measures
         with self._tolerant(), self._store.lock(shared=True):
-            files = record.files.items()
-            kept = [self._store.put(self._build / name, file) for name, file in files]
-            if all(kept):  # otherwise overwritten meanwhile, as the next build will notice
-                outputs = {n: file for n, file in record.outputs.items() if action.owns(n)}
-                for one in [record, *([replace(record, key=names)] if names else [])]:
-                    self._store.write_action(one)
-                    if share and self._remote is not None:
-                        self._share(replace(one, outputs=outputs))
+            for name, file in record.files.items():
+                if not self._store.put(self._build / name, file):
+                    return  # overwritten meanwhile, as the next build will notice
+            outputs = {name: file for name, file in record.outputs.items() if action.owns(name)}
+            for stored in [record, *([replace(record, key=names)] if names else [])]:
+                self._store.write_action(stored)
+                if share and self._remote is not None:
+                    self._share(replace(stored, outputs=outputs))
 
     def signer(self, record: ActionRecord) -> str:
         """Return the public key of a record's verified signature, or ""."""
@@ -174,18 +161,17 @@ class BuildCache:
             record = signed
         self._remote.push(record, self._store)
 
-    def _is_trusted(self, found: ActionRecord) -> bool:
-        if not found.origin or not self._trust.is_active:
+    def _is_trusted(self, record: ActionRecord) -> bool:
+        if not record.origin or not self._trust.is_active:
             return True
         try:
-            self._trust.signer(found)
-            return True
+            self._trust.signer(record)
         except SignatureError as error:
-            problem = error
-        used = self._trust.tolerates(problem)
-        text = f"the shared record of {found.target} {with_hint(problem.problem, problem.remedy)}"
-        self._warn(f"trust {found.target}", f"{text}; {'used anyway' if used else 'ignored'}")
-        return used
+            used = self._trust.tolerates(error)
+            text = f"the shared record of {record.target} {with_hint(error.problem, error.remedy)}"
+            self._warn(f"trust {record.target}", f"{text}; {'used anyway' if used else 'ignored'}")
+            return used
+        return True
 
     def _stored(self, target: str, key: str) -> ActionRecord | None:
         try:
@@ -195,34 +181,32 @@ class BuildCache:
             return None
 
     def _is_valid(
-        self, found: ActionRecord, action: Action, key: ActionKey, *, shared: bool = False
+        self, record: ActionRecord, action: Action, key: ActionKey, *, shared: bool = False
     ) -> bool:
-        """Return True if a record matches the key and the target's outputs.
+        """Compare a record with the key and the target's outputs.
 
         A local record may name more files in the target's folders. A ``shared`` one may not, as
         they may also hold files of other targets, unless the folder itself is an output.
         """
         declared = {ref.path for ref in action.outputs.values()}
         folders = {PurePosixPath(name).parent for name in declared}
-        record = f"a stored record of {action.target}"
-        for name in found.outputs.keys() - declared:
+        title = f"a stored record of {action.target}"
+        for name in record.outputs.keys() - declared:
             path = PurePosixPath(name)
             inside = any(folder in path.parents for folder in folders)
             inside = action.owns(name) or (inside and not shared)
             if not inside or path.is_absolute() or ".." in path.parts:
-                self._warn(
-                    "strange", f"{record} names {shown(name)}, not one of its files; ignored"
-                )
+                self._warn("strange", f"{title} names {shown(name)}, not one of its files; ignored")
                 return False
-        if found.parts.items() > key.parts.items():
-            return False  # names what was read; see ``reads``
-        if found.parts != key.parts or not declared <= found.outputs.keys():
-            self._warn("parts", f"{record} does not match its key; ignored")
+        if record.parts.items() > key.parts.items():
+            return False  # names what was read; see ``find_with_reads``
+        if record.parts != key.parts or not declared <= record.outputs.keys():
+            self._warn("parts", f"{title} does not match its key; ignored")
             return False
-        if missing := missing_outputs(action, found.status, found.outputs):
-            self._warn("incomplete", f"{record} is without {missing[0]}; ignored")
+        if missing := missing_outputs(action, record.status, record.outputs):
+            self._warn("incomplete", f"{title} is without {missing[0]}; ignored")
             return False
-        return found.status in (PASSED, UNAVAILABLE)
+        return record.status in (PASSED, UNAVAILABLE)
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
@@ -239,24 +223,30 @@ class BuildCache:
             self._notify(text)
 
 
-def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) -> bool:
-    """Return True if the store has the outputs of a key.
+def _reads_of(record: ActionRecord, key: ActionKey) -> Reads:
+    """List the reads in a record with otherwise equal parts, none if they cannot be followed."""
+    reads = {
+        label: record.parts[label].partition(" ")[2] if label.startswith(READ) else ""
+        for label in sorted(record.parts.keys() - key.parts.keys())
+    }
+    return reads if all(map(is_followed, reads)) else {}
 
-    Writes nothing.
-    """
+
+def is_restorable(store: Store, ledger: Ledger, action: Action, key: ActionKey) -> bool:
+    """Look for the outputs of a key in the store, without writing anything."""
     target = action.target
     if ledger.is_forgotten(target) or not (store.has_actions() or ledger.has_records(target)):
         return False
     try:
-        found = ledger.lookup(target, key.digest)
-        if found is None or found.status == NOISY:
-            found = store.read_action(target, key.digest, read_only=True)
+        record = ledger.lookup(target, key.digest)
+        if record is None or record.status == NOISY:
+            record = store.read_action(target, key.digest, read_only=True)
     except StageError:
         return False
     return (
-        found is not None
-        and not missing_outputs(action, found.status, found.outputs)
-        and all(map(store.holds, found.files.values()))
+        record is not None
+        and not missing_outputs(action, record.status, record.outputs)
+        and all(map(store.holds, record.files.values()))
     )
 
 
