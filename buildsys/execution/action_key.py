@@ -109,7 +109,7 @@ class KeyBuilder:
     def build(
         self, action: Action, reads: Reads | None = None, *, from_repository: bool = False
     ) -> ActionKey:
-        """Return the present key of an action. ``reads`` are those of its last run.
+        """Build the present key of an action. ``reads`` are those of its last run.
 
         ``from_repository`` leaves out the libraries, devices and variables that its stage lists,
         and our own code: reading them takes seconds where nothing is known yet.
@@ -123,23 +123,22 @@ class KeyBuilder:
         folders = [ref for ref in refs if ref.folder]
         listed = [name for ref in folders for name in listed_files(ref, Path(self._build))]
         paths |= {name: f"{self._build}/{name}" for name in listed}
-        found = self._digests.digests(paths.values())
+        digests = self._digests.digests(paths.values())
         for name, path in paths.items():
-            files[f"input:{name}"] = digest = found[path]
+            files[f"input:{name}"] = digest = digests[path]
             parts[f"input:{name}"] = ABSENT if digest is None else digest.digest
         required = (*(ref.path for ref in refs if not ref.optional), *listed)
-        missing = tuple(name for name in required if found[paths[name]] is None)
+        missing = tuple(name for name in required if digests[paths[name]] is None)
         wrong_sha256 = ""
         for name, sha256 in action.weights.items():
-            whole = [name, *self._shards(name)]
-            for each in whole:
-                files[f"weights:{each}"] = digest = self._digests.digest(f"{self._project}/{each}")
-                parts[f"weights:{each}"] = ABSENT if digest is None else digest.digest
-                covered.add(f"{self._project}/{each}")
-            if (
-                sha256
-                and self._sha256(whole, [parts[f"weights:{each}"] for each in whole]) != sha256
-            ):
+            shards = [name, *self._shards(name)]
+            for shard in shards:
+                path = f"{self._project}/{shard}"
+                files[f"weights:{shard}"] = digest = self._digests.digest(path)
+                parts[f"weights:{shard}"] = ABSENT if digest is None else digest.digest
+                covered.add(path)
+            contents = [parts[f"weights:{shard}"] for shard in shards]
+            if sha256 and self._sha256(shards, contents) != sha256:
                 wrong_sha256 = f"{sha256}, which the file does not have"
         covered.update(paths.values())
         if action.sources:
@@ -180,7 +179,7 @@ class KeyBuilder:
         return made
 
     def with_reads(self, action: Action, key: ActionKey, reads: Reads) -> ActionKey:
-        """Return ``key`` with the present values of other reads."""
+        """Replace the reads of ``key``, with their present values."""
         if not reads and not key.reads:
             return key
         key = key.without_reads()
@@ -190,41 +189,41 @@ class KeyBuilder:
         if tools := [label.removeprefix(TOOL) for label in labels]:
             parts |= self._environment.of_distributions(action, tools)
         whole = {**key.parts, **parts}
-        found = {label: new.get(label, "") for label in parts}
-        return replace(key, make_parts=lambda: whole, reads=found)
+        lines = {label: new.get(label, "") for label in parts}
+        return replace(key, make_parts=lambda: whole, reads=lines)
 
     def after_run(
         self, action: Action, key: ActionKey, reads: Sequence[Sequence[Any]]
     ) -> tuple[ActionKey, str]:
-        """Return ``key`` with the reads of a run, and any changed one.
+        """Add the reads of a run to ``key``; return it with any changed one.
 
         ``reads`` come from the worker.
         """
         key = key.without_reads()
-        found, changed = reads_outside(
+        outside, changed = reads_outside(
             reads,
             key.covered,
             key.parts,
             self._values,
             lambda module: self._environment.of_module(action, module)[0],
         )
-        return self.with_reads(action, key, found) if found else key, changed
+        return self.with_reads(action, key, outside) if outside else key, changed
 
     def changed_file(self, action: Action, before: ActionKey, now: ActionKey) -> str:
-        """Return a file or module changed since ``before``, or an empty string."""
+        """Find a file or module changed since ``before``; "" if there is none."""
         for label in sorted(before.files.keys() | now.files.keys()):
             if _digest(before.files.get(label)) != _digest(now.files.get(label)):
                 return label.partition(":")[2]
         # the modules need not be followed again: with equal contents they import the same
         pinned = self._code_parts(action.code)
         names = [label.partition(":")[2] for label in pinned]
-        found = self._digests.digests(map(_module_file, names))
-        present = content_parts("code", {n: _digest(found[_module_file(n)]) for n in names})
+        digests = self._digests.digests(map(_module_file, names))
+        present = content_parts("code", {n: _digest(digests[_module_file(n)]) for n in names})
         changed = (label for label, value in pinned.items() if present[label] != value)
         return next(changed, "").partition(":")[2]
 
     def _shards(self, name: str) -> list[str]:
-        """Return the other files of weights with an index."""
+        """List the other files of weights with an index."""
         path = f"{self._project}/{name}"
         if not name.endswith(INDEX_SUFFIX) or (digest := self._digests.digest(path)) is None:
             return []
@@ -235,23 +234,23 @@ class KeyBuilder:
         return [str(Path(name).with_name(shard)) for shard in json.loads(text)]
 
     def _sha256(self, names: Sequence[str], digests: Sequence[str]) -> str:
-        """Return the SHA-256 of concatenated files, "" if one is missing."""
-        known = self._texts.get(name := f"sha256/1:{' '.join(digests)}")
-        if known is None and ABSENT not in digests:
-            paths = [f"{self._project}/{each}" for each in names]
-            known = sha256_of(*map(Path, paths))
+        """Digest concatenated files; "" if one is missing."""
+        sha256 = self._texts.get(cached := f"sha256/1:{' '.join(digests)}")
+        if sha256 is None and ABSENT not in digests:
+            paths = [f"{self._project}/{name}" for name in names]
+            sha256 = sha256_of(*map(Path, paths))
             if [_digest(self._digests.digest(path)) for path in paths] != [*digests]:
                 return ""  # written meanwhile
-            self._texts.set(name, known)
-        return known or ""
+            self._texts.set(cached, sha256)
+        return sha256 or ""
 
     def _add_sources(self, action: Action, parts: Parts, files: Files, covered: set[str]) -> None:
-        found = self._tree(self._project, files, covered).dependencies(action.sources)
-        parts |= content_parts("source", found.files)
+        inside = self._tree(self._project, files, covered).dependencies(action.sources)
+        parts |= content_parts("source", inside.files)
         modules: dict[str, list[Import]] = {}
-        for item in found.outside:
+        for item in inside.outside:
             modules.setdefault(item.module.partition(".")[0], []).append(item)
-        variables = list(found.variables)
+        variables = list(inside.variables)
         for module, imports in modules.items():
             tools, root = self._environment.of_module(action, module)
             parts |= tools
@@ -276,17 +275,17 @@ class KeyBuilder:
         tools, root = self._environment.of_package(action, top)
         parts |= tools
         if root is not None:  # on PYTHONPATH, or installed editable
-            imported = [Import(0, module, [])]
-            found = self._tree(root, files, covered, package=top).dependencies((), imported)
-            parts |= content_parts("source", found.files)
+            tree = self._tree(root, files, covered, package=top)
+            outside = tree.dependencies((), [Import(0, module, [])])
+            parts |= content_parts("source", outside.files)
 
     def _tree(self, root: str, files: Files, covered: set[str], *, package: str = "") -> SourceTree:
         prefix = len(root) + 1
 
         def look(path: str) -> str | None:
             covered.add(path)
-            files[f"source:{path[prefix:]}"] = found = self._digests.digest(path)
-            return _digest(found)
+            files[f"source:{path[prefix:]}"] = digest = self._digests.digest(path)
+            return _digest(digest)
 
         return SourceTree(root, look, self._texts, package=package, listings=self._listings)
 
@@ -325,12 +324,12 @@ class KeyBuilder:
     def _loaded_code(self) -> tuple[Files, str]:
         """Our own modules and their digest, taken before any worker starts."""
         files, prefix = self._digests.digests(sorted(own_code())), len(_CODE_ROOT) + 1
-        code = [(path[prefix:], _digest(found)) for path, found in files.items()]
+        code = [(path[prefix:], _digest(digest)) for path, digest in files.items()]
         return files, hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 
 def listed_files(ref: FileRef, build: Path) -> list[str]:
-    """Return a folder's listed files, as paths in the build folder.
+    """List a folder's files, as paths in the build folder.
 
     A listing may come from another machine: names outside of the folder are left out.
     """
@@ -369,5 +368,5 @@ def _module_file(name: str) -> str:
     return f"{_CODE_ROOT}/{name.replace('.', '/')}.py"
 
 
-def _digest(found: FileDigest | None) -> str | None:
-    return None if found is None else found.digest
+def _digest(file: FileDigest | None) -> str | None:
+    return None if file is None else file.digest

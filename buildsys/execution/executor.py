@@ -123,7 +123,7 @@ class Executor:
         Raises: StageError: the state cannot be used.
         """
         after = {target: self._actions[target].after for target in targets}
-        return explain((self._forecaster.examine(self._actions[one]) for one in targets), after)
+        return explain((self._forecaster.examine(self._actions[name]) for name in targets), after)
 
     def run(self, target: str, *, force: bool = False, request: Reason = _REQUESTED) -> Outcome:
         """Bring a target up to date; ``force`` rebuilds it for reason ``request``.
@@ -133,16 +133,16 @@ class Executor:
         """
         action, on_wait = self._actions[target], partial(self._report_wait, target)
         with self._locks.target(target, on_wait) as waited:
-            found = self._checker.check(action)
-            key = found.key
+            freshness = self._checker.check(action)
+            key = freshness.key
             assert key is not None
             _ = key.digest  # made before a stage can change what it depends on
-            if found.up_to_date and (waited or not force):
+            if freshness.up_to_date and (waited or not force):
                 record = self.ledger.lookup(target, key.digest)
                 if record is not None:
                     return Outcome.recorded(record, waited=True)
             stamp_file(str(self._log(action)))  # refuses a FIFO, which its writers would wait for
-            reasons = found.reasons or (request,)
+            reasons = freshness.reasons or (request,)
             self._on_event(target, {"event": "stale", "reason": summarize_reasons(reasons)})
             why = encode_reasons(reasons)
             self._runs.prepare()
@@ -224,9 +224,9 @@ class Executor:
             return None
         if action.strict_reads and key.undeclared:
             return None
-        wanted, signer = record.files, self._cache.signer(record)
+        signer = self._cache.signer(record)
         self._publisher.remove_abandoned()
-        fetched = self._publisher.missing(wanted)
+        fetched = self._publisher.missing(record.files)
         with self._publisher.staging(action.target) as tree:
             if not self._cache.fetch(record, fetched, tree):
                 return None
@@ -236,7 +236,7 @@ class Executor:
                 tree,
                 self._publisher.digest_outputs(tree, digests),
                 last=action.outputs[RESULT].path,
-                kept=wanted,
+                kept=record.files,
                 optional=record.outputs,
                 restored=True,
             )

@@ -28,7 +28,6 @@ FRESH, STALE, MAY_RERUN = "fresh", "stale", "may rerun"
 _RECENT_RUNS = 20  # considered for the usual time and the last reasons
 _TYPICAL_RUNS = 5
 _RESULTS = (ledger.PASSED, ledger.UNAVAILABLE, ledger.NOISY)
-_WHOLE = (ledger.PASSED, ledger.NOISY, ledger.UNAVAILABLE)  # runs that were not cut off
 _SUCCEEDED = (ledger.PASSED, ledger.UNAVAILABLE, ledger.RESTORED, ledger.ACCEPTED)
 
 
@@ -92,28 +91,28 @@ class Explanation:
 def explain(
     targets: Iterable[Freshness], after: Mapping[str, Sequence[str]]
 ) -> dict[str, Explanation]:
-    """Return the explanations of ``targets`` in the order of the graph.
+    """Explain ``targets``, which are in the order of the graph.
 
     ``after`` maps each target to the targets whose outputs it reads.
     """
     explained: dict[str, Explanation] = {}
-    for found in targets:
+    for freshness in targets:
         upstream = []
-        for name in after.get(found.target, ()):
+        for name in after.get(freshness.target, ()):
             state = explained[name].state if name in explained else FRESH
             if state != FRESH:
                 effect = "will rerun" if state == STALE else "may rerun"
                 upstream.append(Reason(kinds.UPSTREAM, name, None, effect))
-        state = STALE if found.reasons else MAY_RERUN if upstream else FRESH
-        explained[found.target] = Explanation(
-            found.target,
+        state = STALE if freshness.reasons else MAY_RERUN if upstream else FRESH
+        explained[freshness.target] = Explanation(
+            freshness.target,
             state,
-            (*found.reasons, *upstream),
-            found.last,
-            found.expected_s,
-            found.restorable and bool(found.reasons),
-            found.unavailable if state == FRESH else None,
-            found.noise if state == FRESH else None,
+            (*freshness.reasons, *upstream),
+            freshness.last,
+            freshness.expected_s,
+            freshness.restorable and bool(freshness.reasons),
+            freshness.unavailable if state == FRESH else None,
+            freshness.noise if state == FRESH else None,
         )
     return explained
 
@@ -143,7 +142,7 @@ class FreshnessChecker:
         self._signers = RestoredSigners(db)
 
     def up_to_date_key(self, action: Action) -> str | None:
-        """Return the key digest of a target, None if it is stale.
+        """Look up the key digest of a target, None if it is stale.
 
         Raises: StageError: a file cannot be read.
         """
@@ -151,7 +150,7 @@ class FreshnessChecker:
         return key.digest if self._current_status(action, key) else None
 
     def up_to_date_status(self, action: Action) -> str | None:
-        """Return the recorded status of a target, None if it is stale.
+        """Look up the recorded status of a target, None if it is stale.
 
         Raises: StageError: a file cannot be read.
         """
@@ -160,7 +159,7 @@ class FreshnessChecker:
         return self._current_status(action, self._build_key(action))
 
     def up_to_date_record(self, action: Action) -> ledger.ActionRecord | None:
-        """Return the record of a target, None if it is stale.
+        """Look up the record of a target, None if it is stale.
 
         Raises: StageError: a file cannot be read.
         """
@@ -168,7 +167,7 @@ class FreshnessChecker:
         return None if key is None else self._ledger.lookup(action.target, key)
 
     def examine(self, action: Action) -> Freshness:
-        """Return the freshness of a target, with unreadable files as reasons.
+        """Examine a target, with unreadable files as reasons.
 
         Raises: StageError: the state cannot be read.
         """
@@ -179,7 +178,7 @@ class FreshnessChecker:
             return _from_history(action.target, runs, unreadable=str(error))
 
     def check(self, action: Action) -> Freshness:
-        """Return the freshness of a target.
+        """Examine a target.
 
         Raises: StageError: a file cannot be read.
         """
@@ -188,7 +187,7 @@ class FreshnessChecker:
             key = self._keys.build(action)
             return _from_history(action.target, runs, key, restorable=self._in_store(action, key))
         key = self._build_key(action)
-        found = _from_history(action.target, runs, key)
+        freshness = _from_history(action.target, runs, key)
         status = self._current_status(action, key)
         if status is not None:
             made_it = [run for run in runs if run.key == key.digest]
@@ -197,19 +196,19 @@ class FreshnessChecker:
                 record = self._ledger.lookup(action.target, key.digest)
             reason = record.reason if record else None
             return replace(
-                found,
+                freshness,
                 up_to_date=True,
                 last=next(iter(made_it or runs), None),
                 unavailable=reason if status == ledger.UNAVAILABLE else None,
                 noise=reason if status == ledger.NOISY else None,
             )
         try:
-            return self._add_reasons(found, action, key, runs)
+            return self._add_reasons(freshness, action, key, runs)
         except StageError as error:  # an output: it cannot keep the target from being built
-            return replace(found, unreadable=str(error))
+            return replace(freshness, unreadable=str(error))
 
     def _add_reasons(
-        self, found: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
+        self, freshness: Freshness, action: Action, key: ActionKey, runs: list[HistoryEntry]
     ) -> Freshness:
         is_forgotten = self._ledger.is_forgotten(action.target)
         latest = None if is_forgotten else self._ledger.lookup(action.target)
@@ -218,8 +217,8 @@ class FreshnessChecker:
         noisy = bool(runs) and runs[0].status == ledger.NOISY
         noisy = noisy and latest is not None and latest.status == ledger.PASSED
         restorable = self._in_store(action, key)
-        found = replace(
-            found,
+        freshness = replace(
+            freshness,
             failure=runs[0].reason if failed else None,
             noise=runs[0].reason if noisy else None,
             failed_with_this_key=failed and runs[0].key == key.digest,
@@ -234,12 +233,12 @@ class FreshnessChecker:
             elif any(run.status in (*_SUCCEEDED, ledger.NOISY) for run in runs):
                 no_record = kinds.FORGOTTEN  # to be built, not restored
             restorable = restorable and no_record != kinds.FORGOTTEN
-            return replace(found, no_record=no_record, restorable=restorable)
+            return replace(freshness, no_record=no_record, restorable=restorable)
         # a failed check removes the outputs, a noisy measurement replaces them
         removed = noisy or (failed and runs[0].status == ledger.FAILED)
         unavailable = latest.status == ledger.UNAVAILABLE and is_required(action)
         return replace(
-            found,
+            freshness,
             recorded=latest.parts,
             outputs=() if removed else tuple(self._output_changes(latest.outputs)),
             unavailable=latest.reason if unavailable else None,
@@ -256,13 +255,13 @@ class FreshnessChecker:
         return self._keys.build(action, self._ledger.reads(action.target))
 
     def _current_status(self, action: Action, key: ActionKey) -> str | None:
-        """Return the status of an up-to-date target, None for a stale one."""
+        """Look up the status of an up-to-date target, None for a stale one."""
         if key.missing or TOO_MANY in key.reads or (action.strict_reads and key.undeclared):
             return None
-        found = self._ledger.outputs(action.target, key.digest)
-        if found is None:
+        published = self._ledger.outputs(action.target, key.digest)
+        if published is None:
             return None
-        status, outputs = found
+        status, outputs = published
         if status == ledger.UNAVAILABLE and is_required(action):
             return None
         declared = all(ref.path in outputs for ref in action.outputs.values())
@@ -278,13 +277,13 @@ class FreshnessChecker:
         sizes = {paths[name]: file.size if file else -1 for name, file in outputs.items()}
         digests = self._digests.digests(paths.values(), sizes)
         for name, published in outputs.items():
-            found = digests[paths[name]]
+            present = digests[paths[name]]
             if published is None:
-                if found is not None:
+                if present is not None:
                     yield kinds.OUTPUT_ADDED, name
-            elif found is None:
+            elif present is None:
                 yield kinds.OUTPUT_MISSING, name
-            elif found.digest != published.digest:
+            elif present.digest != published.digest:
                 yield kinds.OUTPUT_EDITED, name
 
 
@@ -294,7 +293,7 @@ def read_only_checker(
     state: Path,
     trust: TrustPolicy = NO_POLICY,
 ) -> FreshnessChecker:
-    """Return a checker for queries: it neither creates nor writes the state."""
+    """Make a checker for queries: it neither creates nor writes the state."""
     from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run
 
     db = ReadOnlyStateDb(state / "state.db")
@@ -316,12 +315,12 @@ def is_strict() -> bool:
 def _from_history(
     target: str, runs: list[HistoryEntry], key: ActionKey | None = None, **more: Any
 ) -> Freshness:
-    """Return the freshness with the usual time and the last run.
+    """Begin with the usual time and the last run.
 
     A target that cannot run here ends at once, so its runs count only if the latest was one.
     Importing statistics for the median would cost 10 ms.
     """
-    whole = [run for run in runs if run.status in _WHOLE]
+    whole = [run for run in runs if run.status in _RESULTS]
     cannot_run = bool(whole) and whole[0].status == ledger.UNAVAILABLE
     typical = [run for run in whole if (run.status == ledger.UNAVAILABLE) == cannot_run]
     seconds = sorted([run.seconds for run in typical[:_TYPICAL_RUNS]])
